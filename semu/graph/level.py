@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """operator < layer < chunk < stage < microbatch < iteration: a piece of one level lies inside pieces of the later.
+    """operator < layer < chunk < stage < microbatch < iteration: pieces of one level lie inside pieces of later levels.
 
     OPERATOR: one kernel, collective or transfer. LAYER: a module inside a chunk, a block of the model
     (``llm.layers.4``) or a part of one (its attention); layers nest in layers. CHUNK: consecutive blocks of one

@@ -65,13 +65,13 @@ def _check_nesting(graph: GraphNodes) -> None:
 
 
 def _check_peers(graph: GraphNodes) -> None:
-    """All operators of a rank must have as many peers: a GPU is there once or n times."""
-    known: dict[int, tuple[tuple[int, ...], str]] = {}
+    """All operators of a rank have equally many peers: a GPU exists once or n times."""
+    first_of_rank: dict[int, tuple[tuple[int, ...], str]] = {}
     replicated = [group for group in graph.subgraphs if group.has_peers]
     for operator in graph.operators if replicated else ():
         peers = tuple(group.replicas for group in replicated if group.holds(operator.index))
         where = operator.path or f"operator {operator.index}"
-        expected, other = known.setdefault(operator.stream.device.rank, (peers, where))
+        expected, other = first_of_rank.setdefault(operator.stream.device.rank, (peers, where))
         if peers != expected:
             raise GraphError(
                 f"rank {operator.stream.device.rank} has different numbers of peers in one graph",

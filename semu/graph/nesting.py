@@ -1,4 +1,4 @@
-"""What may be nested in what, and replicated how: checks of a subgraph as it opens, feeds and closes."""
+"""Which subgraphs may be nested and replicated: checks of a subgraph as it opens, feeds and closes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def check_opening(subgraph: Subgraph, around: Sequence[Subgraph], subgraphs: Seq
     Args:
         subgraph: the new one. around: the open ones, outermost first. subgraphs: all before it.
     Raises:
-        GraphError: replicas that are no count >= 1, a level inside a level that is not larger, a stage in a chain, a
-            mirror that is no closed chain of as many copies.
+        GraphError: replicas below 1, a level inside a level that is not larger, a stage in a chain, a mirror of
+            anything but a closed chain with equally many copies.
     """
     where = subgraph.path
     replicas: object = subgraph.replicas
@@ -100,7 +100,7 @@ def check_feed(
             expected=f"{b.dtype.value}{list(b.shape)}",
             got=f"{a.dtype.value}{list(a.shape)}",
         )
-    if any(known == given for known, _ in feeds):
+    if any(fed == given for fed, _ in feeds):
         raise GraphError("an input is fed twice", where=where, expected="one output per input", got=b.name or given)
 
 
@@ -118,12 +118,11 @@ def check_closing(graph: GraphNodes, subgraph: Subgraph, keys: dict[str, int]) -
             raise GraphError("a chain around a stage", where=subgraph.path, expected="chains inside stages")
     if not subgraph.key:
         return
-    known = keys.setdefault(subgraph.key, subgraph.index)
-    if known != subgraph.index and structure_of(graph, graph.subgraphs[known]) != structure_of(graph, subgraph):
-        other = graph.subgraphs[known]
+    other = graph.subgraphs[keys.setdefault(subgraph.key, subgraph.index)]
+    if other.index != subgraph.index and structure_of(graph, other) != structure_of(graph, subgraph):
         raise GraphError(
             f"the key {subgraph.key!r} already names another structure, that of {other.path}",
             where=subgraph.path,
-            expected="a key of its own, or none: equal structures are recognised without",
+            expected="another key, or none: equal structures are recognised without a key",
             got=describe_difference(graph, other, subgraph),
         )

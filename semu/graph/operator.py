@@ -48,12 +48,10 @@ class Operator:
         inputs: tensors read, by index.
         outputs: tensors written, by index.
         after: operators that must end first, by index; data dependencies included.
-        recomputed_flop: the part of ``flop`` that repeats forward work inside the kernel (FlashAttention's backward
-            computes q k^T again) or works on scores that a causal mask hides (unfused attention); hardware does it,
-            model FLOP leave it out.
+        recomputed_flop: the part of ``flop`` that is no model FLOP: forward work repeated inside the kernel
+            (FlashAttention's backward computes q k^T again), scores that a causal mask hides (unfused attention).
         causal_flop: what counting causal attention in full, not halved, would add to the model FLOP.
-        copies: ranks of the tensor- and context-parallel groups that do this very work, each for itself (1: it is
-            split).
+        copies: ranks of the tensor- and context-parallel groups that each do all of this work (1: it is split).
     """
 
     index: int

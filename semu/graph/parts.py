@@ -1,4 +1,4 @@
-"""``include``: operators of one graph, for instance a traced block, written into another as a subgraph."""
+"""``include``: writes operators of one graph, for instance a traced block, into another graph."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ def include(
     """Append operators of ``part`` to ``graph``, into whatever subgraph is open there, with their subgraphs.
 
     Args:
-        graph: grows. part: stays as it is; a template that may be included many times.
-        tensors: tensors of ``part`` that exist in ``graph`` already: what arrives from another stage, parameters that
-            several microbatches share, what a forward stage has saved for this backward stage.
-        operators: which ones; default: all. Dependencies on others are kept where those were included before, through
-            the tensors that they made.
+        graph: grows. part: unchanged; a template that may be included many times.
+        tensors: tensors of ``part`` that exist in ``graph`` already: from another stage, parameters that several
+            microbatches share, tensors that a forward stage saved for this backward stage.
+        operators: the ones to include; default: all. They depend on operators included before through tensors.
         rank: number of the GPU that they run on; default: as in ``part``. pool: name of the memory pool for new
             tensors; default: as in ``part``.
-        mark_outputs: what ``part`` marks as outputs outlives the last operator of ``graph`` too, instead of going when
-            nobody reads it any more.
+        mark_outputs: outputs of ``part`` are outputs of ``graph`` too; false: they end with their last reader.
     Returns:
         tensor of ``part`` -> tensor of ``graph``, for all tensors that the operators touch, and the given ones.
     Raises:

@@ -1,8 +1,8 @@
 """Replicas written out: ``unrolled`` (chains only, for the engine), ``expanded`` (peers too, for checks and exports).
 
-A copy of a chain reads its own tensors, the copy before's where it is fed, the opposite copy's of a chain that it
-mirrors; who reads a chain from outside reads its last copy. A peer's copy runs on GPUs of its own and reads what its
-own copy made; who reads peers from outside waits for all of them.
+A copy of a chain reads the tensors that it made; where it is fed, those of the copy before; of a mirrored chain, those
+of the opposite copy. A reader outside a chain reads the last copy. Each copy of a peer runs on separate GPUs and reads
+the tensors that it made; a reader outside waits for all peers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Unrolled:
 
 
 def unrolled(graph: Graph) -> Unrolled:
-    """Write out chains; peers stay what they are."""
+    """Write out chains; peers stay replicas."""
     if not any(group.is_chain for group in graph.subgraphs):
         operators = tuple((index,) for index in range(len(graph.operators)))
         return Unrolled(graph, operators, tuple((index,) for index in range(len(graph.subgraphs))))
@@ -133,7 +133,7 @@ class _Writer:
         )
 
     def _waits(self, before: int, copies: _Copies) -> list[int]:
-        """Copies of an earlier operator that an operator waits for, beside the producers of what it reads."""
+        """Copies of an earlier operator that an operator waits for without reading their outputs."""
         owners = self.operator_owners[before]
         chosen, every = self._choose(owners, copies)
         return [
@@ -145,8 +145,8 @@ class _Writer:
     def _choose(self, owners: tuple[Subgraph, ...], copies: Mapping[int, int]) -> tuple[_Copies, set[int]]:
         """Which copy of each owner a reader sees, and the owners of which it sees every copy (peers from outside)."""
         open_groups = [self.old.subgraphs[index] for index in copies]
-        own = {owner.index for owner in owners}
-        peers = [group for group in open_groups if group.has_peers and group.index not in own]
+        owned = {owner.index for owner in owners}
+        peers = [group for group in open_groups if group.has_peers and group.index not in owned]
         chosen: _Copies = {}
         every: set[int] = set()
         for owner in owners:
@@ -224,7 +224,7 @@ class _Writer:
 
 
 def _data_producers(graph: Graph) -> list[set[int]]:
-    """Per operator, the operators that had last written what it reads."""
+    """Per operator, the last writers of the tensors that it reads."""
     writer: dict[int, int] = {}
     result: list[set[int]] = []
     for operator in graph.operators:

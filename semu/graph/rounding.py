@@ -1,8 +1,7 @@
 """Sizes that are a share of another size, rounded up: ``rounded``, and their values for many shapes.
 
-A polynomial cannot round, so such a size is a symbol of its own whose name says what it is made of,
-``text.shard~16*5/4~1~1/1``: 16 x ``text.shard`` x 5/4, rounded up to a multiple of 1; its mean over all ranks has the
-share 1/1. The name is all that the engine must know: ``with_rounded`` reads it.
+A polynomial cannot round, so such a size is a symbol whose name is its formula: ``text.shard~16*5/4~1~1/1`` is
+16 x ``text.shard`` x 5/4, rounded up to a multiple of 1, with the share 1/1 on the mean rank.
 """
 
 from __future__ import annotations

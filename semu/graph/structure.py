@@ -1,7 +1,7 @@
-"""The structure of a subgraph: what it is apart from where it stands and how large its tensors are (DESIGN §4).
+"""The structure of a subgraph: all but its place in the graph and the sizes of its tensors (DESIGN §4).
 
 Two subgraphs of equal structure have the same operators (kind, phase, stream, precision), the same dependencies, the
-same use of storages and the same replicas inside; sizes and costs may differ, they are a template's parameters.
+same use of storages and the same replicas inside; sizes and costs, the parameters of a template, may differ.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Structure: TypeAlias = tuple[tuple[object, ...], ...]
 
 
 def structure_of(graph: GraphNodes, subgraph: Subgraph) -> Structure:
-    """A hashable value, equal for subgraphs of equal structure; names, ranks, positions and sizes do not enter.
+    """A hashable value, equal for subgraphs of equal structure: one row per operator, then one per subgraph inside.
 
-    One row per operator, then one per subgraph inside. Where its inputs come from does not enter either.
+    Names, ranks, positions, sizes and the origin of inputs do not enter.
     """
     first, last = subgraph.first, subgraph.last if subgraph.last is not None else len(graph.operators)
     ranks: dict[int, int] = {}

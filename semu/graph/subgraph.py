@@ -13,8 +13,8 @@ __all__ = ["Level", "Replication", "Subgraph"]
 class Replication(Enum):
     """Where the replicas of a subgraph are.
 
-    PEERS run side by side, each on GPUs of its own: tensor-parallel peers, equal data-parallel replicas. CHAIN runs
-    one after another on the same streams, each fed by the one before: identical layers.
+    PEERS run side by side on separate GPUs: tensor-parallel peers, equal data-parallel replicas. CHAIN runs one after
+    another on the same streams, each copy fed by the one before: identical layers.
     """
 
     PEERS = "peers"
@@ -33,9 +33,9 @@ class Subgraph:
         first, last: its operators are ``first <= index < last``; ``last`` is None while it is open.
         level: how large a piece of an iteration it is; None: it only groups. A STAGE is atomic (DESIGN §3.8).
         replicas: how many equal copies it stands for. replication: where they are.
-        key: the caller's name for its structure, "" for none; equal structures are recognised without.
+        key: the caller's name for its structure, "" for none; equal structures need none.
         mirrors: index of an earlier CHAIN whose copies this one reads in reverse order (a backward), or None.
-        feeds: (input tensor, output tensor): in each further copy of a CHAIN, the input is the copy before's output.
+        feeds: (input tensor, output tensor): in a further copy of a CHAIN, the output of the copy before is the input.
         first_tensor, last_tensor: tensors made inside.
     """
 

@@ -1,4 +1,4 @@
-"""A count of changes to modules and parameters, by which a reader sees that nothing changed since it looked."""
+"""A count of changes to modules and parameters: while it stands still, nothing has changed."""
 
 from __future__ import annotations
 

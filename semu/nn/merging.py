@@ -1,24 +1,23 @@
 """``Merging``: how the items of a data stream (images, clips) become tokens of the backbone.
 
-A model says it of each encoder, so that a batch is made to fit, and one that does not is refused.
+An encoder carries one: batches are made to fit it, and a batch that does not fit is refused.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from semu.errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Lengths = NDArray[Any]
+from semu.nn.window import Lengths
 
 
 class Rounding(Enum):
-    """What becomes of the last tokens where a group is not full: an error, one more token, or nothing."""
+    """What an incomplete last group of tokens becomes: an error, one more token, or nothing."""
 
     EXACT = "exact"
     UP = "up"
@@ -33,10 +32,10 @@ class Merging:
         stream: what enters the encoder (``vision``: patches, ``audio``: mel frames), one sequence per item.
         tokens: stream of what the backbone gets, one sequence per item; None: it attends to the encoder's output,
             which takes no place among its tokens.
-        steps: groups of so many become one, one step after the other.
-        length: what every item has in ``stream`` where the encoder takes one size only; None: any.
-        is_padded: items are padded to ``length``; their tokens are those of what is really there, from 1 up.
-        item: what people call an item.
+        steps: in order, the size of a group that becomes one token, and what an incomplete group becomes.
+        length: the only length of an item in ``stream`` that the encoder takes; None: any.
+        is_padded: items are padded to ``length``; the backbone gets tokens of the unpadded part, at least 1.
+        item: name of an item in messages.
     """
 
     stream: str
@@ -48,25 +47,21 @@ class Merging:
 
     @property
     def multiple(self) -> int:
-        """Items must be a multiple of this."""
-        result = 1
-        for factor, rounding in self.steps:
-            if rounding is not Rounding.EXACT:
-                break
-            result *= factor
-        return result
+        """The length of an item is a multiple of this."""
+        exact = itertools.takewhile(lambda step: step[1] is Rounding.EXACT, self.steps)
+        return math.prod(factor for factor, _ in exact)
 
     def tokens_of(self, length: Lengths) -> Lengths:
-        """Tokens of items of so many patches or frames: int64[num_items]; an exact step cuts off what is too much."""
+        """Tokens of items by their length: int64[num_items]; an exact step drops an incomplete group."""
         for factor, rounding in self.steps:
             length = -(-length // factor) if rounding is Rounding.UP else length // factor
         return length
 
     def tokens_of_one(self, length: int, where: str) -> int:
-        """Tokens of one item, where its size is legal.
+        """Tokens of one item.
 
         Raises:
-            ConfigError: another size than the only one, or one that does not divide.
+            ConfigError: a length that the encoder does not take.
         """
         if self.length is not None and (length != self.length if not self.is_padded else length > self.length):
             raise ConfigError(
@@ -84,8 +79,6 @@ class Merging:
                 got=length,
                 nearest=max(round(length / self.multiple), 1) * self.multiple,
             )
-        import numpy as np
-
         return int(self.tokens_of(np.array([length]))[0])
 
     @property
@@ -97,15 +90,13 @@ class Merging:
         """The first item that contradicts the model; None where all fit.
 
         Args:
-            lengths: of ``stream``, int64[num_items]. tokens: of ``tokens``, the same; None where there is no stream.
+            lengths: in ``stream``, int64[num_items]. tokens: in the stream ``tokens``, int64[num_items]; None: the
+                batch has no such stream.
         """
-        import numpy as np
-
         bad = lengths % self.multiple != 0
         if self.length is not None:
             bad |= lengths != self.length
         if tokens is not None:
             expected = self.tokens_of(lengths)
             bad |= (tokens < 1) | (tokens > expected) if self.is_padded else tokens != expected
-        found = np.flatnonzero(bad)
-        return int(found[0]) if found.size else None
+        return int(np.argmax(bad)) if bad.any() else None

@@ -54,7 +54,7 @@ class ModalityModule:
         body: its layers; a ``Sequential`` can be cut between members, any other module is one block.
         inputs: what the data loader gives its first block.
         sources: modality modules whose outputs follow as further arguments of the first block.
-        merging: how items of its stream become tokens of the backbone; None: it does not say, and any batch will do.
+        merging: how items of its stream become tokens of the backbone; None: unknown, any batch is accepted.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Model:
 
     @property
     def mergings(self) -> tuple[Merging, ...]:
-        """What the modules say of the items that they read."""
+        """How the items of each encoder become tokens, where the encoder says so."""
         return tuple(module.merging for module in self.modules if module.merging is not None)
 
     @property

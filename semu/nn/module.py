@@ -25,7 +25,7 @@ class Parameter:
         shape: global shape, positive integers.
         requires_grad: false: frozen.
     Attributes:
-        shape, requires_grad: as above. numel: number of elements. name: of the attribute that holds it first.
+        shape, requires_grad: as above. numel: number of elements. name: its attribute in the first module that has it.
     Raises:
         ConfigError: a dimension that is not a positive integer.
     """
@@ -50,12 +50,12 @@ class Module:
     """Base of all layers and models.
 
     Attributes:
-        recompute_kind: what lists of ``training.recompute`` call modules of this class; empty: nothing.
-        fp8_region: under fp8, the linears below run in fp8 (True), do not (False), or as outside (None). True for
-            transformer layers, as Megatron-LM enters ``fp8_autocast`` around its transformer block only. It counts on
-            a pipeline block (a member of a modality module's ``Sequential``) and below, not on the ``Sequential``.
-        is_per_token: what it computes, it computes for every token (false: for a sample, or for pairs of samples).
-        is_held_only: its parameters lie in memory and are never used.
+        recompute_kind: name of the class in lists of ``training.recompute``; empty: it has none.
+        fp8_region: under fp8, the linears below run in fp8 (True), in the plain precision (False), or as the module
+            around this one says (None). True for transformer layers: Megatron-LM enters ``fp8_autocast`` around its
+            transformer block only. Read from a pipeline block (a member of a modality module's ``Sequential``) down.
+        is_per_token: it runs once per token; false: once per sample or per pair of samples.
+        is_held_only: its parameters occupy memory and are never used.
         reads_replicas: its forward exchanges with the other data-parallel replicas (a contrastive loss).
     """
 
@@ -72,19 +72,19 @@ class Module:
         children: dict[str, Module] = self.__dict__.setdefault("_modules", {})
         return children
 
-    def _own(self) -> dict[str, Parameter]:
-        own: dict[str, Parameter] = self.__dict__.setdefault("_parameters", {})
-        return own
+    def _held(self) -> dict[str, Parameter]:
+        held: dict[str, Parameter] = self.__dict__.setdefault("_parameters", {})
+        return held
 
     def __setattr__(self, name: str, value: object) -> None:
         self._children().pop(name, None)
-        self._own().pop(name, None)
+        self._held().pop(name, None)
         if isinstance(value, Module):
             self._children()[name] = value
         elif isinstance(value, Parameter):
             if value.name == "parameter":
                 value.name = name
-            self._own()[name] = value
+            self._held()[name] = value
         object.__setattr__(self, name, value)
         CHANGES.note()
 
@@ -111,7 +111,7 @@ class Module:
             return self.forward(*args, **kwargs)
 
     def _checkpoint(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``forward`` and keep its inputs only."""
+        """Run ``forward``, keep its inputs only."""
         from semu.nn.trace.autograd import recompute
 
         if kwargs or not all(hasattr(arg, "trace") for arg in args):
@@ -143,14 +143,14 @@ class Module:
         """Every distinct parameter by dotted path; a shared one appears once."""
         seen: set[int] = set()
         for path, module in self.named_modules(prefix):
-            for name, parameter in module._own().items():
+            for name, parameter in module._held().items():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield f"{path}.{name}" if path else name, parameter
 
     def own_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Parameters held by this module itself, by attribute name."""
-        yield from self._own().items()
+        yield from self._held().items()
 
     def num_parameters(self, *, trainable_only: bool = False) -> int:
         """Elements of all distinct parameters."""

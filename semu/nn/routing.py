@@ -1,4 +1,4 @@
-"""``ExpertPlan``: where experts live and how unevenly tokens reach them; decides how many rows a rank works on."""
+"""``ExpertPlan``: where experts live and how unevenly tokens reach them, hence how many rows a rank works on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Routing:
     """How tokens are shared out among experts.
 
     Attributes:
-        imbalance: rows of the worst rank of an expert-parallel group / mean rows, >= 1; or what every expert gets, in
-            any unit, from which that follows.
-        capacity_factor: rows that an expert takes from a source rank, in multiples of the mean; what comes beyond is
-            dropped; None: nothing is.
-        is_padded: every expert gets exactly its capacity, missing rows are zeros.
+        imbalance: rows of the worst rank of an expert-parallel group / mean rows, >= 1; or the load of each expert, in
+            any unit.
+        capacity_factor: most rows that an expert takes from a source rank, in multiples of the mean; further rows are
+            dropped; None: no limit.
+        is_padded: every expert gets as many rows as its capacity, missing rows are zeros.
     """
 
     imbalance: Fraction | tuple[Fraction, ...] = Fraction(1)
@@ -57,7 +57,7 @@ class ExpertPlan:
         ep: ranks that share the experts out. etp: ranks that an expert is split over.
         ep_group, etp_group: the communicators.
         routing: how tokens are shared out.
-        is_grouped: a rank's experts are one grouped product; false: costed as one ordinary product.
+        is_grouped: a rank's experts are costed as one grouped product; false: as one ordinary product.
     """
 
     ep: int = 1

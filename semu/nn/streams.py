@@ -16,16 +16,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError, GraphError
 from semu.graph.dim import Dim, Poly, divide
 from semu.nn.trace.tensor import Sequences, Tensor
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Lengths = NDArray[Any]
+from semu.nn.window import Lengths
 
 
 class ChangeKind(Enum):
@@ -44,7 +39,7 @@ class Change:
         kind: LONGER by ``number`` tokens (fewer where negative); SHORTER: divided by it, rounded up; SET to it.
         number: not 0; >= 1 but for LONGER.
     Raises:
-        ConfigError: a number that is none.
+        ConfigError: a number of 0, or below 1 where it is not LONGER.
     """
 
     kind: ChangeKind
@@ -75,7 +70,7 @@ class Change:
         return f"-{-self.number}" if self.number < 0 else f"{self.kind.value}{self.number}"
 
     def stream(self, name: str) -> str:
-        """Name of the stream that the change makes of another; what it undoes or hides leaves no trace in it."""
+        """Name of the changed stream; a change that this one undoes or overrides is not part of it."""
         if self.kind is ChangeKind.SET:
             return f"{changes_of(name)[0]}{self.label}"
         undone = f"+{-self.number}"
@@ -102,7 +97,7 @@ _STEP = re.compile(r"[+\-/=]\d+")
 
 
 def changes_of(stream: str) -> tuple[str, tuple[Change, ...]]:
-    """The stream that a derived one is made of, and how; a plain stream is made of itself.
+    """The stream that a derived stream is made of, and the changes in order; a plain stream has none.
 
     Args:
         stream: a name without symbols' endings, e.g. ``audio/2``.
@@ -126,7 +121,7 @@ def derived_in(symbols: Iterable[str]) -> tuple[str, ...]:
 
 
 def changed(x: Tensor, change: Change) -> Sequences:
-    """Packing of what a change makes of the tokens of ``x`` [tokens, ...].
+    """Packing of the tokens of ``x`` [tokens, ...] after a change.
 
     Raises:
         GraphError: concrete sequences of unknown lengths, whose new lengths are unknown too.

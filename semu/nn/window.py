@@ -1,8 +1,8 @@
-"""``Window``: attention that looks only so far, and how many query-key pairs are left of a sequence.
+"""``Window``: attention of limited reach, and the number of query-key pairs that it leaves.
 
-Pairs are counted as an area, for which the mask of ``i - j <= w`` and that of ``i - j < w`` stand in equal parts; so a
-causal mask halves them, as it halves the whole square. They are no polynomial in the length: a batch provides them as
-columns of their own, of the symbol ``STREAM.pairs@LABEL`` (e.g. ``text.pairs@sliding4096``), for the windows in use.
+Pairs are counted as an area, half by the mask ``i - j <= w`` and half by ``i - j < w``: a causal mask halves them, as
+it halves the whole square. They are no polynomial in the length: for each window in use a batch provides a column, the
+symbol ``STREAM.pairs@LABEL`` (e.g. ``text.pairs@sliding4096``).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Window:
     """A window over tokens.
 
     Attributes:
-        kind: how it lies. size: reach of a sliding one, length of a chunk [tokens], >= 1.
+        kind: how it lies. size: reach of a sliding window, length of a chunk [tokens], >= 1.
     Raises:
-        ConfigError: a size that is none.
+        ConfigError: a size below 1.
     """
 
     kind: WindowKind
@@ -96,12 +96,12 @@ class Window:
         return lengths // self.size * self.size**2 + (lengths % self.size) ** 2
 
     def of(self, pairs: Dim, where: str) -> Dim:
-        """The symbol of the pairs inside the window, of that of all pairs.
+        """The symbol of the pairs inside the window.
 
         Args:
-            pairs: of a stream's sequences, all with all. where: path, for the error.
+            pairs: all pairs of a stream's sequences. where: path, for the error.
         Raises:
-            GraphError: pairs that are no stream's.
+            GraphError: ``pairs`` is not the symbol of a stream.
         """
         if isinstance(pairs, Poly) and len(pairs.terms) == 1:
             ((monomial, count),) = pairs.terms.items()

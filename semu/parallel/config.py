@@ -177,17 +177,17 @@ class Parallel(ParallelSizes):
                 "not a table of modules", where="parallel.modules", expected="module -> sizes", got=repr(self.modules)
             )
         modules = {name: ModuleParallel.of(name, value) for name, value in self.modules.items()}
-        for name, own in modules.items():
-            own.sizes(name, self.sizes)
+        for name, sizes in modules.items():
+            sizes.sizes(name, self.sizes)
         object.__setattr__(self, "modules", modules)
 
     def of_module(self, name: str) -> Self:
         """The parallelism of one modality module: on the same GPUs and pipeline ranks, with the module's sizes."""
-        own = self.modules.get(name)
-        if own is None:
+        module = self.modules.get(name)
+        if module is None:
             return self if not self.modules else replace(self, modules={})
-        dp, cp, tp = own.sizes(name, self.sizes)
-        is_split = self.sequence_parallel if own.sequence_parallel is None else own.sequence_parallel
+        dp, cp, tp = module.sizes(name, self.sizes)
+        is_split = self.sequence_parallel if module.sequence_parallel is None else module.sequence_parallel
         return replace(self, dp=dp, cp=cp, tp=tp, sequence_parallel=is_split, modules={})
 
     def item_groups(self, name: str) -> int:
@@ -207,13 +207,13 @@ class Parallel(ParallelSizes):
             )
         if not is_integer(size) or size < 2 or self.dp % size:
             divisors = [n for n in range(2, self.dp + 1) if self.dp % n == 0]
-            known = isinstance(size, int) and divisors
+            has_nearest = isinstance(size, int) and divisors
             raise ConfigError(
                 f"dp = {self.dp} does not divide into sharding groups of {size}",
                 where="parallel.zero_group",
                 expected=f"a divisor of dp = {self.dp}, >= 2",
                 got=size,
-                nearest=min(divisors, key=lambda n: abs(n - int(size))) if known else None,
+                nearest=min(divisors, key=lambda n: abs(n - int(size))) if has_nearest else None,
             )
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 from semu.hardware.kinds import DType
 
@@ -70,13 +71,7 @@ class StaticBytes:
         return self.parameters + self.gradients + self.optimizer
 
     def __add__(self, other: StaticBytes) -> StaticBytes:
-        return StaticBytes(
-            self.parameters + other.parameters,
-            self.gradients + other.gradients,
-            self.optimizer + other.optimizer,
-            self.host + other.host,
-            self.host_weights + other.host_weights,
-        )
+        return StaticBytes(*map(add, astuple(self), astuple(other)))
 
 
 def static_bytes(

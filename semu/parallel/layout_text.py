@@ -34,11 +34,8 @@ class _Reader:
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where, self.at = text, where, 0
 
-    def read(self) -> str:
-        """All symbols, repetitions written out."""
-        return self._sequence(opened=None)
-
-    def _sequence(self, opened: int | None) -> str:
+    def read(self, opened: int | None = None) -> str:
+        """All symbols up to the end, or of the group that opens at a position, with repetitions written out."""
         result = ""
         while self.at < len(self.text):
             symbol, place = self.text[self.at], self.at
@@ -52,12 +49,12 @@ class _Reader:
             if symbol == "*":
                 raise self._error("nothing to repeat", place, "a symbol or a group before it", symbol)
             if symbol == "(":
-                piece = self._sequence(place)
+                piece = self.read(place)
             elif symbol in SYMBOLS or symbol == "|":
                 piece = symbol
             else:
                 error = unknown_name("symbol", symbol, [*SYMBOLS, "|", "(", ")", "*"], where=self.where)
-                nearest = next((known for known in SYMBOLS if known.lower() == symbol.lower()), None)
+                nearest = next((legal for legal in SYMBOLS if legal.lower() == symbol.lower()), None)
                 raise self._error(f"unknown symbol {symbol!r}", place, str(error.expected), symbol, nearest)
             times = self._repetitions()
             if len(result) + len(piece) * times > _MOST:

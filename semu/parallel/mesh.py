@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from semu import memo
@@ -24,6 +24,13 @@ class Mesh:
 
     parallel: Parallel
     cluster: Cluster
+    _groups: dict[tuple[str, int, int, int], CommGroup] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _modules: dict[str, Mesh] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _pair_groups: dict[int, CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _dp_groups: dict[int, CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _pairs: dict[tuple[int, int], CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def gpu(self, **place: int) -> int:
         """Global rank (= GPU number) at these coordinates, by axis; 0 on the others."""
@@ -158,9 +165,9 @@ class Mesh:
     def of_module(self, name: str) -> Mesh:
         """The same GPUs in the sizes of one modality module."""
         if name not in self._modules:
-            own = self.parallel.of_module(name)
-            is_other = own is not self.parallel and own != replace(self.parallel, modules={})
-            self._modules[name] = Mesh(own, self.cluster) if is_other else self
+            parallel = self.parallel.of_module(name)
+            is_other = parallel is not self.parallel and parallel != replace(self.parallel, modules={})
+            self._modules[name] = Mesh(parallel, self.cluster) if is_other else self
         return self._modules[name]
 
     def exchange_group(self, parts: int) -> CommGroup | None:
@@ -205,26 +212,6 @@ class Mesh:
     def _data_stride(self) -> int:
         """How far apart the ranks are over which gradients are reduced."""
         return self._strides[DATA[0]]
-
-    @cached_property
-    def _groups(self) -> dict[tuple[str, int, int, int], CommGroup]:
-        return {}
-
-    @cached_property
-    def _modules(self) -> dict[str, Mesh]:
-        return {}
-
-    @cached_property
-    def _pair_groups(self) -> dict[int, CommGroup]:
-        return {}
-
-    @cached_property
-    def _dp_groups(self) -> dict[int, CommGroup]:
-        return {}
-
-    @cached_property
-    def _pairs(self) -> dict[tuple[int, int], CommGroup]:
-        return {}
 
 
 _WORST = memo.Table[CommGroup]("groups of an axis on the most nodes, by size, step, number of groups and nodes", 1024)

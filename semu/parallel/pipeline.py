@@ -155,11 +155,7 @@ def deal_chunks(
 
 
 def second_copy(chunk: Chunk, num_chunks: int, num_ranks: int) -> Chunk:
-    """The chunk of the copy that runs from the last rank to the first (Chimera, 2107.06925 §3.1).
-
-    Args:
-        chunk: of the copy that runs from the first rank to the last. num_chunks: of that. num_ranks: pipeline ranks.
-    """
+    """The chunk of the copy that runs from the last rank to the first (Chimera, 2107.06925 §3.1)."""
     return replace(chunk, index=num_chunks + chunk.index, rank=num_ranks - 1 - chunk.rank, slot=1, flow=1)
 
 

@@ -94,8 +94,8 @@ def place_modules(
     total, each, most = check_places(kind, names, blocks_per_module, pp, vpp, shares or {})
     counts = [shares[name] for name in names] if shares else _balanced(modules, total, each, most)
     boundaries = [0]
-    for own, first, count in zip(modules, ends, counts, strict=False):
-        boundaries += [first + end for end in partition(own, count * each)[1:]]
+    for blocks, first, count in zip(modules, ends, counts, strict=False):
+        boundaries += [first + end for end in partition(blocks, count * each)[1:]]
     if kind == "separated":
         return deal_chunks(blocks_per_module, boundaries, pp, placement)
     return deal_chunks(blocks_per_module, boundaries, pp)
@@ -170,8 +170,8 @@ def _balanced(modules: Sequence[Sequence[float]], total: int, each: int, most: S
     counts = [1] * len(modules)
     for _ in range(total - len(modules)):
         heaviest = [
-            heaviest_group(own, count * each) if count < limit else -1.0
-            for own, count, limit in zip(modules, counts, most, strict=True)
+            heaviest_group(blocks, count * each) if count < limit else -1.0
+            for blocks, count, limit in zip(modules, counts, most, strict=True)
         ]
         counts[heaviest.index(max(heaviest))] += 1
     return counts

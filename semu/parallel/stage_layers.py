@@ -129,13 +129,13 @@ def _before_predictions(chain: _Chain, further: _Chain, layout: PipelineLayout, 
 
 def _check_predictions(stages: Sequence[str], layers: int) -> None:
     """Refuse another number of multi-token-prediction layers than the model has."""
-    found = sum(stage.count("m") for stage in stages)
-    if found != layers:
+    named = sum(stage.count("m") for stage in stages)
+    if named != layers:
         raise ConfigError(
-            f"the stages have {found} layers of multi-token prediction (m), and the model has {layers}",
+            f"the stages have {named} layers of multi-token prediction (m), and the model has {layers}",
             where=f"{_WHERE}.stages",
             expected=f"{layers} m behind the layers",
-            got=found,
+            got=named,
             nearest=layers,
         )
 
@@ -210,19 +210,19 @@ def _uneven(layers: int, layout: PipelineLayout, pp: int, vpp: int, step: int) -
 
 def _by_module(chains: Sequence[_Chain], layout: PipelineLayout, num_stages: int) -> list[int]:
     """Boundaries where every module has a list."""
-    told = layout.modules or {}
+    counts_of = layout.modules or {}
     names = [chain.name for chain in chains]
-    for name in told:
+    for name in counts_of:
         check_word(name, names, "modality module", f"{_WHERE}.modules.{name}")
     for name in names:
-        if name not in told:
+        if name not in counts_of:
             raise ConfigError(
                 f"no layers for the module {name}", where=f"{_WHERE}.modules", expected=f"{name} = [...]", got="nothing"
             )
     boundaries = [0]
-    if len(chains) == 1 or any(len(counts) != num_stages for counts in told.values()):
+    if len(chains) == 1 or any(len(counts) != num_stages for counts in counts_of.values()):
         for chain in chains:
-            ends = chain.cut(told[chain.name], f"{_WHERE}.modules.{chain.name}")
+            ends = chain.cut(counts_of[chain.name], f"{_WHERE}.modules.{chain.name}")
             boundaries += [boundaries[-1] + end for end in ends]
         return boundaries
     return _side_by_side(chains, layout, num_stages)
@@ -230,11 +230,11 @@ def _by_module(chains: Sequence[_Chain], layout: PipelineLayout, num_stages: int
 
 def _side_by_side(chains: Sequence[_Chain], layout: PipelineLayout, num_stages: int) -> list[int]:
     """Boundaries where every module has an entry for every stage, 0 where it is not in it."""
-    told = layout.modules or {}
+    counts_of = layout.modules or {}
     ends = [0] * num_stages
     reached = 0
     for chain in chains:
-        counts, where = told[chain.name], f"{_WHERE}.modules.{chain.name}"
+        counts, where = counts_of[chain.name], f"{_WHERE}.modules.{chain.name}"
         used = [stage for stage, count in enumerate(counts) if count]
         if not used or used != list(range(used[0], used[-1] + 1)):
             raise ConfigError(

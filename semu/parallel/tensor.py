@@ -42,18 +42,20 @@ def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
     if parallel.tp == 1:
         return ShardingPlan()
     styles: dict[str, ShardingStyle] = {}
-    own = ShardingPlan(patterns=parallel.plan)
+    patterns = ShardingPlan(patterns=parallel.plan)
     parts: dict[type[Module], list[tuple[str, ShardingStyle]]] = {}
     for modality in model.modules:
         for path, module in modality.body.named_modules(modality.name):
             kind = type(module)
             if kind not in parts:
-                known = [styled.items() for base, styled in MEGATRON_STYLES.items() if issubclass(kind, base)]
-                parts[kind] = [(f".{part}" if part else "", style) for styled in known for part, style in styled]
+                styles_of_kind = [styled.items() for base, styled in MEGATRON_STYLES.items() if issubclass(kind, base)]
+                parts[kind] = [
+                    (f".{part}" if part else "", style) for styled in styles_of_kind for part, style in styled
+                ]
             for part, style in parts[kind]:
                 styles[path + part] = style
     if parallel.plan:
-        styles = {path: own.pattern_style(path) or style for path, style in styles.items()}
+        styles = {path: patterns.pattern_style(path) or style for path, style in styles.items()}
     return ShardingPlan(parallel.tp, parallel.sequence_parallel, styles, parallel.plan)
 
 

@@ -18,14 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from semu.searcher.problem.problem_arrays import F64, I32
 from semu.searcher.problem.search_problem import SearchProblem
 from semu.units import TIME_GRID_PER_S
-
-F64 = NDArray[np.float64]
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 
 _LARGE_COMPONENT = 1500
 """Stages beyond which sets are not gathered: the square of it is held at once."""

@@ -18,11 +18,10 @@ from semu.compile.chunk import ChunkStages
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
 from semu.schedule.stage_plan import STRATEGIES, StagePlan
+from semu.searcher.problem.problem_arrays import F64, I64
 from semu.simulation import JobCheckpoint, prepare
 from semu.simulation.schedules.costs_of_pairs import PairCosts
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 MOST_CANDIDATES = 10
 """S (DIP §5.3)."""
 MOST_COUNTS = 20_000

@@ -56,7 +56,7 @@ def job_problem(
     for word in strategies:
         check_word(word, LAYER_STRATEGIES, "memory strategy", "strategies")
     check_integer(candidates, "candidates", "a number of candidates")
-    say = progress if progress is not None else _silent
+    say = progress or (lambda _: None)
     say("cutting the model and the batch")
     cut = partition(job, sub_batch=sub_batch, segments=segments)
     say("simulating the candidates of every chunk")
@@ -106,7 +106,7 @@ def search(
     """
     goal = _objective(objective, strategy=strategy, seed=seed, exact=exact)
     budget = Budget(rollouts, DEFAULT_TIME_S if rollouts is None and time_s is None else time_s, workers)
-    say = progress if progress is not None else _silent
+    say = progress or (lambda _: None)
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
     baseline = simulated_megatron(job)
@@ -180,10 +180,6 @@ def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Obje
     if exact and goal is Objective.MAX:
         raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
     return goal
-
-
-def _silent(_: str) -> None:
-    return None
 
 
 def simulated_megatron(job: TrainingJob) -> Report | None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from semu.errors import MemoryLimitError
 from semu.searcher.orders.interleave import MEMORY_GOAL, MEMORY_ROUNDS, candidates, evaluate, no_memory
+from semu.searcher.problem.problem_arrays import F64, I16
 from semu.searcher.problem.search_problem import SearchProblem
 from semu.units import format_bytes
-
-F64 = NDArray[np.float64]
-I16 = NDArray[np.int16]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semu.baselines import megatron_1f1b
 from semu.checks import check_integer, check_word
@@ -33,11 +32,11 @@ from semu.nn.window import windows_in
 from semu.parallel.stage_layers import layer_parts
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.layer_placement import ModuleLayers, place_layers
+from semu.searcher.problem.problem_arrays import F64
 from semu.simulation import JobCheckpoint, prepare
 from semu.workload.batch import Microbatch
 from semu.workload.derived import with_derived
 
-F64 = NDArray[np.float64]
 MOST_ITEMS = 1_000_000
 """Of a sub-microbatch, and of segments, that a caller asks for."""
 EFFICIENT = 0.95

@@ -48,11 +48,7 @@ class Inside:
 
 
 class StageInsides:
-    """The operators of stages; stages of one kind with equal shapes on every replica are looked at once.
-
-    Args:
-        sim: the job.
-    """
+    """The operators of stages; stages of one kind with equal shapes on every replica are looked at once."""
 
     def __init__(self, sim: SimulatedJob) -> None:
         self.layout, self.evaluation, self.units, self.shape = sim.layout, sim.evaluation, sim.units, sim.replicas.shape

@@ -53,7 +53,10 @@ _FITTED_PROBLEMS = memo.ScopedTable[PipelineProblem](
 
 @dataclass(frozen=True)
 class JobCheckpoint(SimulatedJob):
-    """A simulated job to be restored under schedules; nothing in it changes, threads may share it."""
+    """A simulated job to be restored under schedules; nothing in it changes, threads may share it.
+
+    ``schedule`` of a method is what ``JobCheckpoint.schedule`` takes: a schedule, a name, or None for the job's own.
+    """
 
     def split(self, merged: Merged | None = frozenset()) -> JobCheckpoint:
         """The same job with its backward stages in two parts, so that schedules which split backwards can be restored.
@@ -70,11 +73,7 @@ class JobCheckpoint(SimulatedJob):
         return replace(self, units=units, nodes=consolidated_units(self, units, self.replicas, self.gathers))
 
     def pair_costs(self, replica: int | None = None) -> PairCosts:
-        """What every stage pair costs under each variant of its chunk, before there is a schedule.
-
-        Args:
-            replica: as ``semu.simulation.schedules.costs_of_pairs.pair_costs``.
-        """
+        """What every stage pair costs under each variant of its chunk, before there is a schedule."""
         return pair_costs(self, replica)
 
     def decided(self, plan: StagePlan) -> JobCheckpoint:
@@ -85,16 +84,16 @@ class JobCheckpoint(SimulatedJob):
         Raises:
             ScheduleError: other parts, chunks or variants; a choice or orders that do not fit.
         """
-        own = self.layout.recipe.plan
-        mine = own if own is not None else StagePlan()
+        prepared_for = self.layout.recipe.plan
+        prepared = prepared_for if prepared_for is not None else StagePlan()
         for name in ("parts", "layers", "variants"):
-            if getattr(plan, name) != getattr(mine, name):
+            if getattr(plan, name) != getattr(prepared, name):
                 raise ScheduleError(
                     "a plan with other parts, chunks or variants",
                     where=f"plan.{name}",
-                    expected=f"as prepared: {getattr(mine, name)}",
+                    expected=f"as prepared: {getattr(prepared, name)}",
                 )
-        if own is None:
+        if prepared_for is None:
             raise ScheduleError("not prepared under a plan", where="plan", expected="prepare(job, plan=...)")
         job = planned_job(self.job, replace(plan, layers=None))
         layout = replace(chosen(self.layout, plan), job=job)
@@ -131,17 +130,13 @@ class JobCheckpoint(SimulatedJob):
         return chosen
 
     def problem(self, schedule: Schedule | str | None = None) -> PipelineProblem:
-        """A legal schedule of this pipeline as arrays; one that a generator made is remembered.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """A legal schedule of this pipeline as arrays; one that a generator made is remembered."""
         overlapped, chosen = self.job.overlaps_sends, schedule if schedule is not None else self._own_schedule
         if self.layout.recipe.plan is not None:
-            own = self.schedule(chosen)
-            if own.splits_backward:
-                refuse_split(self.layout)
-            return lower(own, self.units.shape, overlapped_sends=overlapped)
+            planned = self.schedule(chosen)
+            if planned.splits_backward:
+                refuse_split(self.layout, planned.name)
+            return lower(planned, self.units.shape, overlapped_sends=overlapped)
 
         def make() -> PipelineProblem:
             return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
@@ -193,20 +188,12 @@ class JobCheckpoint(SimulatedJob):
         return nodes.resume(Edges.given(edges, nodes.num_units, len(nodes.latency)))
 
     def timed(self, schedule: Schedule | str | None = None) -> TimedJob:
-        """The pipeline under a schedule, its backwards split as the schedule splits them.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """The pipeline under a schedule, its backwards split as the schedule splits them."""
         problem = self.problem(schedule)
         return run_pipeline(self.split(problem.merged), problem)
 
     def iteration(self, schedule: Schedule | str | None = None) -> Iteration:
-        """The whole iteration under a schedule.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """The whole iteration under a schedule."""
         return time_iteration(self.timed(schedule))
 
     def unit_times(self, schedule: Schedule | str | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -224,19 +211,11 @@ class JobCheckpoint(SimulatedJob):
         return start, end
 
     def estimate(self, schedule: Schedule | str | None = None) -> Estimate:
-        """The metrics under a schedule, without the tables and the timeline of ``report``.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """The metrics under a schedule, without the tables and the timeline of ``report``."""
         return estimate_iteration(self.iteration(schedule)).estimate
 
     def staged(self, schedule: Schedule | str | None = None) -> tuple[Estimate, StageTable]:
-        """The metrics under a schedule, and when each stage of the slowest replica runs.
-
-        Args:
-            schedule: as ``schedule``.
-        """
+        """The metrics under a schedule, and when each stage of the slowest replica runs."""
         iteration = self.iteration(schedule)
         estimated = estimate_iteration(iteration)
         return estimated.estimate, stage_table(iteration.run, estimated)
@@ -260,7 +239,7 @@ class JobCheckpoint(SimulatedJob):
         check_contention(contention, samples, self.job)
         if contention:
             refuse_contention(self.layout)
-        say = progress if progress is not None else _silent
+        say = progress if progress is not None else lambda _: None
         say("running the pipeline")
         timed = self.timed(schedule)
         reductions = plan_reductions(timed)
@@ -279,7 +258,3 @@ class JobCheckpoint(SimulatedJob):
         say("drawing the samples")
         times = sample_iterations(timed, samples, seed)
         return replace(report, samples=IterationSamples.of(times, self.job.training.jitter, seed))
-
-
-def _silent(_: str) -> None:
-    return None

@@ -20,7 +20,7 @@ from semu.engine.unit_graph import UnitGraph
 from semu.hardware.network import CommGroup
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
-from semu.simulation.transfers import TransferBytes
+from semu.simulation.transfers import ChunkTransfers
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PipelineRun:
         problem: structure. shape, count, first: see ``Replicas``.
         plain: float64[num_replicas, num_nodes] [s], latency without waiting for parameters or launches.
         latency: float64[num_replicas, num_nodes] [s], with it. start, end: float64[num_replicas, num_nodes] [s].
-        sent: bytes of the transfers.
+        sent: the transfers, by chunks and phase.
         release: (replica, node) -> earliest starts of the operators of a stage that waits for parameters or launches,
             relative to its beginning: float64[num_ops] [s].
         launched: float64[num_replicas, num_stages] [s], what stages wait for launches beyond their parameters; None:
@@ -120,7 +120,7 @@ class PipelineRun:
     latency: NDArray[np.float64]
     start: NDArray[np.float64]
     end: NDArray[np.float64]
-    sent: TransferBytes
+    sent: tuple[ChunkTransfers, ...]
     release: Mapping[tuple[int, int], NDArray[np.float64]]
     launched: NDArray[np.float64] | None = None
     inside: Mapping[tuple[int, int], TouchedStage] = field(default_factory=dict)

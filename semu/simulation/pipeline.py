@@ -24,7 +24,7 @@ from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gathers_before_forwards import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts
-from semu.simulation.transfers import edge_bytes, transfer_bytes
+from semu.simulation.transfers import chunk_transfers, edge_bytes
 from semu.simulation.unit_programs import programs_of
 
 _LINKS = memo.ScopedTable["tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]"](
@@ -42,11 +42,7 @@ _ADDED_WITH_GATHERS = memo.ScopedTable["_Added"](
 
 
 def distinct_replicas(costed: CostedJob, pairs: Sequence[tuple[int, int]]) -> Replicas:
-    """Find equal replicas: the same microbatches in the same order over links of the same kind.
-
-    Args:
-        costed: the job. pairs: ranks that exchange results.
-    """
+    """Find equal replicas: the same microbatches in the same order over links of the same kind."""
     layout, evaluation = costed.layout, costed.evaluation
     links, kinds = _LINKS.get(layout.place, tuple(pairs), lambda: _replica_links(layout, pairs))
     index = evaluation.shapes.index
@@ -71,25 +67,21 @@ def _replica_links(
     """Of every replica the links of all pairs of ranks, and the numbers of those that differ."""
     parallel, node = layout.job.parallel, layout.job.cluster.gpus_per_node
     distinct: dict[CommGroup, CommGroup] = {}
-    known: dict[int, tuple[CommGroup, ...]] = {}  # replicas that begin at the same place of a node have the same links
+    by_place: dict[int, tuple[CommGroup, ...]] = {}  # replicas at the same place of a node have the same links
     links = []
     for dp in range(parallel.replicas):
         place = layout.mesh.gpu(dp=dp) % node
-        if place not in known:
-            found = (layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
-            known[place] = tuple([distinct.setdefault(link, link) for link in found])
-        links.append(known[place])
+        if place not in by_place:
+            pair_links = (layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
+            by_place[place] = tuple([distinct.setdefault(link, link) for link in pair_links])
+        links.append(by_place[place])
     return links, {placement: number for number, placement in enumerate(dict.fromkeys(links))}
 
 
 def consolidated_units(
     costed: CostedJob, units: PipelineUnits, replicas: Replicas, gathers: Mapping[int, ParameterGather]
 ) -> UnitGraph:
-    """Every microbatch of every distinct replica simulated alone: stages, transfers and parameter gathers as nodes.
-
-    Args:
-        costed, units, replicas: the job. gathers: overlapped gathers by rank, nodes after the pipeline's.
-    """
+    """Every microbatch of every distinct replica simulated alone: stages, transfers and parameter gathers as nodes."""
     slices = [piece for _, gather in sorted(gathers.items()) for piece in gather.slices]
     num_gathers = tuple([len(gather.slices) for _, gather in sorted(gathers.items())])
     latency = np.empty((len(replicas.count), units.num_units + len(slices)))
@@ -106,11 +98,7 @@ def _name(units: PipelineUnits, gathers: Sequence[OuterSlice], unit: int) -> str
 
 
 def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ...]) -> UnitGraph:
-    """The units and so many gathers of each rank behind them, which run in turn, without latencies or names.
-
-    Args:
-        size: number of replicas, number of units and gathers.
-    """
+    """The units and so many gathers of each rank behind them, which run in turn, without latencies or names."""
     gather_rank = np.repeat(np.arange(len(num_gathers)), num_gathers)
     gather = units.num_units + np.arange(len(gather_rank), dtype=np.int32)
     in_turn = np.stack((gather[:-1], gather[1:]), axis=1)[gather_rank[1:] == gather_rank[:-1]]
@@ -190,11 +178,7 @@ def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int6
 
 
 def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
-    """Time every distinct replica under a schedule: the schedule's edges on the consolidated units.
-
-    Args:
-        sim: the job. problem: the schedule, lowered.
-    """
+    """Time every distinct replica under a schedule: the schedule's edges on the consolidated units."""
     layout, evaluation, replicas, nodes, gathers = sim.layout, sim.evaluation, sim.replicas, sim.nodes, sim.gathers
     launches = layout.job.training.launch
     insides = StageInsides(sim)
@@ -203,7 +187,8 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
     everything = nodes
 
     def make() -> _Added:
-        return _scheduled(problem, insides, gathers, nodes, overlapped=overlapped)
+        new = Edges.between(problem.unit_edges(overlapped_sends=overlapped), len(nodes.latency))
+        return _added(new, first_forward_bindings(insides, gathers, first), insides, nodes)
 
     if launches:
         between = problem.unit_edges(overlapped_sends=overlapped)
@@ -238,7 +223,7 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         latency=end - start,
         start=start,
         end=end,
-        sent=transfer_bytes(sim, problem),
+        sent=chunk_transfers(sim, problem),
         release=_releases(layout, times, unit, problem, kind),
         launched=launched,
         kind=kind,
@@ -259,20 +244,6 @@ class _Added:
     edges: Edges
     slots: Slots | None
     order: NDArray[np.int32] | None
-
-
-def _scheduled(
-    problem: PipelineProblem,
-    insides: StageInsides,
-    gathers: Mapping[int, ParameterGather],
-    nodes: UnitGraph,
-    *,
-    overlapped: bool,
-) -> _Added:
-    """A schedule's edges, and what its first forwards wait for."""
-    new = Edges.between(problem.unit_edges(overlapped_sends=overlapped), len(nodes.latency))
-    bindings = first_forward_bindings(insides, gathers, problem.first_forwards if gathers else ())
-    return _added(new, bindings, insides, nodes)
 
 
 def _added(new: Edges, bindings: Sequence[Binding], insides: StageInsides, nodes: UnitGraph) -> _Added:

@@ -55,7 +55,7 @@ def prepare(
         ScheduleError: a plan for another problem.
         ConfigError: sizes or options that do not fit together, or that this version does not model.
     """
-    say = progress if progress is not None else _silent
+    say = progress if progress is not None else lambda _: None
     results = cache if cache is not None else _RESULTS.get((), ResultCache)
     plan = plan if plan is not None else plan_of_file(job)
     if plan is not None:
@@ -68,8 +68,9 @@ def prepare(
     microbatches = job.batch.microbatches(count, training.micro_batch, training.seq_len)
     check_lengths(job, microbatches)
 
+    sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
+
     def shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
-        sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
         return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
 
     plain = shapes_with({})
@@ -87,9 +88,8 @@ def prepare(
         """With those of sub-microbatches."""
         if not cutting.modules:
             return shapes_of(library)
-        items = with_derived(cutting.microbatches, derived_in(library.symbols))
-        sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
-        return distinct_shapes(items, *sizes, (), windows_in(library.symbols)).with_idle()
+        derived = with_derived(cutting.microbatches, derived_in(library.symbols))
+        return distinct_shapes(derived, *sizes, (), windows_in(library.symbols)).with_idle()
 
     say("tracing the model")
     serial = not job.overlaps_tensor_parallel
@@ -118,7 +118,7 @@ def prepare(
     )
     merged: Merged | None = frozenset() if splits_backward(job) else None
     if merged is not None:
-        refuse_split(layout)
+        refuse_split(layout, job.training.schedule)
         check_split(layout)
     shape = layout.pipeline_shape(job.num_microbatches)
     if plan is not None and plan.orders is not None:
@@ -129,7 +129,3 @@ def prepare(
     replicas = distinct_replicas(costed, units.pairs)
     nodes = consolidated_units(costed, units, replicas, gathers)
     return JobCheckpoint(layout, evaluation, units, replicas, nodes, gathers)
-
-
-def _silent(_: str) -> None:
-    return None

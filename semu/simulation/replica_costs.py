@@ -33,8 +33,8 @@ class ReplicaCosts:
         """Of one distinct replica."""
         shapes, column = np.unique(timed.run.shape[replica], return_inverse=True)
         runs = timed.layout.recipe.runs
-        known = {id(own): np.bincount(column[own], minlength=len(shapes)) for own in runs}
-        times = np.stack([known[id(own)] for own in runs])
+        uses = {id(columns): np.bincount(column[columns], minlength=len(shapes)) for columns in runs}
+        times = np.stack([uses[id(columns)] for columns in runs])
         if timed.evaluation.shapes.idle >= 0:
             times[:, shapes == timed.evaluation.shapes.idle] = 0
         return cls(timed, shapes, column, times)

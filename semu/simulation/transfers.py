@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +44,7 @@ _KERNELS = memo.ScopedTable[float]("latencies of kernels outside stages under a 
 _EDGES = memo.ScopedTable["NDArray[np.int64]"](
     "bytes between costed chunks, by the costs of the chunk that tells them, direction and tensors", 4096
 )
-_SENT = memo.ScopedTable["TransferBytes"]("bytes of transfers between costed chunks, by lowered schedule", 256)
+_SENT = memo.ScopedTable["tuple[ChunkTransfers, ...]"]("transfers between costed chunks, by lowered schedule", 256)
 
 
 def _collectives(
@@ -79,9 +78,13 @@ def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s
 
 def moved(piece: OuterSlice, begin_s: float) -> OuterSlice:
     """The same operator, beginning at another time."""
-    end_s = begin_s + (piece.end_s - piece.start_s)
+    return timed_operator(piece, begin_s, begin_s + (piece.end_s - piece.start_s))
+
+
+def timed_operator(piece: OuterSlice, start_s: float, end_s: float) -> OuterSlice:
+    """The same operator between two times; ``dataclasses.replace`` takes several times as long."""
     rest = (piece.net_bytes, piece.group_ranks, piece.provenance, piece.port)
-    return OuterSlice(piece.name, piece.kind, piece.stream, begin_s, end_s, *rest)
+    return OuterSlice(piece.name, piece.kind, piece.stream, start_s, end_s, *rest)
 
 
 def leaving_positions(layout: Layout, source: int, target: int, phase: Phase) -> list[int]:
@@ -127,41 +130,15 @@ class ChunkTransfers(NamedTuple):
     column: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class TransferBytes:
-    """Bytes of all transfers; transfers of one edge share an array.
-
-    Attributes:
-        edges: in the order of their first transfers. edge: int64[num_transfers], number of each transfer's edge.
-    """
-
-    edges: tuple[ChunkTransfers, ...]
-    edge: NDArray[np.int64]
-
-    def of(self, transfer: int) -> NDArray[np.int64]:
-        """Bytes of one transfer for every shape: int64[num_shapes]."""
-        edge = self.edges[int(self.edge[transfer])]
-        return edge.size
+def chunk_transfers(costed: CostedJob, problem: PipelineProblem) -> tuple[ChunkTransfers, ...]:
+    """All transfers of the problem, in the order of the first between each two chunks."""
+    return _SENT.get(costed.evaluation.by_shape, problem, lambda: _find_transfers(costed, problem))
 
 
-def transfer_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
-    """Bytes of every transfer of the problem for every shape."""
-    return _SENT.get(costed.evaluation.by_shape, problem, lambda: _find_bytes(costed, problem))
-
-
-def _find_bytes(costed: CostedJob, problem: PipelineProblem) -> TransferBytes:
-    number, edge, _ = problem.transfer_edges
-    members = problem.edge_transfers
+def _find_transfers(costed: CostedJob, problem: PipelineProblem) -> tuple[ChunkTransfers, ...]:
     programs = programs_of(costed.layout.recipe, problem.units)
     column = programs.column[problem.unit_of_nodes[problem.num_stages :]]
-    edges = tuple(
-        ChunkTransfers(
-            *key,
-            transfers,
-            whose,
-            edge_bytes(costed, *key),
-            column[transfers],
-        )
-        for key, (transfers, whose) in zip(number, members, strict=True)
+    return tuple(
+        ChunkTransfers(*key, transfers, microbatch, edge_bytes(costed, *key), column[transfers])
+        for key, (transfers, microbatch) in zip(problem.transfer_edges[0], problem.edge_transfers, strict=True)
     )
-    return TransferBytes(edges, edge)

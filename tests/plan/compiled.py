@@ -114,7 +114,7 @@ def check_compiled(plan: ExecutionPlan, checkpoint: JobCheckpoint, *, is_exact: 
     # bytes, on every replica
     of = checkpoint.replicas.of
     for transfer, moved in enumerate(problem.transfers):
-        edge = run.sent.edges[int(run.sent.edge[transfer])]
+        edge = run.sent[int(problem.transfer_edges[1][transfer])]
         column = int(edge.column[edge.transfers.tolist().index(transfer)])
         way = int(moved.stage.phase is not Phase.FORWARD)
         ends = (

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from semu.schedule.study import PipelineStudy
 from semu.searcher import NO_LIMIT, SearchProblem
 
 
@@ -109,3 +111,24 @@ def _costs(rng: np.random.Generator, size: float, count: int, backward: bool, pe
     saved = np.sort(rng.uniform(0, size, count)) if count > 1 else np.zeros(1)
     transient = rng.integers(0, 30, (2, count)) if peaks else np.zeros((2, count), dtype=np.int64)
     return forward, 3 * size - saved, held, held + transient[0], transient[1]
+
+
+def problem_of_study(
+    study: PipelineStudy, *, limit_bytes: ArrayLike = NO_LIMIT, static_bytes: ArrayLike = 0
+) -> SearchProblem:
+    """A pipeline on plain numbers, whose stages have one candidate each; backwards are whole."""
+    graph, costs, num_ranks = study.arrays, study.costs, study.shape.num_ranks
+    pairs = np.flatnonzero(graph.exists)
+    backward = np.where(graph.has_backward[pairs], 4 * pairs + 1, -1)
+    return SearchProblem.on(
+        graph,
+        num_candidates=np.ones(len(pairs), dtype=np.int16),
+        forward_s=costs.latency_s[4 * pairs],
+        backward_s=np.where(backward >= 0, costs.latency_s[backward], 0.0),
+        held_bytes=costs.delta_bytes[4 * pairs],
+        forward_peak_bytes=costs.internal_bytes[4 * pairs],
+        backward_peak_bytes=np.where(backward >= 0, costs.internal_bytes[backward], 0),
+        transfer_s=study.delay_s[graph.pair_edges.place],
+        static_bytes=np.broadcast_to(np.asarray(static_bytes), num_ranks),
+        limit_bytes=np.broadcast_to(np.asarray(limit_bytes), num_ranks),
+    )

@@ -8,8 +8,10 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from semu.searcher import SearchProblem
+from semu.searcher.orders.space import OrderSpace
 
 
 def readers(problem: SearchProblem) -> list[list[tuple[int, float | None]]]:
@@ -243,3 +245,13 @@ def slow_evaluate(
             level += -held[stage // 2] if stage % 2 else held[stage // 2]
         peaks.append(highest + int(problem.static_bytes[r]))
     return start, [a + b for a, b in zip(start, latency, strict=True)], peaks
+
+
+def is_legal_sequence(space: OrderSpace, sequence: NDArray[np.int32]) -> bool:
+    """Whether a sequence holds every item once, the kind due at each place, behind what the item needs."""
+    if len(sequence) != space.num_items or not np.array_equal(np.sort(sequence), np.flatnonzero(space.exists)):
+        return False
+    if not np.array_equal((sequence >= space.num_groups).astype(np.int32), space.kinds):
+        return False
+    place = space.places(sequence)
+    return all(place[before] < place[item] for item, own in enumerate(space.needs) for before in own)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from searcher.exact import optimum, whole
-from searcher.instances import vlm
+from searcher.instances import problem_of_study, vlm
 
 from semu.schedule import SCHEDULES, PipelineShape, PipelineStudy
 from semu.searcher import SearchProblem
@@ -67,14 +67,14 @@ def test_no_bound_exceeds_a_known_schedule(name: str, seed: int) -> None:
     size = shape.num_chunks * shape.num_microbatches
     times = {what: rng.uniform(0.1, 2, size) for what in ("forward_s", "input_s", "weight_s")}
     study = PipelineStudy.of(shape, transfer_s=0.05, **times)
-    found = lower_bounds(SearchProblem.from_study(study), effort=1e7)
+    found = lower_bounds(problem_of_study(study), effort=1e7)
     assert found.value_s <= study.evaluate(SCHEDULES[name](shape)).makespan_s
     assert found.value_s >= study.lower_bound_s(split=False) * (1 - 1e-12)
 
 
 def test_equal_stages_by_hand() -> None:
     """Two ranks, F 1 s, B 2 s, two microbatches, no sends: the last rank works 6 s after 1 s, and 2 s come after it."""
-    problem = SearchProblem.from_study(PipelineStudy.of(PipelineShape.chain(2, 2)))
+    problem = problem_of_study(PipelineStudy.of(PipelineShape.chain(2, 2)))
     found = lower_bounds(problem)
     assert found.by_name == {"critical path": 6.0, "load": 9.0, "one machine": 9.0, "refuted": 9.0}
     assert found.name == "load"
@@ -84,8 +84,8 @@ def test_equal_stages_by_hand() -> None:
 def test_memory_by_hand() -> None:
     """Two ranks, F 1 s, B 2 s, four microbatches, room for one on rank 0: each is there for 6 s."""
     study = PipelineStudy.of(PipelineShape.chain(2, 4))
-    free = lower_bounds(SearchProblem.from_study(study))
-    tight = SearchProblem.from_study(study, limit_bytes=1)
+    free = lower_bounds(problem_of_study(study))
+    tight = problem_of_study(study, limit_bytes=1)
     assert "memory" not in free.by_name
     assert lower_bounds(tight).by_name["memory"] == pytest.approx(24.0)
     assert Interleaver(tight).solution(range(4)).makespan_s == 24.0

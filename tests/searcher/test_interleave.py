@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from searcher.instances import vlm
+from searcher.instances import problem_of_study, vlm
 from searcher.reference import heap_interleave, slow_evaluate, slow_interleave
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
@@ -123,7 +123,7 @@ def test_times_and_memory_are_those_of_a_study(name: str, slots: int) -> None:
     )
     schedule = SCHEDULES[name](shape)
     truth = study.evaluate(schedule)
-    problem = SearchProblem.from_study(study, static_bytes=5)
+    problem = problem_of_study(study, static_bytes=5)
     stages = truth.stages // 4 * 2 + truth.stages % 4
     found = evaluate(problem, stages)
     assert found.start_s[stages].tolist() == truth.start_s.tolist()
@@ -135,7 +135,7 @@ def test_times_and_memory_are_those_of_a_study(name: str, slots: int) -> None:
 def test_one_rank_by_hand() -> None:
     """One rank, two microbatches, F takes 1 s and B 2 s: forward and backward take turns."""
     study = PipelineStudy.of(PipelineShape.chain(1, 3))
-    found = Interleaver(SearchProblem.from_study(study)).solution([2, 0, 1])
+    found = Interleaver(problem_of_study(study)).solution([2, 0, 1])
     assert found.order.tolist() == [4, 5, 0, 1, 2, 3]
     assert found.makespan_s == 9.0
     assert found.peak_bytes.tolist() == [1]
@@ -144,7 +144,7 @@ def test_one_rank_by_hand() -> None:
 def test_two_ranks_by_hand() -> None:
     """Rank 0 runs both forwards, then waits for the gradients; sends of 0.5 s."""
     study = PipelineStudy.of(PipelineShape.chain(2, 2), transfer_s=0.5)
-    found = Interleaver(SearchProblem.from_study(study)).solution([0, 1])
+    found = Interleaver(problem_of_study(study)).solution([0, 1])
     # pairs 0, 1 on rank 0; 2, 3 on rank 1
     assert [o.tolist() for o in found.orders()] == [[0, 2, 1, 3], [4, 5, 6, 7]]
     assert found.start_s[[4, 5, 6, 7, 1, 3]].tolist() == [1.5, 2.5, 4.5, 5.5, 5.0, 8.0]
@@ -154,20 +154,20 @@ def test_two_ranks_by_hand() -> None:
 def test_sends_between_two_ranks_go_one_after_another() -> None:
     """Two forwards of 1 s whose sends take 3 s: the second arrives at 1 + 3 + 3."""
     study = PipelineStudy.of(PipelineShape.chain(2, 2), transfer_s=3.0)
-    found = Interleaver(SearchProblem.from_study(study)).solution([0, 1])
+    found = Interleaver(problem_of_study(study)).solution([0, 1])
     assert found.start_s[[4, 6]].tolist() == [4.0, 7.0]
 
 
 def test_a_limit_delays_forwards() -> None:
     """Two ranks, a byte per forward; with room for one, rank 0 waits for its backward before the next forward."""
     study = PipelineStudy.of(PipelineShape.chain(2, 2))
-    free = Interleaver(SearchProblem.from_study(study)).solution([0, 1])
-    tight = Interleaver(SearchProblem.from_study(study, limit_bytes=1)).solution([0, 1])
+    free = Interleaver(problem_of_study(study)).solution([0, 1])
+    tight = Interleaver(problem_of_study(study, limit_bytes=1)).solution([0, 1])
     assert free.peak_bytes.tolist() == [2, 1]
     assert tight.peak_bytes.tolist() == [1, 1]
     assert tight.makespan_s == 12.0
     with pytest.raises(MemoryLimitError, match=r"rank 0.*3 B are missing"):
-        Interleaver(SearchProblem.from_study(study, limit_bytes=1, static_bytes=[3, 0])).solution([0, 1])
+        Interleaver(problem_of_study(study, limit_bytes=1, static_bytes=[3, 0])).solution([0, 1])
 
 
 def test_what_cannot_be_is_refused() -> None:

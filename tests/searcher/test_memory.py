@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from searcher.exact import best_choice
-from searcher.instances import vlm
+from searcher.instances import problem_of_study, vlm
 
 from semu.errors import MemoryLimitError
 from semu.schedule import PipelineShape, PipelineStudy
@@ -176,6 +176,6 @@ def test_rollouts_return_the_truth(problem: SearchProblem, size: float, seed: in
 
 
 def test_a_study_has_nothing_to_choose() -> None:
-    problem = SearchProblem.from_study(PipelineStudy.of(PipelineShape.chain(2, 3)))
+    problem = problem_of_study(PipelineStudy.of(PipelineShape.chain(2, 3)))
     order = Interleaver(problem).solution([0, 1, 2]).order
     assert choose_candidates(problem, order).gap.tolist() == [0.0, 0.0]

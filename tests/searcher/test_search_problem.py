@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from searcher.instances import vlm
+from searcher.instances import problem_of_study, vlm
 
 from semu.errors import ConfigError, ScheduleError
 from semu.schedule import PipelineShape, PipelineStudy
@@ -40,7 +40,7 @@ def test_another_file_is_refused(text: str) -> None:
 def test_a_study_becomes_a_problem() -> None:
     """Two ranks, two slots, one microbatch: chunk c on rank c % 2; backwards against the flow."""
     study = PipelineStudy.of(PipelineShape.chain(2, 1, 2), forward_s=[1, 2, 3, 4], transfer_s=0.25, held_bytes=7)
-    problem = SearchProblem.from_study(study, limit_bytes=100, static_bytes=[1, 2])
+    problem = problem_of_study(study, limit_bytes=100, static_bytes=[1, 2])
     assert problem.rank.tolist() == [0, 1, 0, 1]
     assert problem.slot.tolist() == [0, 0, 1, 1]
     assert problem.segment.tolist() == [0, 0, 1, 1]

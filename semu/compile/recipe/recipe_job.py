@@ -83,15 +83,17 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
             )
 
 
-def refuse_split(layout: Layout) -> None:
-    """Backwards under a plan are whole."""
+def refuse_split(layout: Layout, schedule: str = "") -> None:
+    """Backwards under a plan are whole; ``schedule``: the one that splits them, named where 1F1B is no way out."""
     if layout.recipe.plan is not None:
+        named = schedule if layout.job.parallel.placement != "circular" else ""
         raise ConfigError(
-            "split backwards under a plan of sub-microbatches and variants are not modelled by this version",
+            (f"the schedule {named!r}: " if named else "")
+            + "split backwards under a plan of sub-microbatches and variants are not modelled by this version",
             where="training.schedule",
-            expected="a schedule with whole backwards",
-            got="split backwards",
-            nearest="1f1b",
+            expected="a schedule with whole backwards" + (", or no plan" if named else ""),
+            got=named or "split backwards",
+            nearest=None if named else "1f1b",
         )
 
 

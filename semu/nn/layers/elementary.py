@@ -11,7 +11,7 @@ class Linear(Module):
     """``y = x W^T + b``.
 
     Args:
-        in_features, out_features: global widths. bias: add b. parts: widths of the projections that it fuses.
+        in_features, out_features: global widths. bias: add b. parts: widths of the fused projections.
         bias_features: number of features with a bias; None: all.
     """
 

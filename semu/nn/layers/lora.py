@@ -1,7 +1,7 @@
 """LoRA (2106.09685): adapters of low rank beside frozen linear layers, on any model and applied from outside.
 
 A linear layer of semu may fuse projections that other frameworks keep apart (queries, keys and values; gate and up):
-each gets an adapter of its own, so that parameters are counted as PEFT counts them, rank x (in + out) per projection.
+each projection gets an adapter, so that parameters are counted as in PEFT, rank x (in + out) per projection.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class LoRA:
             ``fnmatch`` patterns of paths that end in either (``llm.*.q_proj``). As in PEFT, a name stands for all
             modules whose path ends in it.
         dropout: probability on an adapter's input; every adapter draws a mask.
-        alpha: the scale is alpha / rank; costs nothing and is kept for the record.
-        trainable: module paths or patterns of what is trained beside the adapters (PEFT's ``modules_to_save``, here
-            without a frozen copy).
+        alpha: the scale is alpha / rank; costs nothing.
+        trainable: paths or patterns of modules that train beside the adapters (PEFT's ``modules_to_save``, here without
+            a frozen copy).
     Raises:
         ConfigError: a rank below 1, a probability out of range, no target.
     """
@@ -62,7 +62,7 @@ class LoRALinear(Linear):
     """A linear layer with adapters; the parameters of the layer stay as they are.
 
     Args:
-        base: the layer. rank: of the adapters. parts: adapted projections, each as (number, first row, rows).
+        base: the layer. rank: of the adapters. parts: adapted projections, each as (number, rows).
         dropout: on what an adapter reads.
     """
 
@@ -93,28 +93,26 @@ def add_lora(model: Model, lora: LoRA, *, where: str = "model.lora") -> Model:
     Args:
         model: changed in place. lora: which layers. where: place of the options, for messages.
     Raises:
-        ConfigError: a target or a path that names nothing, or a layer that is named both whole and in parts.
+        ConfigError: a target or path without a match, or a layer that is named both whole and in parts.
     """
     sites = list(sites_of(model))
     wanted: dict[str, set[int | None]] = {}
     for target in lora.targets:
-        found = False
-        for site in sites:
-            parts = site.chosen(target)
-            found |= bool(parts)
-            wanted.setdefault(site.path, set()).update(parts)
-        if not found:
-            known = sorted({name.rpartition(".")[2] for site in sites for name in site.names})
-            raise unknown_name("projection or module path", target, [ALL_LINEAR, *known], where=f"{where}.targets")
-    paths = {path for m in model.modules for path, _ in m.body.named_modules(m.name)}
-    own = dict(model.named_parameters())
+        chosen = {site.path: site.chosen(target) for site in sites}
+        if not any(chosen.values()):
+            words = sorted({name.rpartition(".")[2] for site in sites for name in site.names})
+            raise unknown_name("projection or module path", target, [ALL_LINEAR, *words], where=f"{where}.targets")
+        for path, parts in chosen.items():
+            wanted.setdefault(path, set()).update(parts)
+    parameters = dict(model.named_parameters())
     trained = set()
     for word in lora.trainable:
-        named = {p for p in own if p == word or p.startswith(f"{word}.") or fnmatchcase(p, word)}
+        named = {p for p in parameters if p == word or p.startswith(f"{word}.") or fnmatchcase(p, word)}
         if not named:
+            paths = {path for m in model.modules for path, _ in m.body.named_modules(m.name)}
             raise unknown_name("module path", word, sorted(paths), where=f"{where}.trainable")
         trained |= named
-    for path, parameter in own.items():
+    for path, parameter in parameters.items():
         parameter.requires_grad = path in trained
     wrapped: dict[int, LoRALinear | LoRAExperts] = {}
     for site in sites:
@@ -143,7 +141,7 @@ def _adapted(site: Site, parts: set[int | None], lora: LoRA, where: str) -> LoRA
 
 
 def _replace(site: Site, new: Module) -> None:
-    """Hang a module in the place of a layer, attribute or member of a list."""
+    """Put a module in the place of a layer, an attribute or a member of a list."""
     if site.name in site.parent.__dict__:
         children = site.parent._children()
         order = list(children)

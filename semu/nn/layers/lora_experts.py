@@ -1,4 +1,4 @@
-"""``LoRAExperts``: adapters of low rank beside the projections of routed experts, one of each for every expert."""
+"""``LoRAExperts``: adapters of low rank beside the projections of routed experts, one per projection and expert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def expert_widths(experts: Experts) -> tuple[int, ...]:
 
 
 class LoRAExperts(Experts):
-    """Experts with adapters, each pair of them in two grouped products; never in fp8.
+    """Experts with adapters; an adapter is two grouped products over all experts, never in fp8.
 
     Args:
         base: the experts; their parameters stay as they are. rank: of the adapters.

@@ -1,4 +1,4 @@
-"""Where adapters of low rank can stand: linear layers and routed experts, by their paths and by other names."""
+"""Where adapters of low rank can stand: linear layers and routed experts, by path and by other frameworks' names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from semu.nn.model import Model
 from semu.nn.module import Module
 
 ALL_LINEAR = "all-linear"
-"""Target: every linear layer of the transformer layers, experts and their routers too; not embeddings, projectors,
-heads."""
+"""Target: all linear layers of transformer layers, experts and routers included; no embedding, projector or head."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,8 @@ class Projection:
     """What a name in another framework means here.
 
     Attributes:
-        linear: attribute that holds the layer. part, of: one of so many equal parts, where the layer does not name its
-            own; part None: the whole layer is one projection.
+        linear: attribute that holds the layer. part, of: part ``part`` of ``of`` equal parts, where the layer does not
+            say its parts; part None: the whole layer is one projection.
     """
 
     linear: str
@@ -75,9 +74,10 @@ class Site:
     """A linear layer, or all experts of a layer, that may get adapters.
 
     Attributes:
-        path: in the model. parent, name: where it hangs. module: itself. widths: of its projections.
-        names: full name elsewhere -> number of the part, or None for the layer as one projection.
-        is_layer: it is a part of a transformer layer.
+        path: in the model. parent, name: the module and attribute that hold it. module: itself.
+        widths: of its projections.
+        names: full name in another framework -> number of the part, or None for the layer as one projection.
+        is_layer: it is part of a transformer layer.
     """
 
     path: str
@@ -94,8 +94,8 @@ class Site:
             return set(range(len(self.widths))) if self.is_layer else set()
         if names(target, self.path):
             return set(range(len(self.widths)))
-        found = {part for name, part in self.names.items() if names(target, name)}
-        return found - {None} if len(found) > 1 else found  # a pattern that fits both means the parts
+        parts = {part for name, part in self.names.items() if names(target, name)}
+        return parts - {None} if len(parts) > 1 else parts  # a pattern that fits whole and parts means the parts
 
 
 def sites_of(model: Model) -> Iterator[Site]:
@@ -124,7 +124,7 @@ def sites_of(model: Model) -> Iterator[Site]:
 
 
 def names(target: str, path: str) -> bool:
-    """Whether a word names a path: it ends in it, or matches as a pattern."""
+    """Whether ``target`` names a path: the path ends in it, or matches it as a pattern."""
     return path == target or path.endswith(f".{target}") or fnmatchcase(path, target)
 
 
@@ -136,17 +136,17 @@ def _linear(
     is_gated = not isinstance(parent, MLP) or parent.gated
     parts = max((projection.of for projection in here.values()), default=1) if is_gated else 1
     widths = linear.parts or (rows // parts,) * parts
-    found: dict[str, int | None] = {}
-    for word, projection in here.items():
-        if len(widths) > 1:
-            found[f"{path.removesuffix(name)}{word}"] = projection.part
-        elif word != "gate_proj":
-            found[f"{path.removesuffix(name)}{word}"] = 0
-    return Site(path, parent, name, linear, widths, found, is_layer)
+    prefix, is_split = path.removesuffix(name), len(widths) > 1
+    parts_by_name = {
+        f"{prefix}{word}": projection.part if is_split else 0
+        for word, projection in here.items()
+        if is_split or word != "gate_proj"
+    }
+    return Site(path, parent, name, linear, widths, parts_by_name, is_layer)
 
 
 def _experts(path: str, parent: Module, name: str, experts: Experts, is_layer: bool) -> Site:
-    found: dict[str, int | None] = {
+    parts_by_name: dict[str, int | None] = {
         f"{path}.{word}": part for part, words in enumerate(EXPERT_NAMES[experts.gated]) for word in words
     }
-    return Site(path, parent, name, experts, expert_widths(experts), found, is_layer)
+    return Site(path, parent, name, experts, expert_widths(experts), parts_by_name, is_layer)

@@ -16,8 +16,8 @@ class LatentSizes:
     """Widths of latent attention.
 
     Attributes:
-        kv_lora_rank: of the latent of keys and values. q_lora_rank: of that of the queries, None: no latent.
-        qk_head_dim: of a head's part without position. qk_pos_emb_head_dim: of its rotated part.
+        kv_lora_rank: of the latent of keys and values. q_lora_rank: of the queries' latent; None: no latent.
+        qk_head_dim: of a head's part without position. qk_pos_emb_head_dim: of a head's rotated part.
         v_head_dim: of a head's values.
     """
 

@@ -92,7 +92,7 @@ class MixtureOfExperts(Module):
     Args:
         hidden: width. ffn: inner width of an expert. experts, top_k: how many there are, how many a token uses.
         gated: gated networks (SwiGLU). bias: of experts and router. activation: of the networks, as in ``MLP``.
-        shared_ffn: inner width of the shared experts together; None: there are none.
+        shared_ffn: inner width of all shared experts together; None: there are none.
         shared_gate: the shared experts' output is weighted by a learned gate (Qwen2-MoE, 2407.10671 §2.2.1).
     Raises:
         ConfigError: more experts per token than experts.
@@ -161,6 +161,6 @@ class MixtureOfExperts(Module):
 
 
 def active_parameters(module: Module) -> int:
-    """Parameters that a token uses: all but the experts that it was not routed to."""
+    """Parameters that a token uses: all but those of experts that it is not routed to."""
     idle = sum(item.idle_parameters for _, item in module.named_modules() if isinstance(item, MixtureOfExperts))
     return module.num_parameters() - idle

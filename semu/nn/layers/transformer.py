@@ -20,7 +20,7 @@ class SelfAttention(Module):
         hidden: width. heads: query heads. kv_heads: key/value heads, a divisor of heads; None: heads.
         head_dim: None: hidden / heads. causal: mask the future. rotary: rotate q and k (RoPE).
         bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
-        key_bias: false: the keys have none though queries and values do (Whisper, 2212.04356).
+        key_bias: false: queries and values have biases, keys do not (Whisper, 2212.04356).
         dropout: probability on the attention probabilities; a fused kernel keeps no mask of it.
         qk_norm: RMS norm of every query's and key's head before the rotation (Qwen3, 2505.09388 §2).
         window: how far a token sees; None: the whole sequence.
@@ -179,7 +179,7 @@ class TransformerLayer(Module):
         bias, qkv_bias: biases of the projections. dropout: probability on the attention's
             probabilities, after attention and after MLP.
         qk_norm: RMS norm of queries and keys, head by head.
-        mlp: in place of the MLP, e.g. a mixture of experts; ``ffn`` is then of no account.
+        mlp: in place of the MLP, e.g. a mixture of experts; ``ffn`` is then ignored.
         attention: in place of the self-attention, e.g. latent attention.
         activation: of the MLP; None: see ``MLP``. placement: of the norms.
         attention_bias, mlp_bias: biases of one branch; None: as ``bias``.
@@ -243,8 +243,10 @@ class TransformerLayer(Module):
             )
         self.attention = attention
         self.mlp_norm = _norm()
-        own_bias = bias if mlp_bias is None else mlp_bias
-        self.mlp = mlp if mlp is not None else MLP(hidden, ffn, gated=gated, bias=own_bias, activation=activation)
+        if mlp is None:
+            mlp_bias = bias if mlp_bias is None else mlp_bias
+            mlp = MLP(hidden, ffn, gated=gated, bias=mlp_bias, activation=activation)
+        self.mlp = mlp
         self.attention_dropout = Dropout(dropout)
         self.mlp_dropout = Dropout(dropout)
         is_sandwich = placement is NormPlacement.SANDWICH
@@ -267,7 +269,7 @@ class TransformerLayer(Module):
 
 
 def _after(branch: Tensor, *modules: Module | None) -> Tensor:
-    """What stands behind a branch, in order, where there is any."""
+    """Run the modules behind a branch, in order, those that exist."""
     for module in modules:
         if module is not None:
             branch = module(branch)

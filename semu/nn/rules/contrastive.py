@@ -1,10 +1,10 @@
 """Contrastive losses over the batches of all data-parallel replicas: gathered features, similarities, two losses.
 
-Every rank compares its own rows with those of all replicas (2103.00020 §2.5: only the similarities that its local batch
-needs; open_clip's ``local_loss`` with ``gather_with_grad``). The features are all-gathered inside the forward pass, and
-the gradients of what was gathered are reduce-scattered inside the backward pass, over a communicator of their own.
-Under sequence parallelism a tensor-parallel rank has its share of the rows. Replicas are taken to have equally many
-rows and to reach the collective together.
+Every rank compares its rows with those of all replicas (2103.00020 §2.5: only the similarities that its local batch
+needs; open_clip's ``local_loss`` with ``gather_with_grad``). The forward pass all-gathers the features, the backward
+pass reduce-scatters the gradients of the gathered features, over a separate communicator. Under sequence parallelism a
+tensor-parallel rank has its share of the rows. Replicas are assumed to have equally many rows and to reach the
+collective together.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ of two products is cast once and written twice, plain and transposed, by one mem
 largest magnitude for the next scale (delayed scaling). What is kept for the backward pass is the fp8 input. Token
 gathers of sequence parallelism move the fp8 copy. Outputs, and everything outside such linears, stay in bf16.
 
-Under blockwise scaling (``Fp8Recipe``) a copy has its scales behind it, row by row: they are written, read, gathered
-and kept with it, and what is said here of transposing is quantising along the other axis.
+Under blockwise scaling (``Fp8Recipe``) the scales follow the copy, row by row: they are written, read, gathered and
+kept with it, and a transposed copy is quantised along the other axis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDTH_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Cast:
-    """fp8 copies of a tensor with their scales: as it was, and transposed; None where nobody reads that one."""
+    """fp8 copies of a tensor with their scales, plain and transposed; None: the copy has no reader."""
 
     plain: Tensor | None
     transposed: Tensor | None
@@ -136,7 +136,7 @@ def _cast(x: Tensor, *, plain: bool, transposed: bool, name: str, phase: Phase |
 
 
 def _transpose(x: Tensor, name: str) -> Tensor:
-    """Append the transposition of an fp8 tensor, for a copy that was gathered: read once, written once."""
+    """Append the transposition of a gathered fp8 tensor: read once, written once."""
     phase = Phase.WEIGHT_GRADIENT
     return x.trace.emit(OpKind.CAST, [x], like=x, mem_bytes=2 * x.size_bytes, phase=phase, name=name)
 
@@ -144,7 +144,7 @@ def _transpose(x: Tensor, name: str) -> Tensor:
 def _cast_weight(
     trace: Trace, w: ParameterUse, cut: tuple[int, ...], *, transposed: bool
 ) -> tuple[Tensor | ParameterUse, Tensor | ParameterUse]:
-    """What the forward and the input-gradient product read: copies of this microbatch, or those of the iteration."""
+    """What the forward and the input-gradient product read: copies made per microbatch, or once an iteration."""
     if not trace.options.cast_weights:
         return w, w
     copies, parts = 1 + transposed, cut[0] * cut[1]

@@ -1,7 +1,7 @@
 """Low-rank adapters beside a linear layer: ``y + (x A^T) B^T`` (LoRA, 2106.09685 §4.1), whole or split over a group.
 
-Beside a column-split weight A is whole and B split by its rows; beside a row-split one A is split by its columns and B
-whole: what is exchanged within the group is as narrow as the rank. These are the splits of ``linear``, put in a row.
+Beside a column-split weight A is whole and B split by its rows; beside a row-split weight A is split by its columns and
+B whole. Either way the group exchanges tensors as narrow as the rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def low_rank(x: Tensor, a: Parameter, b: Parameter) -> Tensor:
 
 
 def add_parts(y: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Add to some parts of the last axis of ``y``, one kernel that moves these parts only; the scale is part of it.
+    """Scale and add to some parts of the last axis of ``y``: one kernel, which moves these parts only.
 
     Args:
         y: [..., n]. parts: [..., n_i], split alike, sum of n_i at most n.

@@ -32,8 +32,8 @@ def linear(
 
     Args:
         x: [..., in]. weight: [out, in]. bias: [out] or None.
-        parts: widths of the projections that it fuses; None: it is one.
-        style: in place of the module's. may_be_fp8: false: in the plain precision even where linears run in fp8.
+        parts: widths of the fused projections; None: there is one.
+        style: None: the module's. may_be_fp8: false: in the plain precision even where linears run in fp8.
     Returns:
         [..., out]; its last axis is split over the group under COLUMN, its tokens under ROW with sequence parallelism.
     Raises:

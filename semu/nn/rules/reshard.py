@@ -1,10 +1,10 @@
-"""Between modality modules of different parallelism: every rank gets the rows that it works on next.
+"""Between modality modules of different parallelism: every rank gets the rows that it computes in the next module.
 
 A tensor is spread over the tp x cp GPUs of a replica's pipeline rank: its sequences over groups of ranks (a module with
 smaller groups than the job's), the tokens of a sequence over context ranks, and under sequence parallelism over the
-tensor-parallel ranks. All ranks gather all parts, padded to the longest as NCCL's all-gather needs them, and keep the
-rows of their place in the next module: Megatron-LM's gather from, and scatter to, the sequence-parallel region, for any
-two layouts. Backward is the same the other way round: gradients are spread as their tensors are.
+tensor-parallel ranks. All ranks gather all parts, padded to the longest as NCCL's all-gather needs, and keep the rows
+that the next module needs on them: Megatron-LM's gather from, and scatter to, the sequence-parallel region, for any two
+layouts. Backward: source and target change places; gradients are spread as their tensors are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TokenLayout:
     """How the tokens of a stream are spread over the GPUs of a replica's pipeline rank.
 
     Attributes:
-        sequences: packing of what one group of ranks has, on one context rank.
+        sequences: packing of one group of ranks, on one context rank.
         parts: groups x context ranks that share the sequences. shards: parts of the tokens over tensor-parallel ranks.
         group: the ranks that hold different parts; None: every rank holds everything.
     """
@@ -37,7 +37,7 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class Resharding:
-    """From one layout to another; where both have the same packing, only sequence parallelism begins or ends."""
+    """From one layout to another; with equal packings, only sequence parallelism begins or ends."""
 
     source: TokenLayout
     target: TokenLayout

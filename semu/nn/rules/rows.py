@@ -1,4 +1,4 @@
-"""One row per sequence, made of its tokens and whole on every rank: what conditions a whole sample."""
+"""One row per sequence, whole on every rank: the mean of its tokens, which conditions a whole sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mean_rows(x: Tensor, like: Tensor | None = None) -> Tensor:
     Saves nothing. Backward: each token gets its share.
 
     Args:
-        x: one stream. like: rows of another stream with a sequence for each of this one, whose number is then used.
+        x: one stream. like: rows of another stream with as many sequences, which then gives their number.
     """
     trace = x.trace
     if x.ndim != 2 or x.shards[-1] != 1:

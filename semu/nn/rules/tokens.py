@@ -1,7 +1,7 @@
 """Along a stream of tokens: a token before every sequence, tokens dropped, chosen, pooled; convolutions over time.
 
-Each is one kernel each way. Under sequence parallelism rows may move to another rank than their neighbours'; those few
-rows are counted as memory traffic only, as in ``scatter_tokens``. Under tensor parallelism all ranks do the same.
+Each is one kernel each way. Rows that sequence parallelism moves to another rank are few and counted as memory traffic
+only, as in ``scatter_tokens``. Under tensor parallelism all ranks do the same.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def first_tokens(x: Tensor) -> Tensor:
 
 
 def select_tokens(x: Tensor, selected: Sequences) -> Tensor:
-    """Some tokens of every sequence: [tokens, h] -> [selected.tokens, h], e.g. those that are no padding."""
+    """Some tokens of every sequence: [tokens, h] -> [selected.tokens, h], e.g. all but the padding."""
     return _chosen(x, selected, "select_tokens")
 
 
 def rename_tokens(x: Tensor, packing: Sequences) -> Tensor:
-    """The same tokens as those of another stream with as many, sequence by sequence; a view, free."""
+    """The tokens as those of another stream with equal sequences; a view, free."""
     shape = (packing.tokens, *x.shape[1:])
     y = replace(x.trace.view(x, shape, x.shards), sequences=packing)
 
@@ -149,7 +149,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
 
 
 def _row(x: Tensor, token: Parameter) -> ParameterUse:
-    """A parameter that is one token as wide as those of ``x``."""
+    """The use of a parameter that is one token, as wide as the tokens of ``x``."""
     if tuple(token.shape) != (1, x.shape[-1]):
         raise GraphError("the token does not fit", where=x.trace.where, expected=f"[1, {x.shape[-1]}]", got=token.shape)
     return x.trace.parameter(token)
@@ -167,7 +167,7 @@ def _rows(x: Tensor, inputs: Sequence[Tensor | ParameterUse], packing: Sequences
 
 
 def _like(x: Tensor, grad: Tensor, name: str, read_bytes: Dim) -> Tensor:
-    """Append a kernel that makes the gradient of ``x`` of another's."""
+    """Append a kernel that makes the gradient of ``x`` from that of the result."""
     return copy_like(x, [grad], read_bytes + x.size_bytes, name)
 
 

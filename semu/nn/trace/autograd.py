@@ -1,7 +1,7 @@
 """Backward by autograd: a walk over the tape that appends input-gradient and weight-gradient operators.
 
-What a backward operator reads of the forward pass is, by that, saved: nothing else is (DESIGN §3.6). ``recompute``
-is activation recomputation: keep only a function's inputs, run it again before its backward.
+Exactly the forward tensors that backward operators read are saved (DESIGN §3.6). ``recompute`` is activation
+recomputation: keep only a function's inputs, run the function again before its backward.
 """
 
 from __future__ import annotations
@@ -59,17 +59,16 @@ def _distribute(
 
 
 def _accumulate(trace: Trace, flowing: dict[int, Tensor | None], tensor: Tensor, gradient: Tensor | None) -> None:
-    """Add a gradient to what has already arrived; the sum is a kernel of its own, as in PyTorch."""
-    known = flowing.get(id(tensor))
-    if known is not None and gradient is None:
+    """Add a gradient to what has already arrived; the sum is a separate kernel, as in PyTorch."""
+    arrived = flowing.get(id(tensor))
+    if arrived is not None and gradient is None:
         return
-    if known is not None and gradient is not None:
+    if arrived is not None and gradient is not None:
         gradient = trace.emit(
             OpKind.ADD,
-            [known, gradient],
+            [arrived, gradient],
             like=gradient,
             mem_bytes=3 * gradient.size_bytes,
-            key=(gradient.numel,),
             phase=Phase.INPUT_GRADIENT,
             name="accumulate_grad",
         )
@@ -89,12 +88,12 @@ def recompute(
         trace: the trace of the inputs.
         function: tensors -> one tensor or a tuple of tensors.
         inputs: its arguments.
-        keeps: some outputs stay and are not computed again (``semu.nn.trace.keep``).
+        keeps: some outputs are kept and not computed again (``semu.nn.trace.keep``).
     Returns:
         What the function returns.
     Source:
-        Chen et al., 1604.06174 §4; the second forward runs to its end, as Megatron-LM's CheckpointFunction does,
-        unless the trace stops it early (``semu.nn.trace.early_stop``).
+        Chen et al., 1604.06174 §4. The second forward runs to its end as in Megatron-LM's CheckpointFunction, unless
+        the trace stops it early (``semu.nn.trace.early_stop``).
     """
     ledger = Ledger() if keeps else None
     with trace.no_grad(), trace.watch_trainable() as trainable:
@@ -128,7 +127,7 @@ def _run(
     inputs: Sequence[Tensor],
     ledger: Ledger | None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Run a function with a ledger of what it keeps; None: the one around it, if any."""
+    """Run a function with a ledger of what it keeps; None: the ledger of the function around it, if any."""
     if ledger is None:
         return function(*inputs)
     outer, trace.ledger = trace.ledger, ledger

@@ -30,7 +30,7 @@ from semu.nn.trace.tracing import ParameterUse, Trace, TraceOptions
 class CarrySpec:
     """Description of a tensor between two blocks: global shape, shards, type, packing, need of a gradient.
 
-    Where it comes from a modality module of another parallelism, ``reshard`` says how the block spreads it anew.
+    ``reshard``: how the block redistributes a tensor from a modality module of another parallelism.
     """
 
     shape: tuple[Dim, ...]
@@ -89,8 +89,8 @@ def trace_block(
         full_recompute: keep only the inputs of the forward pass and run it again in the backward. Not applied to a
             block that ends in a scalar loss (its backward follows at once) or that starts from integer data.
         gradients: per output, whether a gradient arrives for it; None: for every output that can have one.
-        offload: what the forward pass saves lives on the host in between.
-        optimizer: end with an Adam step (a job's optimizer runs once an iteration, so it asks for none here).
+        optimizer: end with an Adam step.
+        offload: what the forward pass saves is copied to the host and back for the backward.
         run_lengths: operators of each recomputation; empty: as the options say.
     Raises:
         GraphError: the block returns something that is not a tensor, or an operator cannot exist.
@@ -162,12 +162,12 @@ def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recom
 
 
 def starts_from_data(dtype: DType) -> bool:
-    """Whether a first input of this type is integer data, not an activation."""
+    """Whether a block whose first input has this type starts from integer data, not from an activation."""
     return dtype in (DType.INT64, DType.UINT8)
 
 
 def _ends_in_loss(trace: Trace, module: Module, arrived: list[Tensor]) -> bool:
-    """Whether the block returns a scalar: it is run once on a scratch trace."""
+    """Whether the block returns a scalar, found by running it on a scratch trace."""
     scratch = Trace(trace.options, module, trace.root)
     copies = [scratch.input(t.shape, t.dtype, "scratch", t.shards, t.sequences) for t in arrived]
     returned = module(*copies)
@@ -186,7 +186,7 @@ class Input:
 
     Attributes:
         shape: global shape; the first axis is tokens. dtype: element type; None: the model's.
-        requires_grad: ask for its gradient.
+        requires_grad: its gradient is wanted.
         sequences: how the tokens are packed; None: one sequence.
     """
 

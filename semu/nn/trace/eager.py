@@ -1,8 +1,8 @@
-"""What PyTorch's eager mode reads and writes beyond a fused kernel, where a module is several element-wise kernels.
+"""Memory traffic of PyTorch's eager mode beyond a fused kernel, where a module runs as several element-wise kernels.
 
-Without ``torch.compile`` and without a fused kernel of their own, modules run operator by operator, and every operator
-reads and writes memory. Counted here for half-precision tensors [bytes per element], beyond the one kernel that the
-rules append, from the modules as torchtitan writes them (torchtitan/models/llama/model.py, norms.py):
+Without ``torch.compile`` and without a fused kernel, a module runs operator by operator, and every operator reads and
+writes memory. Counted here for half-precision tensors [bytes per element], beyond the one kernel that the rules append,
+from torchtitan's modules (torchtitan/models/llama/model.py, norms.py):
 
 * RMS norm (``x.float() * rsqrt(x.float().pow(2).mean() + eps)``, cast back, times weight): cast 2 + 4, square 4 + 4,
   mean 4, scale 4 + 4, cast 4 + 2, weight 2 + 2 = 36, fused 4. Its gradients: of the weight's product 4 + 6 + 2, cast
@@ -30,7 +30,7 @@ def eager_passes(x: Tensor, bytes_per_element: int, name: str, phase: Phase | No
     """Append the extra traffic of an unfused module; nothing where modules are fused.
 
     Args:
-        x: what it reads, of the size that counts. bytes_per_element: beyond the fused kernel. name: of the kernel.
+        x: what the kernels read; its elements count. bytes_per_element: beyond the fused kernel. name: of the kernel.
         phase: default: the trace's current phase.
     """
     if not x.trace.options.eager_modules:

@@ -1,10 +1,10 @@
-"""Recomputation that stops early: of a second forward pass, the kernels behind the last one that is needed do not run.
+"""Recomputation that stops early: a second forward pass ends with the last kernel whose output the backward needs.
 
-PyTorch's checkpoint without reentrance raises inside the second forward pass as soon as everything that the backward
-pass saved is there again (``torch.utils.checkpoint.set_checkpoint_early_stop``, on by default): the last product of a
-transformer layer and the residual addition behind it are not computed again, since their outputs are no backward
-kernel's input. Megatron-LM's CheckpointFunction runs to the end (1604.06174 §4). What is needed is known after the
-backward pass, so a block is traced twice: ``needed_lengths`` of the first trace are the ``lengths`` of the second.
+PyTorch's non-reentrant checkpoint leaves the second forward pass as soon as every saved tensor exists again
+(``torch.utils.checkpoint.set_checkpoint_early_stop``, on by default): the last product of a transformer layer and the
+residual addition behind it are not computed again, since no backward kernel reads their outputs. Megatron-LM's
+CheckpointFunction runs to the end (1604.06174 §4). The backward pass decides what is needed, so a block is traced
+twice: ``needed_lengths`` of the first trace are the ``lengths`` of the second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SecondRuns:
 
     @contextmanager
     def one(self, graph: Graph) -> Iterator[None]:
-        """Operators appended inside are of one recomputation."""
+        """Operators appended inside belong to one recomputation."""
         number, first, outer = len(self.spans), len(graph.operators), self._end
         self.spans.append((first, first))
         if self._lengths:
@@ -44,15 +44,15 @@ class SecondRuns:
             self.spans[number], self._end = (first, len(graph.operators)), outer
 
     def is_over(self, graph: Graph) -> bool:
-        """Whether the recomputation that is running has all that is needed of it."""
+        """Whether the running recomputation has appended as many operators as it may."""
         return self._end is not None and len(graph.operators) >= self._end
 
 
 def needed_lengths(graph: Graph, spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Of each recomputation, how many operators run: up to the last one whose output another operator needs.
+    """Operators of each recomputation that run: up to the last whose output an operator outside needs.
 
     Args:
-        graph: of a trace in which all of them ran to their ends. spans: ``SecondRuns.spans`` of it.
+        graph: of a trace in which every recomputation ran to its end. spans: ``SecondRuns.spans`` of that trace.
     """
     readers: defaultdict[int, list[int]] = defaultdict(list)
     for operator in graph.operators:
@@ -63,7 +63,7 @@ def needed_lengths(graph: Graph, spans: Sequence[tuple[int, int]]) -> tuple[int,
 
 
 def _needed(graph: Graph, first: int, last: int, readers: defaultdict[int, list[int]], kept: set[int]) -> int:
-    """The operator behind the last one that is needed; those from it to ``last`` are read by one another at most."""
+    """One behind the last operator that is needed; from there to ``last``, outputs are read inside the span only."""
     end = last
     while end > first:
         operator = graph.operators[end - 1]

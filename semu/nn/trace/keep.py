@@ -1,9 +1,9 @@
 """Outputs that recomputation keeps: torchtitan's per-operator policy (``selective_ac_option = "op"``).
 
-Of a block that is recomputed, the outputs of every second matrix product, from the first on, of fused attention and of
-reduce-scatters stay; everything else is computed again. A projection that semu fuses (queries, keys and values; gate
-and up) counts as the products that it stands for, so that only a part of its output may stay: that part has a storage
-of its own, which whoever reads the output reads too. Products in fp8 count as any other.
+A recomputed block keeps the outputs of the first, third, fifth, ... matrix product, of fused attention and of
+reduce-scatters; everything else is computed again. A fused projection (queries, keys and values; gate and up) counts as
+the products that it stands for, so part of its output may be kept: that part has a separate storage, which every reader
+of the output reads too. Products in fp8 count as any other.
 
 Source: torchtitan, torchtitan/parallelisms/parallelize_llama.py (_get_custom_policy, no_recompute_list).
 """
@@ -28,8 +28,8 @@ class Ledger:
     """What one recomputed block keeps, in the order of its forward pass.
 
     Attributes:
-        kept: per place, the tensors that stay; None: nothing does. products: matrix products so far.
-        place: the next place to be read again; None: still writing.
+        kept: per place, the tensors that are kept; None: none. products: matrix products so far.
+        place: the next place to read, in the second run; None: the first run, which writes.
     """
 
     kept: list[tuple[Tensor, ...] | None] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Ledger:
     place: int | None = None
 
     def again(self) -> Ledger:
-        """The same, to be read from the beginning."""
+        """The ledger for the second run, which reads from the beginning."""
         return Ledger(self.kept, 0, 0)
 
     def next(self) -> tuple[Tensor, ...] | None:
@@ -47,7 +47,7 @@ class Ledger:
         return self.kept[self.place - 1]
 
     def saved_width(self, widths: Sequence[int]) -> int:
-        """How much of the products of these widths stays: of the first, the third, the fifth, ..."""
+        """Width that is kept of products of these widths: the first, third, fifth, ... of the block."""
         saved = 0
         for width in widths:
             self.products += 1
@@ -63,10 +63,10 @@ def kept_product(
     parts: Sequence[int],
     operand: DType | None = None,
 ) -> Tensor:
-    """Append ``x W^T`` in a block that keeps some outputs; the second time, only what was not kept.
+    """Append ``x W^T`` in a block that keeps some outputs; the second run computes only what was not kept.
 
     Args:
-        x: the input. inputs: what the product reads, ``x`` among it. out_shards: of the last axis.
+        x: the input. inputs: all that the product reads. out_shards: of the last axis.
         sizes: local m, n, k. parts: global widths of the products that it stands for.
         operand: arithmetic, and element type of the weight as it is read; None: those of the trace.
     """
@@ -110,9 +110,9 @@ def kept_product(
         (side,) = trace.side_outputs(1)
         ledger.kept.append((side,))
         return _spread(y, side)
-    known = ledger.next()
-    if known is None:
+    kept = ledger.next()
+    if kept is None:
         return _multiply(n, n, 0)
     if saved == n:
-        return replace(known[0], requires_grad=trace.any_trainable(inputs))
-    return _spread(_multiply(n - saved, n - saved, 0), known[0])
+        return replace(kept[0], requires_grad=trace.any_trainable(inputs))
+    return _spread(_multiply(n - saved, n - saved, 0), kept[0])

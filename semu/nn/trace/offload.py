@@ -1,8 +1,8 @@
 """Offload of saved activations: copies out behind a block's forward pass, copies in ahead of its backward.
 
-What is saved is what backward operators read of the forward pass, so it is found by differentiating the block once.
-Each copy out waits only for the kernel that made its tensor, each copy in only for its turn on the link; kernels wait
-for what they read, and a tensor goes from the device when its last reader in the forward pass and its copy are done.
+A block is differentiated once to learn which forward tensors the backward operators read. A copy out waits for the
+kernel that made its tensor, a copy in for its turn on the link; a tensor leaves the device when its last reader in the
+forward pass and its copy have ended.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def copy_out(trace: Trace, saved: Sequence[int]) -> None:
 
 
 def copy_in(trace: Trace, saved: Sequence[int]) -> None:
-    """Append a copy from the host for each saved storage; what reads it from now on reads the copy.
+    """Append a copy from the host for each saved storage, in reverse order: the backward reads the last one first.
 
-    What the backward pass needs first, the last that was made, comes first.
+    Later operators read the copy.
     """
     graph = trace.graph
     for storage in reversed(saved):

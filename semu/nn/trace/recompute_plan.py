@@ -1,9 +1,9 @@
 """``RecomputePlan``: which parts of a block are computed again in the backward pass, by module kind or by path.
 
-Kinds are Megatron-LM's words (``--recompute-modules``). A module class says what it is in ``recompute_kind``, so a
-user's own module joins by naming itself. Two kinds are single kernels whose *output* is dropped and made again when
-the backward pass first reads it (Megatron core's ``CheckpointWithoutOutput``): checkpointing them as modules would
-keep their input and, as the input of what follows, their output too, and save nothing.
+Kinds are Megatron-LM's words (``--recompute-modules``). A module class states its kind in ``recompute_kind``; so may a
+user's module. ``OUTPUT_KINDS`` are single kernels whose *output* is dropped and made again when the backward pass first
+reads it (Megatron core's ``CheckpointWithoutOutput``): recomputing them as modules would save nothing, since their
+input is kept, and their output too as the input of the next module.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class RecomputePlan:
     """What is computed again inside a block.
 
     Attributes:
-        kinds: module kinds. patterns: ``fnmatch`` patterns of module paths from the model's root; each such module is
-            computed again from its inputs (a norm: as the kind ``layernorm``).
+        kinds: module kinds. patterns: ``fnmatch`` patterns of module paths from the model's root; a module that matches
+            is computed again from its inputs, a norm as the kind ``layernorm`` says.
     """
 
     kinds: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class RecomputePlan:
         return any(fnmatchcase(path, pattern) for pattern in self.patterns)
 
     def names(self, kind: str, path: str) -> bool:
-        """Whether the module (or rule) of some kind at ``path`` is computed again."""
+        """Whether a module or rule of this kind, at this path, is computed again."""
         return kind in self.kinds or self.matches(path)
 
 

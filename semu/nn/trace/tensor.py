@@ -29,9 +29,8 @@ class Sequences:
         pairs: sum over sequences of length squared.
         count: number of sequences.
         length: common length where all are equal, else None.
-        pair_unit: what the symbols of ``pairs`` count in: 1, or with context parallelism so many chunk pairs (see
-            ``of_stream``).
-        module: the modality module that spreads the sequences over groups of ranks; empty: all ranks have them all.
+        pair_unit: pairs per unit of the symbols of ``pairs``: 1, or more with context parallelism (see ``of_stream``).
+        module: the modality module that spreads the sequences over groups of ranks; empty: every rank has them all.
 
     Under context parallelism ``tokens`` are those of one rank, and ``pairs`` its share: its queries with all keys.
     """
@@ -53,8 +52,8 @@ class Sequences:
             token_divisor: the axis is ``token_divisor`` x ``stream.shard`` long, on all context ranks together.
             cp: ranks that share every sequence; with several, each holds two of its 2 cp chunks, ``stream.pairs`` is
                 the sum of squared chunk lengths, and a rank has 2 x 2 cp of these pairs.
-            module: the modality module that spreads the sequences over groups of ranks; the symbols are then those of
-                one group, ``stream.module.shard`` and so on.
+            module: the modality module that spreads the sequences over groups of ranks; the symbols of one group are
+                ``stream.module.shard`` and so on.
         """
         unit = 4 * cp if cp > 1 else 1
         prefix = f"{stream}.{module}" if module else stream
@@ -73,7 +72,7 @@ class Sequences:
         return cls(stream, count * length, count * length * length, count, length)
 
     def pairs_within(self, window: Window, where: str) -> Dim:
-        """Pairs of tokens of one sequence that a window leaves.
+        """Pairs of tokens inside a window, over all sequences.
 
         Raises:
             GraphError: sequences of unknown lengths.

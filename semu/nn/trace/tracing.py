@@ -48,7 +48,7 @@ class TraceOptions:
         overlap_tp: tensor-parallel collectives run beside independent kernels; false: compute waits for each.
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
         recompute: parts of the block that are computed again in the backward pass.
-        cast_weights: under fp8, every microbatch casts its weights; false: it finds them cast (once an iteration).
+        cast_weights: under fp8, every microbatch casts the weights; false: they are cast once an iteration.
         experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
@@ -56,7 +56,7 @@ class TraceOptions:
         fp8_recipe: how fp8 tensors are scaled.
         replica_group: the data-parallel replicas, where a module reads them (``Module.reads_replicas``).
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.trace.keep``.
-        stop_early: what is recomputed runs up to the last kernel that a backward kernel needs, see
+        stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
         eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
     """
@@ -94,9 +94,9 @@ class ParameterUse:
     Attributes:
         path: where it is used. parameter: the model's parameter. numel: local elements.
         is_sharded: split over the tensor-parallel group (else every rank holds it whole).
-        tensor, gradient: its tensor node, and its gradient buffer's (None when frozen).
+        tensor, gradient: tensor nodes of the parameter and of its gradient buffer (None when frozen).
         is_fp8: the weight of a linear that runs in fp8.
-        is_expert: of routed experts that are spread over ranks otherwise than all else: reduced over other ranks.
+        is_expert: a parameter of routed experts whose gradient is reduced over another group than dense parameters'.
     """
 
     path: str
@@ -111,7 +111,7 @@ class ParameterUse:
 
 @dataclass(frozen=True)
 class TapeStep:
-    """One differentiable step: what went in, what came out, how gradients flow back; where it was done."""
+    """One differentiable step: inputs, outputs, how gradients flow back, and the module whose forward ran it."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -126,7 +126,7 @@ class Trace:
     Args:
         options: sharding, precision, overlap.
         module: the module that will be traced; gives the paths of the modules below it.
-        root: where that module stands in the model; sharding plans are asked for ``root.path``.
+        root: the module's path in the model; sharding plans name ``root.path``.
         run_lengths: operators of each recomputation, see ``semu.nn.trace.early_stop``; empty: all.
     """
 
@@ -156,7 +156,7 @@ class Trace:
         self.second_runs = SecondRuns(run_lengths)
         self._sides: list[int] = []
 
-    # -- where we are --------------------------------------------------------------------------------------------
+    # -- the running module ---------------------------------------------------------------------------------------
     @property
     def path(self) -> str:
         """Dotted path, below the traced module, of the module whose forward is running."""
@@ -256,7 +256,7 @@ class Trace:
             self._dropped[self.graph.tensors[output.node].storage] = _make
 
     def _read(self, tensor: Tensor, phase: Phase) -> int:
-        """The node that an operator reads: of a dropped tensor, in the backward pass, the one made again."""
+        """The node that an operator reads; the backward pass reads a dropped tensor where it was made again."""
         storage = self.graph.tensors[tensor.node].storage
         if storage in self.reloaded:
             node = self.reloaded[storage]
@@ -364,8 +364,8 @@ class Trace:
             name: appended to the module's path.
             extra_outputs: local shapes and dtypes of side outputs (statistics); reach them by ``side_outputs``.
             arithmetic: precision of the computation; default: the options' plain one.
-            beside: operators that it waits for, of a transfer that runs beside what surrounds it, whatever
-                ``overlap_tp`` says: it waits for these and for what it reads, and what reads its outputs for it.
+            beside: of a transfer that overlaps with its surroundings even without ``overlap_tp``: the operators that it
+                waits for, besides the producers of its inputs; -1: none.
         """
         if like is not None:
             shape = like.shape if shape is None else shape
@@ -435,15 +435,14 @@ class Trace:
         return [Tensor(self, node.index, node.shape, (1,) * len(node.shape), node.dtype) for node in nodes]
 
     def _copies(self, inputs: Sequence[Tensor | ParameterUse], result: Tensor | None) -> int:
-        """How many ranks do the same work: all of them where neither operands nor result are split."""
+        """Tensor-parallel ranks that do the same work: all where neither operands nor result are split, else 1."""
         is_split = any(
             item.is_sharded if isinstance(item, ParameterUse) else any(n > 1 for n in item.shards) for item in inputs
         ) or (result is not None and any(n > 1 for n in result.shards))
         return 1 if is_split else self.options.plan.tp
 
     def _context_copies(self, flop: Dim) -> int:
-        """How many context ranks do the same work: all, where it does not depend on the tokens of a rank (rows per
-        sequence, which every rank keeps whole)."""
+        """Context ranks that do the same work: all where the work does not depend on a rank's tokens, else 1."""
         ranks = self.options.cp_group.num_ranks
         if ranks == 1 or any(name.endswith((".shard", ".pairs")) for name in symbols_of(flop)):
             return 1
@@ -451,7 +450,7 @@ class Trace:
 
     @staticmethod
     def any_trainable(inputs: Sequence[Tensor | ParameterUse]) -> bool:
-        """Whether a gradient flows through, or ends in, any of them."""
+        """Whether an input needs a gradient."""
         return any(item.requires_grad if isinstance(item, Tensor) else item.parameter.requires_grad for item in inputs)
 
     def view(self, tensor: Tensor, shape: Sequence[Dim], shards: Sequence[int]) -> Tensor:

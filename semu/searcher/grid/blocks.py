@@ -148,7 +148,8 @@ def _costs(
         uses = np.bincount(own.index.ravel(), minlength=end - begin).astype(np.float64)
         sums.append([floor.over(uses, slice(begin, end)) for floor in floors])
     columns = [np.array([[cell[k] for cell in row] for row in sums])[:, block] for k in range(6)]
-    return MicrobatchCosts(*map(_running, columns[:-1]), columns[-1])
+    columns[:-1] = map(_running, columns[:-1])
+    return MicrobatchCosts(*columns)
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class _Floor:
     kept: I64
     handed: I64
 
-    def over(self, uses: F64, shapes: slice) -> tuple[float, float, float, float, int, int]:
+    def over(self, uses: F64, shapes: slice) -> tuple[Any, ...]:
         """As the columns of ``MicrobatchCosts``, over the shapes of one size of a microbatch; ``uses``: of each."""
         used = np.flatnonzero(uses) + shapes.start
         return (

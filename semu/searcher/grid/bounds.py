@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,8 @@ from semu.parallel.pipeline import Chunk, deal_chunks
 from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.registry import ALL_SCHEDULES
-from semu.searcher.grid.blocks import BlockTable, MicrobatchCosts
+from semu.searcher.grid.blocks import F64, I64, BlockTable, MicrobatchCosts
 from semu.searcher.grid.space import Point, job_at, parallel_of
-
-F64: TypeAlias = NDArray[np.float64]
-I64: TypeAlias = NDArray[np.int64]
 
 
 class Floor(NamedTuple):
@@ -242,8 +239,8 @@ class Floors:
             elements, trained, (parallel.shard_ranks, parallel.expert_shard_ranks), strict=True
         ):
             found = static_bytes(
-                own,  # type: ignore[arg-type]  # of all ranks at once
-                trains,  # type: ignore[arg-type]
+                own,  # of all ranks at once
+                trains,
                 dp=shards,
                 zero=point.zero,
                 tensor_dtype=training.precision.tensor_dtype,

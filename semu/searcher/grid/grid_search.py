@@ -61,7 +61,7 @@ def grid(
     begin = time.monotonic()
     base = job if gpus is None else with_gpus(job, gpus)
     space = vary if isinstance(vary, Space) else Space.of(base, vary, fix)
-    tell = progress if progress is not None else _silent
+    tell = progress or (lambda _: None)
     tell("looking for legal configurations")
     with without_collector():
         legal = legal_points(base, space, tell)
@@ -79,11 +79,7 @@ def grid(
         if store is not None:
             hunt.outcomes.update(store.known(legal.points))
             hunt.reused, hunt.keep = len(hunt.outcomes), store.add
-        return hunt.all(legal) if exhaustive else hunt.best(legal)
-
-
-def _silent(_: str) -> None:
-    return None
+        return hunt.run(legal, is_exhaustive=exhaustive)
 
 
 def _rank_by(rank_by: RankBy | str, price: float | None) -> RankBy:

@@ -84,17 +84,25 @@ class Hunt:
         assert outcome.figures is not None
         return self.objective(outcome.point, outcome.figures.iteration_time_s, outcome.figures.peak_memory_bytes, order)
 
-    # -- the two ways --------------------------------------------------------------------------------------------
-    def all(self, legal: Legal) -> GridResult:
-        """Every legal configuration that has room for what it surely needs."""
-        floors = self._floors(legal)
-        order, roomy = self._roomy(legal, floors, self.order)
-        chosen = self._every(roomy)
-        if order is not RankBy.HEADROOM and not any(self._fits(own) for own in chosen) and self.ended_by == "end":
+    # -- the hunt ------------------------------------------------------------------------------------------------
+    def run(self, legal: Legal, *, is_exhaustive: bool) -> GridResult:
+        """Of the configurations that may fit, every one, or those that can be among the best; where nothing fits, the
+        smallest."""
+        self.tell(f"bounding {len(legal.points):,} configurations")
+        with without_collector():
+            bounds = Floors(self.job, sorted({point.micro_batch for point in legal.points}))
+            floors = {point: bounds.of(point) for point in legal.points}
+        order, points = self.order, list(legal.points)
+        if order is not RankBy.HEADROOM:
+            points = [point for point in points if floors[point].memory_bytes <= self.capacity]
+        while True:
+            chosen = self._every(points) if is_exhaustive else self._best_of(points, floors, order)
+            fits = any(self._fits(own) for own in chosen)
+            if order is RankBy.HEADROOM or fits or self.ended_by != "end":
+                cut_by_memory = len(legal.points) - len(points)
+                return self._result(legal, chosen, floors, cut_by_memory, order, is_exhaustive=is_exhaustive)
             self.tell("nothing fits: looking for the smallest")
-            order, roomy = RankBy.HEADROOM, list(legal.points)
-            chosen = self._every(roomy)
-        return self._result(legal, chosen, floors, len(legal.points) - len(roomy), order, is_exhaustive=True)
+            order, points = RankBy.HEADROOM, list(legal.points)
 
     def _every(self, points: Sequence[Point]) -> list[Outcome]:
         """Evaluate all of some configurations."""
@@ -107,30 +115,7 @@ class Hunt:
         self._run(tasks, best, self.order, len(points))
         return [self.outcomes[point] for point in points if point in self.outcomes]
 
-    def best(self, legal: Legal) -> GridResult:
-        """Those that can be among the best; where nothing fits, the smallest."""
-        floors = self._floors(legal)
-        order, roomy = self._roomy(legal, floors, self.order)
-        chosen = self._hunt(roomy, floors, order)
-        if order is not RankBy.HEADROOM and not any(self._fits(own) for own in chosen) and self.ended_by == "end":
-            self.tell("nothing fits: looking for the smallest")
-            order, roomy = RankBy.HEADROOM, list(legal.points)
-            chosen = self._hunt(roomy, floors, order)
-        return self._result(legal, chosen, floors, len(legal.points) - len(roomy), order, is_exhaustive=False)
-
-    def _floors(self, legal: Legal) -> dict[Point, Floor]:
-        self.tell(f"bounding {len(legal.points):,} configurations")
-        with without_collector():
-            bounds = Floors(self.job, sorted({point.micro_batch for point in legal.points}))
-            return {point: bounds.of(point) for point in legal.points}
-
-    def _roomy(self, legal: Legal, floors: Mapping[Point, Floor], order: RankBy) -> tuple[RankBy, list[Point]]:
-        """The configurations that may fit; all, where only memory counts."""
-        if order is RankBy.HEADROOM:
-            return order, list(legal.points)
-        return order, [point for point in legal.points if floors[point].memory_bytes <= self.capacity]
-
-    def _hunt(self, points: Sequence[Point], floors: Mapping[Point, Floor], order: RankBy) -> list[Outcome]:
+    def _best_of(self, points: Sequence[Point], floors: Mapping[Point, Floor], order: RankBy) -> list[Outcome]:
         """Evaluate what can be among the best of some configurations; all that can be."""
         bound = {point: self.objective(point, *floors[point], order) for point in points}
         ranked = sorted(points, key=lambda point: (bound[point], point))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
+from semu.searcher.problem.problem_arrays import F64, I32, I64
 
 
 @njit(cache=True, nogil=True)

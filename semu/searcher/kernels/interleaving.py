@@ -16,12 +16,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
-I16 = NDArray[np.int16]
+from semu.searcher.problem.problem_arrays import F64, I16, I32, I64, U8
+
 U64 = NDArray[np.uint64]
-U8 = NDArray[np.bool_]
 Group = tuple[Any, ...]
 
 _FEW_PAIRS = 48

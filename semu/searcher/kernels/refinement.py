@@ -1,14 +1,8 @@
 """Kernel of the refinement: a chain of moves on the critical path of a schedule, each kept or taken back.
 
-Groups of arrays that these kernels share, as plain tuples where Python calls:
-    flow: ptr: int64[P + 1], first stage of each rank in an order. rank: int32[2n].
-        succ_ptr, succ, succ_s, succ_link: CSR of the edges by producer, sends in the order in which they leave; time of
-        the send [s]; its directed pair of ranks, -1 within a rank. num_links: pairs of ranks.
-        num_pred: int32[2n], edges into each stage.
-    needs: pred_ptr, pred, pred_s: CSR of the edges by consumer, and the time of the send [s].
-    candidates: forward_s, backward_s, held_bytes, forward_peak, backward_peak, has_backward, num_candidates: columns of
-        ``SearchProblem`` of the same names.
-    costs: latency: float64[2n] [s]. held: int64[n], peak: int64[2n] [bytes]: of the stages under a choice.
+Groups of arrays that these kernels share, as plain tuples where Python calls: ``flow``, ``candidates`` and ``costs``
+are ``Flow``, ``Candidates`` and ``Costs`` of ``interleaving``; ``needs`` is pred_ptr, pred, pred_s: CSR of the edges by
+consumer, and the time of the send [s].
 """
 
 from __future__ import annotations
@@ -19,10 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
-I16 = NDArray[np.int16]
+from semu.searcher.problem.problem_arrays import F64, I16, I32, I64
+
 U64 = NDArray[np.uint64]
 Group = tuple[Any, ...]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-I32 = NDArray[np.int32]
-F64 = NDArray[np.float64]
+from semu.searcher.problem.problem_arrays import F64, I32
 
 
 @njit(cache=True, nogil=True)
@@ -43,14 +41,8 @@ def nearest_sequences(
         for item in range(num_all):
             if missing[item] == 0 and not placed[item] and wish[item] < np.inf:
                 kind = 0 if item < half else 1
-                own = heap[kind]
-                own[size[kind]] = item
-                child = size[kind]
+                _push(heap[kind], size[kind], wish, item)
                 size[kind] += 1
-                while child > 0 and _before(wish, own[child], own[(child - 1) // 2]):
-                    up = (child - 1) // 2
-                    own[child], own[up] = own[up], own[child]
-                    child = up
         for at in range(len(prefix), length):
             kind = kinds[at]
             own = heap[kind]
@@ -74,14 +66,19 @@ def nearest_sequences(
                 missing[after] -= 1
                 if missing[after] == 0 and wish[after] < np.inf:
                     kind_after = 0 if after < half else 1
-                    other = heap[kind_after]
-                    other[size[kind_after]] = after
-                    child = size[kind_after]
+                    _push(heap[kind_after], size[kind_after], wish, after)
                     size[kind_after] += 1
-                    while child > 0 and _before(wish, other[child], other[(child - 1) // 2]):
-                        up = (child - 1) // 2
-                        other[child], other[up] = other[up], other[child]
-                        child = up
+
+
+@njit(nogil=True, inline="always")
+def _push(heap: I32, size: int, wish: F64, item: int) -> None:
+    """Put an item into a heap of ``size`` items, the least wish on top."""
+    heap[size] = item
+    child = size
+    while child > 0 and _before(wish, heap[child], heap[(child - 1) // 2]):
+        up = (child - 1) // 2
+        heap[child], heap[up] = heap[up], heap[child]
+        child = up
 
 
 @njit(nogil=True, inline="always")

@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.searcher.problem.problem_arrays import F64, I16, I32, I64
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.searcher.problem.tables import tables_of
 from semu.units import format_bytes
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
-I16 = NDArray[np.int16]
 
 MEMORY_GOAL = 0.01
 """Gap at which the choice of candidates of a rank ends."""

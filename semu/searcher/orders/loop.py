@@ -15,16 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semu.errors import ConfigError
 from semu.searcher.orders.interleave import Rollouts
 from semu.searcher.orders.space import OrderSpace
 from semu.searcher.orders.strategies import make_strategy
 from semu.searcher.orders.strategy import Objective, Proposal
+from semu.searcher.problem.problem_arrays import F64, I32
 
-I32 = NDArray[np.int32]
-F64 = NDArray[np.float64]
 Evaluate = Callable[[I32, I32, float], Rollouts]
 """Groups by falling priority, of forwards and of backwards, int32[k, num_groups] each, and the time with the leanest
 candidates beyond which a sequence gets no others [s] -> what they come to."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.searcher.orders.space import OrderSpace
-from semu.searcher.orders.strategy import Proposal
+from semu.searcher.orders.strategy import OrderStrategy, Proposal
 
 
 @dataclass(eq=False)
@@ -41,37 +41,25 @@ class _Node:
     is_done: bool = False
 
 
-class TreeStrategy:
+POWER, EXPLORATION = 4.0, 0.1
+"""a and b of the UCB score."""
+COMPLETIONS = 10
+"""Completions of a node, at most."""
+NEAR = 0.05
+"""How far, in parts of a sequence's length, items of near completions wander from their places in the guide."""
+
+
+class TreeStrategy(OrderStrategy):
     """See the module."""
 
-    def __init__(
-        self,
-        space: OrderSpace,
-        *,
-        power: float = 4.0,
-        exploration: float = 0.1,
-        rollouts: int = 10,
-        near: float = 0.05,
-    ) -> None:
-        """
-        Args:
-            space: legal sequences. power, exploration: a and b of the UCB score.
-            rollouts: completions of a node, at most. near: how far, in parts of the sequence's length, items of near
-                completions wander from their places in the default sequence.
-        """
-        self._space = space
-        self._power, self._exploration = power, exploration
-        self._rollouts, self._near = rollouts, near
+    def __init__(self, space: OrderSpace) -> None:
+        super().__init__(space)
         self._root = _Node(-1, None)
         self._guide = space.default_wish
 
-    def guide(self, sequence: NDArray[np.int32]) -> None:
+    def begin_at(self, sequence: NDArray[np.int32], score: float) -> None:
         """Complete near another sequence from now on, such as the best one."""
         self._guide = self._space.places(sequence)
-
-    def begin_at(self, sequence: NDArray[np.int32], score: float) -> None:
-        """See ``OrderStrategy``."""
-        self.guide(sequence)
 
     def ask(self, rng: np.random.Generator, count: int) -> Proposal:
         """Completions of the next node; none where everything has been evaluated."""
@@ -82,9 +70,9 @@ class TreeStrategy:
         if len(prefix) == self._space.num_items:
             self._visit(node)
             return Proposal(beginning[None], node)
-        k = max(1, min(count, self._rollouts))
+        k = max(1, min(count, COMPLETIONS))
         wishes = rng.random((k, 2 * self._space.num_groups)) * len(self._guide)
-        spread = self._near * len(self._guide)
+        spread = NEAR * len(self._guide)
         with np.errstate(invalid="ignore"):
             near = self._guide + rng.standard_normal(wishes.shape) * spread
         wishes[: (k + 1) // 2] = near[: (k + 1) // 2]
@@ -121,8 +109,8 @@ class TreeStrategy:
 
     def _merit(self, child: _Node, log: float, top: float) -> float:
         """The UCB score of a child. ``log``: of its parent's visits. ``top``: the highest score there is."""
-        merit: float = (child.best / top) ** self._power
-        return merit + self._exploration * math.sqrt(log / max(child.visits, 1))
+        merit: float = (child.best / top) ** POWER
+        return merit + EXPLORATION * math.sqrt(log / max(child.visits, 1))
 
     def _only_way(self, node: _Node, prefix: list[int]) -> tuple[_Node, list[int]]:
         """Down to where there is a choice, or to the end."""

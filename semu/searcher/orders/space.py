@@ -17,10 +17,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.searcher.problem.problem_arrays import F64, I32
 from semu.searcher.problem.search_problem import SearchProblem
-
-I32 = NDArray[np.int32]
-F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,15 +121,6 @@ class OrderSpace:
             and item not in placed
             and all(before in placed for before in self.needs[item])
         ]
-
-    def is_legal(self, sequence: I32) -> bool:
-        """Whether it holds every item once, the kind due at each place, behind what it needs."""
-        if len(sequence) != self.num_items or not np.array_equal(np.sort(sequence), np.flatnonzero(self.exists)):
-            return False
-        if not np.array_equal((sequence >= self.num_groups).astype(np.int32), self.kinds):
-            return False
-        place = self.places(sequence)
-        return all(place[before] < place[item] for item, own in enumerate(self.needs) for before in own)
 
     def places(self, sequence: I32) -> F64:
         """Position of every item: float64[2 x num_groups], infinite for those that do not exist."""

@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semu.searcher.orders.space import OrderSpace
-
-I32 = NDArray[np.int32]
-F64 = NDArray[np.float64]
+from semu.searcher.problem.problem_arrays import F64, I32
 
 
 class Objective(Enum):
@@ -40,57 +36,43 @@ class Proposal:
     note: object = None
 
 
-class OrderStrategy(Protocol):
-    """Proposes sequences; see the module."""
-
-    def ask(self, rng: np.random.Generator, count: int) -> Proposal:
-        """At most ``count`` sequences to evaluate, at least one unless the space is exhausted."""
-        ...
-
-    def tell(self, proposal: Proposal, scores: F64) -> None:
-        """What came of a proposal: float64[k], the higher the better."""
-        ...
-
-    def begin_at(self, sequence: I32, score: float) -> None:
-        """A good sequence from another search."""
-        ...
-
-
-class RandomStrategy:
-    """Every legal sequence alike, again and again (the second rival of DIP Fig. 11)."""
+class OrderStrategy:
+    """Proposes sequences; see the module. ``space``: the legal ones."""
 
     def __init__(self, space: OrderSpace) -> None:
         self._space = space
+
+    def ask(self, rng: np.random.Generator, count: int) -> Proposal:
+        """At most ``count`` sequences to evaluate, at least one unless the space is exhausted."""
+        raise NotImplementedError
+
+    def tell(self, proposal: Proposal, scores: F64) -> None:
+        """What came of a proposal: float64[k], the higher the better."""
+
+    def begin_at(self, sequence: I32, score: float) -> None:
+        """A good sequence from another search."""
+
+
+class RandomStrategy(OrderStrategy):
+    """Every legal sequence alike, again and again (the second rival of DIP Fig. 11)."""
 
     def ask(self, rng: np.random.Generator, count: int) -> Proposal:
         """See ``OrderStrategy``."""
         return Proposal(self._space.random(rng, count))
 
-    def tell(self, proposal: Proposal, scores: F64) -> None:
-        """Learns nothing."""
 
-    def begin_at(self, sequence: I32, score: float) -> None:
-        """Learns nothing."""
-
-
-class DepthFirstStrategy:
+class DepthFirstStrategy(OrderStrategy):
     """All legal sequences, beginning with the default one, the last positions changing first (the first rival of DIP
     Fig. 11)."""
 
     def __init__(self, space: OrderSpace) -> None:
-        self._space = space
+        super().__init__(space)
         self._leaves = self._walk()
 
     def ask(self, rng: np.random.Generator, count: int) -> Proposal:
         """See ``OrderStrategy``."""
         found = [leaf for _, leaf in zip(range(count), self._leaves, strict=False)]
         return Proposal(np.array(found, dtype=np.int32).reshape(-1, self._space.num_items))
-
-    def tell(self, proposal: Proposal, scores: F64) -> None:
-        """Learns nothing."""
-
-    def begin_at(self, sequence: I32, score: float) -> None:
-        """Learns nothing."""
 
     def _walk(self) -> Iterator[list[int]]:
         """Every legal sequence, by a stack of the choices that are left at each position."""
@@ -113,19 +95,20 @@ _DRAWS = 4
 """Draws of neighbours until enough of them are new."""
 _REMEMBERED = 1 << 18
 """Proposed sequences that are remembered, at most."""
+_PATIENCE, _KICK = 160, 3
+"""Sequences without a better one after which a search begins again; insertions between the best one and that."""
 
 
-class LocalStrategy:
+class LocalStrategy(OrderStrategy):
     """Insertions around a sequence in hand: an item, or several that follow one another, goes to another place.
 
     Every worker proposes neighbours of it; the best of them takes its place if it is better, or as good. After
-    ``patience`` sequences without a better one than all before it begins again some random insertions away from the
+    ``_PATIENCE`` sequences without a better one than all before it begins again some random insertions away from the
     best (iterated local search: Lourenço, Martin and Stützle, 2003).
     """
 
-    def __init__(self, space: OrderSpace, *, patience: int = 160, kick: int = 3) -> None:
-        self._space = space
-        self._patience, self._kick = patience, kick
+    def __init__(self, space: OrderSpace) -> None:
+        super().__init__(space)
         self._best = self._here = space.default
         self._best_score = self._here_score = -np.inf
         self._stale = 0
@@ -140,9 +123,9 @@ class LocalStrategy:
 
     def ask(self, rng: np.random.Generator, count: int) -> Proposal:
         """See ``OrderStrategy``."""
-        if self._stale > self._patience:
+        if self._stale > _PATIENCE:
             base = self._best
-            for _ in range(self._kick):
+            for _ in range(_KICK):
                 base = self._moved(base[None], rng)[0]
             self._here, self._here_score, self._stale = base, -np.inf, 0
         self._seen.add(_key(self._here))

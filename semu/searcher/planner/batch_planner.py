@@ -66,7 +66,7 @@ class BatchPlanner:
         seed: int = 0,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        say = progress if progress is not None else _silent
+        say = progress or (lambda _: None)
         self.given = job
         self.job, self.changes = plain_job(job)
         self._limit, self._strategy, self._seed = memory_limit_bytes, strategy, seed
@@ -205,7 +205,3 @@ def _near(level: float) -> list[float]:
     """A level of memory and those beside it."""
     at = min(range(len(LEVELS)), key=lambda i: abs(LEVELS[i] - level))
     return list(LEVELS[max(at - 1, 0) : at + 2])
-
-
-def _silent(_: str) -> None:
-    return None

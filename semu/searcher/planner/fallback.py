@@ -21,10 +21,10 @@ from semu.schedule.stage_plan import StagePlan
 from semu.searcher.orders.interleave import Interleaver
 from semu.searcher.orders.space import OrderSpace
 from semu.searcher.problem.build import JobProblem, build_problem
+from semu.searcher.problem.problem_arrays import I32
 from semu.searcher.problem.search_problem import SearchProblem
 from semu.simulation import prepare
 
-I32 = NDArray[np.int32]
 ROOM = 0.9
 """Part of the memory above the static one that microbatches of the mean size may take; others are larger."""
 NAME = "fallback"

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Self
 
@@ -330,23 +330,13 @@ def _step(slot: _Slot, now_s: float, asked_s: float) -> PlannedIteration:
     done = now_s if slot.done_s is None else slot.done_s
     cpu = time.process_time() if slot.done_cpu_s is None else slot.done_cpu_s
     prepared = done if slot.searched_s is None else slot.searched_s
+    shared = {item.name: getattr(slot, item.name) for item in fields(PlannedIteration) if hasattr(slot, item.name)}
     return PlannedIteration(
-        index=slot.index,
-        batch=slot.batch,
-        given=slot.given,
-        job=slot.job,
-        plan=slot.plan,
-        outcome=slot.outcome,
-        heuristic=slot.heuristic,
-        problem=slot.problem,
+        **shared,
         latency_s=done - slot.began_s,
         prepare_s=prepared - slot.began_s,
         cpu_s=cpu - slot.began_cpu_s,
         waited_s=now_s - asked_s,
-        rollouts=slot.rollouts,
-        moves=slot.moves,
-        ended_by=slot.ended_by,
-        error=slot.error,
     )
 
 

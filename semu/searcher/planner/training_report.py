@@ -21,6 +21,7 @@ from semu.units import align_columns
 
 SHOWN = 12
 """Iterations that the table shows: the first and the last ones of more."""
+_MEASURED = ("latency_s", "prepare_s", "cpu_s", "trained_s", "stall_s")
 _WORDS = ("outcome", "ended_by", "error")
 _MAY_LACK = ("planned_s", "heuristic_s", "megatron_s", "fits", "peak_memory_bytes")
 """Attributes of a row that are no numbers, and numbers that may be None."""
@@ -216,27 +217,13 @@ class TrainingReport:
 
 def row_json(row: IterationRow) -> dict[str, object]:
     """A row without what was measured."""
-    return {
-        "index": row.index,
-        "microbatches": row.microbatches,
-        "items": row.items,
-        "outcome": row.outcome.value,
-        "planned_s": row.planned_s,
-        "heuristic_s": row.heuristic_s,
-        "megatron_s": row.megatron_s,
-        "gain": row.gain,
-        "fits": row.fits,
-        "peak_memory_bytes": row.peak_memory_bytes,
-        "rollouts": row.rollouts,
-        "moves": row.moves,
-        "ended_by": row.ended_by,
-        "error": row.error,
-    }
+    plain = {item.name: getattr(row, item.name) for item in fields(row) if item.name not in _MEASURED}
+    return {**plain, "outcome": row.outcome.value, "gain": row.gain}
 
 
 def measured_json(row: IterationRow) -> dict[str, float]:
     """What was measured of a row."""
-    return {name: getattr(row, name) for name in ("latency_s", "prepare_s", "cpu_s", "trained_s", "stall_s")}
+    return {name: getattr(row, name) for name in _MEASURED}
 
 
 def row_of_json(table: Mapping[str, Any]) -> IterationRow:

@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semu.searcher.orders.space import OrderSpace
+from semu.searcher.problem.problem_arrays import F64, I32, I64
 from semu.searcher.problem.search_problem import SearchProblem, Solution
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
-F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

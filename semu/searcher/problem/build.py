@@ -12,12 +12,10 @@ from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.schedule.schedule import Schedule, StageKey
 from semu.schedule.stage_plan import StagePlan
+from semu.searcher.problem.problem_arrays import I32, I64
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.simulation import JobCheckpoint
 from semu.simulation.schedules.costs_of_pairs import PairCosts
-
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,6 @@ from semu.units import TIME_GRID_PER_S
 
 if TYPE_CHECKING:
     from semu.schedule.graph import PipelineGraph
-    from semu.schedule.study import PipelineStudy
 
 NO_LIMIT = 1 << 60
 """Bytes that no rank reaches: a limit that never binds."""
@@ -60,31 +59,6 @@ class SearchProblem(ProblemArrays):
         problem = cls(**found, module_names=names)
         check_problem(problem)
         return problem
-
-    @classmethod
-    def from_study(
-        cls, study: PipelineStudy, *, limit_bytes: ArrayLike = NO_LIMIT, static_bytes: ArrayLike = 0
-    ) -> SearchProblem:
-        """A pipeline on plain numbers, whose stages have one candidate each; backwards are whole.
-
-        Args:
-            study: shape and costs. limit_bytes, static_bytes: one number, or one per rank [bytes].
-        """
-        graph, costs, num_ranks = study.arrays, study.costs, study.shape.num_ranks
-        pairs = np.flatnonzero(graph.exists)
-        backward = np.where(graph.has_backward[pairs], 4 * pairs + 1, -1)
-        return cls.on(
-            graph,
-            num_candidates=np.ones(len(pairs), dtype=np.int16),
-            forward_s=costs.latency_s[4 * pairs],
-            backward_s=np.where(backward >= 0, costs.latency_s[backward], 0.0),
-            held_bytes=costs.delta_bytes[4 * pairs],
-            forward_peak_bytes=costs.internal_bytes[4 * pairs],
-            backward_peak_bytes=np.where(backward >= 0, costs.internal_bytes[backward], 0),
-            transfer_s=study.delay_s[graph.pair_edges.place],
-            static_bytes=np.broadcast_to(np.asarray(static_bytes), num_ranks),
-            limit_bytes=np.broadcast_to(np.asarray(limit_bytes), num_ranks),
-        )
 
     @classmethod
     def on(cls, graph: PipelineGraph, **costs: ArrayLike) -> SearchProblem:

@@ -9,13 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
+from semu.searcher.problem.problem_arrays import F64, I16, I32, I64, U8
 from semu.searcher.problem.search_problem import SearchProblem
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
-I16 = NDArray[np.int16]
-U8 = NDArray[np.bool_]
 
 _LARGE_MICROBATCH = 1500
 """Stages of a microbatch beyond which what it holds at once is only summed up: the square of it is held."""

@@ -123,7 +123,7 @@ def what_if(
         ConfigError: a job that cannot run as it is; a change of something that there is not.
     """
     asked = default_changes(job, factor) if changes is None else tuple(changes)
-    say = progress if progress is not None else _silent
+    say = progress or (lambda _: None)
     say("simulating the job as it is")
     base = evaluate(job)
     answers: list[Answer] = []
@@ -231,7 +231,3 @@ def _plain(value: object) -> object:
 
 def _peak(estimate: Estimate, peak_gib: float) -> str:
     return f"{peak_gib:.2f} GiB" + ("" if estimate.fits else " (does not fit)")
-
-
-def _silent(_: str) -> None:
-    return None

@@ -16,8 +16,6 @@ from semu.workload.batch import Microbatch
 def check_modality_inputs(job: TrainingJob, microbatches: Sequence[Microbatch], shapes: BatchShapes) -> None:
     """Refuse a batch that contradicts the model.
 
-    Args:
-        job: its model says what its items are. microbatches, shapes: the batch.
     Raises:
         ConfigError: an item of another size than the encoder takes, or that makes another number of tokens; streams
             with different numbers of items; fewer tokens of text than items take places among.

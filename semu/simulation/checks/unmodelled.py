@@ -21,8 +21,7 @@ def refuse_unmodelled(job: TrainingJob) -> None:
         check_attention(job)
     check_offload(job)
     refuse_modules(job)
-    if job.training.precision is Precision.FP8:
-        _refuse_without_fp8(job)
+    _check_fp8(job)
     consumers = [source for module in job.model.modules for source in module.sources]
     twice = next((name for name in consumers if consumers.count(name) > 1), None)
     if twice is not None:
@@ -36,10 +35,10 @@ def refuse_unmodelled(job: TrainingJob) -> None:
     check_schedule_options(job)
 
 
-def _refuse_without_fp8(job: TrainingJob) -> None:
+def _check_fp8(job: TrainingJob) -> None:
     """fp8 products need a device that has them."""
     profile = job.profile
-    if DType.FP8 in profile.flop_per_s:
+    if job.training.precision is not Precision.FP8 or DType.FP8 in profile.flop_per_s:
         return
     able = [name for name in list_profiles() if DType.FP8 in load_profile(name).flop_per_s]
     raise ConfigError(

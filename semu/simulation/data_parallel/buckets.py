@@ -44,11 +44,11 @@ def rank_buckets(
         Megatron-LM's DistributedDataParallel: buffers of expert-parallel parameters of their own, one bucket size. Its
         kinds of buckets share the links; here they take turns, as they are full.
     """
-    found: list[RankBucket] = []
+    result: list[RankBucket] = []
     pools = layout.pools(rank)
     for pool in pools:
-        own = {held.parameter for held in pool.held} if len(pools) > 1 else None
-        chosen = [number for number, key in enumerate(parameters) if own is None or key in own]
+        of_pool = {held.parameter for held in pool.held} if len(pools) > 1 else None
+        chosen = [number for number, key in enumerate(parameters) if of_pool is None or key in of_pool]
         if not chosen or pool.ranks == 1:
             continue
         buckets = _buckets(
@@ -58,15 +58,15 @@ def rank_buckets(
             pool.mesh.parallel.gradient_ranks,
             overlapped=overlapped,
         )
-        found += [
+        result += [
             RankBucket(
                 bucket.elements,
-                bucket.members if own is None else tuple([chosen[member] for member in bucket.members]),
+                bucket.members if of_pool is None else tuple([chosen[member] for member in bucket.members]),
                 pool,
             )
             for bucket in buckets
         ]
-    return sorted(found, key=lambda bucket: bucket.members[-1])
+    return sorted(result, key=lambda bucket: bucket.members[-1])
 
 
 def _buckets(

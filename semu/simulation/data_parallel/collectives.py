@@ -48,8 +48,8 @@ class ReductionPlan:
     @cached_property
     def by_rank(self) -> list[tuple[tuple[OuterSlice, ...], int, int, tuple[str, ...]]]:
         """Per rank its collectives, where they begin and end among all, and their distinct streams."""
-        found = [(self.pieces[first:stop], first, stop) for first, stop in pairwise(self.ptr.tolist())]
-        return [(own, first, stop, distinct_streams(own)) for own, first, stop in found]
+        ranges = [(self.pieces[first:stop], first, stop) for first, stop in pairwise(self.ptr.tolist())]
+        return [(pieces, first, stop, distinct_streams(pieces)) for pieces, first, stop in ranges]
 
 
 def has_reductions(layout: Layout) -> bool:
@@ -95,17 +95,17 @@ def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int
             if job.gathers_once:
                 unreached = set(trained.unreached.tolist())
                 units = unit_buckets(layout, rank, keys, [i not in unreached for i in turn])
-                inside, found = [bucket.members for _, bucket in units], unit_collectives(costed, rank, units)
+                inside, reducing_each = [bucket.members for _, bucket in units], unit_collectives(costed, rank, units)
             else:
                 key = _likeness(layout, rank, elements, slots)
                 if key is None or key not in alike:
                     buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=overlapped)
-                    alike[key] = [own.members for own in buckets], _bucket_collectives(costed, rank, buckets)
-                inside, found = alike[key]
-            for members_in, own in zip(inside, found, strict=True):
+                    alike[key] = [bucket.members for bucket in buckets], _bucket_collectives(costed, rank, buckets)
+                inside, reducing_each = alike[key]
+            for members_in, reducing in zip(inside, reducing_each, strict=True):
                 mine = tuple([first + member for member in members_in]) if overlapped else None
-                gates += [mine[-1] if mine is not None else last] + [nothing] * (len(own) - 1)
-                for piece, group in own:
+                gates += [mine[-1] if mine is not None else last] + [nothing] * (len(reducing) - 1)
+                for piece, group in reducing:
                     pieces.append(piece)
                     groups.append(group)
                     members.append(mine)
@@ -131,11 +131,7 @@ def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int
 
 
 def _likeness(layout: Layout, rank: int, elements: Sequence[int], slots: Sequence[int]) -> Hashable:
-    """What the collectives of a rank's buckets depend on, so that ranks which are alike share them; None: they do not.
-
-    Args:
-        elements, slots: of the rank's gradients, in the order in which they are complete.
-    """
+    """What the collectives of a rank's buckets depend on, which equal ranks share; None: they do not."""
     pools, mesh = layout.pools(rank), layout.mesh
     if len(pools) > 1 or any(pool.is_expert or pool.mesh is not mesh for pool in pools):
         return None
@@ -159,7 +155,7 @@ def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
         if is_split and held.parameter.requires_grad and not held.is_sharded:
             tp = mesh.parallel.tp
             result[tp] = (mesh, result.get(tp, (mesh, 0))[1] + held.elements)
-    return [found for _, found in sorted(result.items(), reverse=True)]
+    return [replicated for _, replicated in sorted(result.items(), reverse=True)]
 
 
 def _bucket_collectives(

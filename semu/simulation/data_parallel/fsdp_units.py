@@ -57,11 +57,11 @@ def _find_units(layout: Layout, rank: int) -> tuple[FsdpUnit, ...]:
         FsdpUnit(
             chunk,
             block,
-            tuple(own),
+            tuple(of_unit),
             pools[is_expert],
-            sum(layout.weight_bytes(held) for held in own) if pools[is_expert].shards > 1 else 0,
+            sum(layout.weight_bytes(held) for held in of_unit) if pools[is_expert].shards > 1 else 0,
         )
-        for (chunk, block, is_expert), own in sorted(members.items(), key=lambda item: item[0])
+        for (chunk, block, is_expert), of_unit in sorted(members.items(), key=lambda item: item[0])
     )
 
 
@@ -79,13 +79,13 @@ def unit_buckets(layout: Layout, rank: int, keys: list[Parameter], reached: list
         (number of the unit, bucket).
     """
     place = {key: number for number, key in enumerate(keys) if reached[number]}
-    found = []
+    buckets = []
     for number, unit in enumerate(units_of_rank(layout, rank)):
-        own = [held for held in unit.members if held.parameter in place]
-        if own:
-            members = tuple(sorted(place[held.parameter] for held in own))
-            found.append((number, RankBucket(sum(held.elements for held in own), members, unit.pool)))
-    return sorted(found, key=lambda item: item[1].members[-1])
+        with_gradient = [held for held in unit.members if held.parameter in place]
+        if with_gradient:
+            members = tuple(sorted(place[held.parameter] for held in with_gradient))
+            buckets.append((number, RankBucket(sum(held.elements for held in with_gradient), members, unit.pool)))
+    return sorted(buckets, key=lambda item: item[1].members[-1])
 
 
 def unit_collectives(
@@ -96,14 +96,14 @@ def unit_collectives(
     size = layout.job.training.grad_dtype.size_bytes
     result = []
     for number, bucket in buckets:
-        name, group, own = unit_name(number), bucket.pool.shard_group(rank), []
+        name, group, of_unit = unit_name(number), bucket.pool.shard_group(rank), []
         if group.num_ranks > 1:
             scatter = collective(model, name, OpKind.REDUCE_SCATTER, group, bucket.elements * size, 0.0)
-            own.append((scatter, group))
+            of_unit.append((scatter, group))
         if layout.job.parallel.is_sharded_in_groups:
             across, share = layout.mesh.replica_group(rank), -(-bucket.elements * size // group.num_ranks)
-            own.append((collective(model, name, OpKind.ALL_REDUCE, across, share, 0.0), across))
-        result.append(tuple(own))
+            of_unit.append((collective(model, name, OpKind.ALL_REDUCE, across, share, 0.0), across))
+        result.append(tuple(of_unit))
     return result
 
 

@@ -65,8 +65,8 @@ def _gather(costed: CostedJob, rank: int, alike: _Alike) -> ParameterGather:
     each = layout.weight_sizes([own for _, _, own in held])
     pools = tuple([(pool.shard_group(rank), pool.mesh.parallel.gradient_ranks) for pool in layout.pools(rank)])
     key = (tuple(elements), tuple(each), tuple(slots), pools) if len(pools) == 1 else None
-    found = alike.get(key) if key is not None else None
-    if found is None:
+    shared = alike.get(key) if key is not None else None
+    if shared is None:
         keys = [h.parameter for _, _, h in held]
         buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=True)
         sizes = [sum([each[member] for member in bucket.members]) for bucket in buckets]
@@ -74,11 +74,11 @@ def _gather(costed: CostedJob, rank: int, alike: _Alike) -> ParameterGather:
         slices: list[OuterSlice] = []
         for piece in _together(costed.cost_model, groups, sizes):
             slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
-        found = tuple(slices), tuple(groups), [bucket.members for bucket in buckets]
+        shared = tuple(slices), tuple(groups), [bucket.members for bucket in buckets]
         if key is not None:
-            alike[key] = found
-    last = {held[member][:2]: number for number, members in enumerate(found[2]) for member in members}
-    return ParameterGather(found[0], found[1], last)
+            alike[key] = shared
+    last = {held[member][:2]: number for number, members in enumerate(shared[2]) for member in members}
+    return ParameterGather(shared[0], shared[1], last)
 
 
 def _together(model: CostModel, groups: Sequence[CommGroup], sizes: Sequence[int]) -> list[OuterSlice]:
@@ -87,8 +87,10 @@ def _together(model: CostModel, groups: Sequence[CommGroup], sizes: Sequence[int
     pieces: dict[int, OuterSlice] = {}
     for group in dict.fromkeys(groups):
         mine = [number for number, other in enumerate(groups) if other is group or other == group]
-        own = collectives(model, [names[n] for n in mine], OpKind.ALL_GATHER, group, [sizes[number] for number in mine])
-        pieces.update(zip(mine, own, strict=True))
+        in_group = collectives(
+            model, [names[n] for n in mine], OpKind.ALL_GATHER, group, [sizes[number] for number in mine]
+        )
+        pieces.update(zip(mine, in_group, strict=True))
     return [pieces[number] for number in range(len(groups))]
 
 
@@ -135,20 +137,20 @@ def parameter_waits(
     Args:
         insides, gathers, first: as ``first_forward_bindings``. start: float64[num_replicas, num_units] [s].
     """
-    found: dict[int, NDArray[np.float64]] = {}
+    waits: dict[int, NDArray[np.float64]] = {}
     for rank, gather in gathers.items():
         ends = np.array([0.0, *(piece.end_s for piece in gather.slices)])
         for unit in first[rank]:
             inside = insides.of(unit)
             ready = ends[1 + needed_gathers(insides.layout.kinds[insides.stage(unit)[0]], gather)]
             rows = np.zeros(int(inside.program.rows.max(initial=-1)) + 1)
-            found[unit] = np.zeros(len(start))
+            waits[unit] = np.zeros(len(start))
             for replica, lasts in enumerate(inside.latency):
                 rows[inside.program.rows] = lasts
                 _, plain = inside.program.times(rows)
                 _, late = inside.program.times(rows, np.maximum(ready - start[replica, unit], 0.0))
-                found[unit][replica] = late.max(initial=0.0) - plain.max(initial=0.0)
-    return found
+                waits[unit][replica] = late.max(initial=0.0) - plain.max(initial=0.0)
+    return waits
 
 
 def needed_gathers(chunk: ChunkStages, gather: ParameterGather) -> NDArray[np.int64]:

@@ -27,11 +27,6 @@ def last_nodes(run: PipelineRun, rank: int) -> tuple[int, ...]:
     return tuple(run.problem.rank_nodes[rank][-1:].tolist())
 
 
-def rank_end(run: PipelineRun, rank: int) -> float:
-    """End of a rank's last stage on the slowest replica [s]."""
-    return run.rank_ends[rank]
-
-
 Operators = tuple[tuple[int, int], ...]
 """(stage, operator) each."""
 
@@ -94,13 +89,13 @@ class Trained:
 
     def completing(self, problem: PipelineProblem) -> list[Operators]:
         """The operators that complete each gradient."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.keys]
+        completing: list[list[tuple[int, int]]] = [[] for _ in self.keys]
         for writers, node in zip(self.written, self.last_stages(problem).tolist(), strict=True):
             for writer, place in zip(
                 writers.at(problem, node, writers.chunk).tolist(), writers.places.tolist(), strict=True
             ):
-                found[place].append((node, writer))
-        return [tuple(own) for own in found]
+                completing[place].append((node, writer))
+        return [tuple(operators) for operators in completing]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +143,7 @@ def pipeline_gradients(timed: TimedJob) -> Gradients:
         key = problem, shapes.tobytes()
         begins, ends, places = _COMPLETED.get(by_shape, key, lambda: _completed(timed, trained, nodes, shapes))
         np.maximum.at(ready, places, run.start[0].take(begins) + ends)
-    for writers in [own for own, node in zip(trained.written, nodes.tolist(), strict=True) if node < 0]:
+    for writers in [absent for absent, node in zip(trained.written, nodes.tolist(), strict=True) if node < 0]:
         ready[writers.places] = np.array(run.rank_ends)[trained.rank[writers.places]]
     if len(trained.unreached):
         ready[trained.unreached] = np.array(run.rank_ends)[trained.rank[trained.unreached]]
@@ -264,11 +259,7 @@ def _find_trained(layout: Layout) -> Trained:
 
 
 def _completing(chunk: ChunkStages, starts: dict[StageProgram, list[int]]) -> list[tuple[HeldParameter, int]]:
-    """The parameters whose gradients a chunk's backward stage completes, and where in it.
-
-    Args:
-        starts: ``block_starts`` of the stages that were seen.
-    """
+    """The parameters whose gradients a chunk's backward stage completes, and where in it."""
     assert chunk.backward is not None
     first = starts.get(chunk.backward)
     if first is None:
@@ -282,12 +273,12 @@ def _completing(chunk: ChunkStages, starts: dict[StageProgram, list[int]]) -> li
 
 
 def _same_order(
-    known: Sequence[tuple[HeldParameter, int]], found: Sequence[tuple[HeldParameter, int]]
+    first: Sequence[tuple[HeldParameter, int]], variant: Sequence[tuple[HeldParameter, int]]
 ) -> NDArray[np.int64]:
     """Positions in a variant of a chunk, in the order in which the chunk's first variant names its parameters."""
-    if [held.parameter for held, _ in known] != [held.parameter for held, _ in found]:
-        raise InternalError("variants of a chunk complete other gradients", where=known[0][0].path)
-    return np.array([writer for _, writer in found], dtype=np.int64)
+    if [held.parameter for held, _ in first] != [held.parameter for held, _ in variant]:
+        raise InternalError("variants of a chunk complete other gradients", where=first[0][0].path)
+    return np.array([writer for _, writer in variant], dtype=np.int64)
 
 
 _TOGETHER = 8

@@ -31,8 +31,6 @@ DATA_PARALLEL = ("dp", FSDP_STREAM, *EXPERT_STREAMS.values(), REPLICA_STREAM)
 def interferences(timed: TimedJob, reductions: Sequence[TimedOperators]) -> list[OuterSlice | None]:
     """What every pipeline rank's kernels lose, as a slice behind its last stage and reduction; None: nothing.
 
-    Args:
-        timed: the job under a schedule. reductions: gradient collectives of every rank.
     Returns:
         TimedOperators on the compute stream, of the replica on which most hides.
     """

@@ -21,9 +21,9 @@ from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan, has_reductions, reduction_plan
-from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients, rank_end
-from semu.simulation.data_parallel.timed_operators import TimedOperators, between
-from semu.simulation.transfers import collective
+from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients
+from semu.simulation.data_parallel.timed_operators import TimedOperators
+from semu.simulation.transfers import collective, timed_operator
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Reductions:
     def by_rank(self) -> list[TimedOperators]:
         """The collectives of every pipeline rank, in order."""
         start, end = self.start_s, self.end_s
-        result = [TimedOperators(own, start[a:b], end[a:b], streams) for own, a, b, streams in self.plan.by_rank]
+        result = [TimedOperators(pieces, start[a:b], end[a:b], streams) for pieces, a, b, streams in self.plan.by_rank]
         for item in self.tied:
             for rank in item.ranks:
                 result[rank] = result[rank].followed_by([item.piece])
@@ -78,14 +78,16 @@ class Reductions:
         order = gradients.order.tolist() if gradients is not None else []
         ranks = np.repeat(np.arange(len(plan.ptr) - 1), np.diff(plan.ptr)).tolist()
         times = zip(self.start_s, self.end_s, strict=True)
-        found = []
+        reductions = []
         for piece, group, members, rank, (start, end) in zip(
             plan.pieces, plan.groups, plan.members, ranks, times, strict=True
         ):
-            own = [completing[order[member]] for member in members or ()]
-            nodes = () if own and all(own) else last_nodes(self.run, rank)
-            found.append(Reduction(between(piece, start, end), (rank,), group, nodes, tuple(chain.from_iterable(own))))
-        return [*found, *self.tied]
+            writers = [completing[order[member]] for member in members or ()]
+            nodes = () if writers and all(writers) else last_nodes(self.run, rank)
+            reductions.append(
+                Reduction(timed_operator(piece, start, end), (rank,), group, nodes, tuple(chain.from_iterable(writers)))
+            )
+        return [*reductions, *self.tied]
 
 
 def plan_reductions(timed: TimedJob) -> Reductions:
@@ -111,12 +113,12 @@ def plan_reductions(timed: TimedJob) -> Reductions:
     return Reductions(run, plan, gradients, start_s, end_s, _tied(timed, plan, end_s))
 
 
-def by_rank(layout: Layout, found: Reductions | Sequence[Reduction]) -> list[TimedOperators]:
+def by_rank(layout: Layout, collectives: Reductions | Sequence[Reduction]) -> list[TimedOperators]:
     """The collectives of every pipeline rank."""
-    if isinstance(found, Reductions):
-        return found.by_rank
+    if isinstance(collectives, Reductions):
+        return collectives.by_rank
     return [
-        TimedOperators.of([item.piece for item in found if rank in item.ranks])
+        TimedOperators.of([item.piece for item in collectives if rank in item.ranks])
         for rank in range(layout.job.parallel.pp)
     ]
 
@@ -128,7 +130,7 @@ def _tied(timed: TimedJob, plan: ReductionPlan, end_s: list[float]) -> tuple[Red
     shared = _SHARED.get(layout.cut, (), lambda: _shared(layout))
     if not shared:
         return ()
-    ends = [max([rank_end(run, rank), *end_s[a:b]]) for rank, (_, a, b, _) in enumerate(plan.by_rank)]
+    ends = [max([run.rank_ends[rank], *end_s[a:b]]) for rank, (_, a, b, _) in enumerate(plan.by_rank)]
     result = []
     for elements, ranks in shared:
         group = _TIED_GROUPS.get(
@@ -164,7 +166,7 @@ def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
             if held.parameter in several and held.parameter.requires_grad:
                 holders.setdefault(held.parameter, []).append(rank)
                 elements[held.parameter] = held.elements
-    found = [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
+    shared = [(elements[key], ranks) for key, ranks in holders.items() if len(ranks) > 1]
     if layout.cut.copies > 1:
-        found += [(count, [layout.job.parallel.pp - 1 - rank for rank in ranks]) for count, ranks in found]
-    return found
+        shared += [(count, [layout.job.parallel.pp - 1 - rank for rank in ranks]) for count, ranks in shared]
+    return shared

@@ -1,4 +1,4 @@
-"""``TimedOperators``: operators outside stages as templates and times, each made a slice when somebody looks at it."""
+"""``TimedOperators``: operators outside stages as templates and times, each an ``OuterSlice`` only when it is read."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import overload
 
 from semu.engine.timeline import OuterSlice
+from semu.simulation.transfers import timed_operator
 
 
 class TimedOperators(Sequence[OuterSlice]):
-    """TimedOperators one after another.
+    """Operators one after another.
 
     Args:
-        pieces: the operators, whenever they begin.
-        start_s, end_s: when they do, and when they end [s].
-        streams: the distinct streams of the operators, in order; None: nobody knows.
+        pieces: the operators at any times. start_s, end_s: their times [s].
+        streams: the distinct streams of the operators, in order; None: not worked out yet.
     """
 
     __slots__ = ("_streams", "end_s", "pieces", "start_s")
@@ -55,15 +55,9 @@ class TimedOperators(Sequence[OuterSlice]):
     def __getitem__(self, number: int | slice) -> OuterSlice | Sequence[OuterSlice]:
         if isinstance(number, slice):
             return [self[position] for position in range(*number.indices(len(self)))]
-        return between(self.pieces[number], self.start_s[number], self.end_s[number])
+        return timed_operator(self.pieces[number], self.start_s[number], self.end_s[number])
 
 
 def distinct_streams(pieces: Sequence[OuterSlice]) -> tuple[str, ...]:
     """The streams of some operators, each once, in order."""
     return tuple(dict.fromkeys([piece.stream for piece in pieces]))
-
-
-def between(piece: OuterSlice, start_s: float, end_s: float) -> OuterSlice:
-    """The same operator at another time."""
-    rest = (piece.net_bytes, piece.group_ranks, piece.provenance, piece.port)
-    return OuterSlice(piece.name, piece.kind, piece.stream, start_s, end_s, *rest)

@@ -73,14 +73,10 @@ def check_contention(contention: bool, samples: int, job: TrainingJob) -> None:
         )
 
 
-def contend(timed: TimedJob, found: Sequence[Reduction]) -> Contended:
-    """Time a job again, its transfers sharing ports.
-
-    Args:
-        timed: the job under a schedule, without contention. found: its gradient collectives.
-    """
+def contend(timed: TimedJob, reductions: Sequence[Reduction]) -> Contended:
+    """Time a job, timed without contention, and its gradient collectives again: transfers share ports."""
     run, units = timed.run, timed.units
-    writer = UnitWriter(timed, found)
+    writer = UnitWriter(timed, reductions)
     job = writer.write()
     graph = job.build(writer.num_ports)
     start, end = graph.run()
@@ -96,7 +92,7 @@ def contend(timed: TimedJob, found: Sequence[Reduction]) -> Contended:
         replace(timed, run=contended, gathers=_timed_gathers(job, timed.gathers, start, end)),
         tuple(
             replace(item, piece=_timed(item.piece, start[unit], end[unit]))
-            for unit, item in enumerate(found, start=job.reductions)
+            for unit, item in enumerate(reductions, start=job.reductions)
         ),
         _summary(timed.layout, writer, job, inside, lost, slowest),
     )
@@ -110,9 +106,9 @@ def _touched(stages: WrittenStages, starts: F64, start: F64, end: F64) -> dict[t
     for number, (replica, node, first, shape) in enumerate(
         zip(stages.replica.tolist(), stages.node.tolist(), stages.first.tolist(), stages.shape.tolist(), strict=True)
     ):
-        own = slice(first, first + program.num_ops)
+        operators = slice(first, first + program.num_ops)
         begin = starts[replica, node]
-        begins, ends = start[own] - begin, end[own] - begin
+        begins, ends = start[operators] - begin, end[operators] - begin
         if shape not in alone:
             alone[shape] = program.timed(stages.latency[number])
         usual_start, usual_end, usual, exposed = alone[shape]
@@ -169,7 +165,7 @@ def _summary(
     pieces = [piece for _, gather in sorted(writer.gathers.items()) for piece in gather.slices]
     for number, piece in enumerate(pieces):
         see(piece.stream, lost[job.gathers + number :][:1])
-    for number, item in enumerate(writer.found):
+    for number, item in enumerate(writer.reductions):
         see(item.piece.stream, np.repeat(lost[job.reductions + number], len(item.ranks)))
     for stages in job.written:
         first = stages.first[stages.replica == replica]

@@ -40,16 +40,12 @@ NUM_SIDES = 2 * len(PORTS)
 
 
 class UnitWriter:
-    """Writes the units of a job.
+    """Writes the units of a job that was timed without contention, and of its gradient collectives."""
 
-    Args:
-        timed: the job under a schedule, without contention. found: its gradient collectives.
-    """
-
-    def __init__(self, timed: TimedJob, found: Sequence[Reduction]) -> None:
+    def __init__(self, timed: TimedJob, reductions: Sequence[Reduction]) -> None:
         run, units = timed.run, timed.units
         self.layout, self.evaluation, self.units, self.replicas = timed.layout, timed.evaluation, units, timed.replicas
-        self.nodes, self.gathers, self.run, self.found = timed.nodes, timed.gathers, run, found
+        self.nodes, self.gathers, self.run, self.reductions = timed.nodes, timed.gathers, run, reductions
         self.unit_of = run.problem.unit_of_nodes
         self.node_of = {int(u): node for node, u in enumerate(self.unit_of[: run.problem.num_stages])}
         self.num_replicas, self.n = run.num_replicas, units.num_units
@@ -119,7 +115,7 @@ class UnitWriter:
 
     def _reductions(self) -> None:
         self.out.reductions = self.out.count
-        for item in self.found:
+        for item in self.reductions:
             parts = self._split(np.array([item.piece.end_s - item.piece.start_s]), item.piece.kind, item.group)
             self._collective(self.out.add(*parts), item.ranks, item.piece.kind, item.group)
 
@@ -144,7 +140,7 @@ class UnitWriter:
             for group in dict.fromkeys(gather.groups):
                 for port in port_shares(profile, OpKind.ALL_GATHER, group):
                     result.append((rank, (port, Direction.OUT), 0, max(waiting)))
-        for item in self.found:
+        for item in self.reductions:
             if item.operators and not item.nodes:
                 for port in port_shares(profile, item.piece.kind, item.group):
                     begun = min(node for node, _ in item.operators)
@@ -154,17 +150,17 @@ class UnitWriter:
     def _inside(self, program: StageProgram) -> list[tuple[int, Side, float]]:
         """(operator, port device, share) of everything that moves inside a stage."""
         model, library = self.evaluation.by_shape.model, self.layout.library
-        known: dict[int, list[tuple[Side, float]]] = {}
+        uses: dict[int, list[tuple[Side, float]]] = {}
         for row in dict.fromkeys(program.rows.tolist()):
             group, operator = model.link_of(row), library.operators[row]
-            known[row] = []
+            uses[row] = []
             if group is None:
                 continue
             both = operator.kind is OpKind.P2P and operator.stream not in HOST_LINK
             way = operator.stream.device.direction or Direction.OUT
             for port, share in port_shares(model.profile, operator.kind, group).items():
-                known[row] += [((port, side), share) for side in (tuple(Direction) if both else (way,))]
-        return [(op, *use) for op, row in enumerate(program.rows.tolist()) for use in known[row]]
+                uses[row] += [((port, side), share) for side in (tuple(Direction) if both else (way,))]
+        return [(op, *use) for op, row in enumerate(program.rows.tolist()) for use in uses[row]]
 
     def _stages(self) -> None:
         """Write out the stages that must be."""
@@ -236,8 +232,8 @@ class UnitWriter:
     def _gather_edges(self) -> None:
         unit, written = self.out.gathers, self._first_operators()
         for rank, gather in sorted(self.gathers.items()):
-            own = unit + np.arange(len(gather.slices))
-            self.out.join(own[:-1], own[1:])
+            gathers = unit + np.arange(len(gather.slices))
+            self.out.join(gathers[:-1], gathers[1:])
             for first in self.run.problem.first_forwards[rank]:
                 waits = needed_gathers(self.layout.chunks[int(self.units.chunks_of(first))], gather)
                 bound = np.flatnonzero(waits >= 0)
@@ -249,7 +245,7 @@ class UnitWriter:
         out, problem, written = self.out, self.run.problem, self._first_operators()
         before: dict[int, int] = {}
         lags: dict[tuple[int, int], F64] = {}
-        for number, item in enumerate(self.found):
+        for number, item in enumerate(self.reductions):
             unit = out.reductions + number
             out.join([before[rank] for rank in item.ranks if rank in before], unit)
             before.update(dict.fromkeys(item.ranks, unit))

@@ -119,7 +119,10 @@ def _iteration_time(timed: TimedJob, start: NDArray[np.float64], end: NDArray[np
         start=end - usual,
         end=end,
         release={
-            (number, node): late for number, own in enumerate(replicas.of) for (of, node), late in held if of == own
+            (number, node): late
+            for number, distinct in enumerate(replicas.of)
+            for (of, node), late in held
+            if of == distinct
         },
         launched=None if run.launched is None else run.launched[replicas.of],
     )

@@ -54,8 +54,6 @@ def with_pass_times(checkpoint: JobCheckpoint, times: PassTimes) -> JobCheckpoin
     Memory stays what it is. Operators inside stages keep their own times, so jobs in which something outside a stage
     waits for one of them are refused.
 
-    Args:
-        checkpoint: prepared. times: of every rank.
     Raises:
         ConfigError: data or context parallelism, launches, a frozen chunk, or a backward that cannot be split.
     """
@@ -86,8 +84,8 @@ def _timed(costed: CostedJob, times: PassTimes) -> Evaluation:
     layout, evaluation, given = costed.layout, costed.evaluation, times.by_code
 
     def timed(costs: StageCosts, chunk: int, code: int) -> StageCosts:
-        own = layout.chunks[chunk].chunk
-        share = given[code] / sum(other.chunk.flow == own.flow for other in layout.chunks_of(own.rank))
+        placed = layout.chunks[chunk].chunk
+        share = given[code] / sum(other.chunk.flow == placed.flow for other in layout.chunks_of(placed.rank))
         lasts = round(share * TIME_GRID_PER_S) / TIME_GRID_PER_S
         return replace(costs, latency=np.full_like(costs.latency, lasts), exposed=np.zeros_like(costs.exposed))
 

@@ -63,13 +63,11 @@ class JobUnits:
 
     def join(self, source: object, target: object, lag: object = -1.0) -> None:
         """Append edges; the arguments are broadcast."""
-        a, b, c = np.broadcast_arrays(np.asarray(source), np.asarray(target), np.asarray(lag, dtype=np.float64))
-        self.edges.append((a.ravel().astype(np.int64), b.ravel().astype(np.int64), c.ravel()))
+        self.edges.append(_columns(source, target, lag))
 
     def use(self, unit: object, port: object, share: float) -> None:
         """Append uses; the arguments are broadcast."""
-        a, b, c = np.broadcast_arrays(np.asarray(unit), np.asarray(port), np.asarray(share, dtype=np.float64))
-        self.uses.append((a.ravel().astype(np.int64), b.ravel().astype(np.int64), c.ravel()))
+        self.uses.append(_columns(unit, port, share))
 
     def build(self, num_ports: int) -> LinkUnits:
         """All of it as arrays."""
@@ -85,3 +83,8 @@ class JobUnits:
             target.astype(np.int32),
             lag,
         )
+
+
+def _columns(first: object, second: object, third: object) -> tuple[I64, I64, F64]:
+    a, b, c = np.broadcast_arrays(np.asarray(first), np.asarray(second), np.asarray(third, dtype=np.float64))
+    return a.ravel().astype(np.int64), b.ravel().astype(np.int64), c.ravel()

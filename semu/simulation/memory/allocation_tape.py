@@ -25,11 +25,7 @@ I64 = NDArray[np.int64]
 
 
 class AllocationTape:
-    """Allocations and frees of one iteration on one rank of one replica.
-
-    Args:
-        timed: the job under a schedule. rank: pipeline rank. replica: distinct replica.
-    """
+    """Allocations and frees of one iteration on one rank of one replica."""
 
     def __init__(self, timed: TimedJob, rank: int, replica: int) -> None:
         self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
@@ -178,7 +174,7 @@ class AllocationTape:
         run, problem, replica = self.run, self.run.problem, self.replica
         begins, ends = run.start[replica, self.nodes], run.end[replica, self.nodes]
         changes: list[tuple[int, float, bool, Callable[[], None]]] = []
-        for edge in run.sent.edges:
+        for edge in run.sent:
             receives, sends = (problem.shape.chunk_rank[chunk] == self.rank for chunk in (edge.consumer, edge.source))
             if not (receives or sends):
                 continue

@@ -34,8 +34,8 @@ class PipelineMemoryEvents:
 
     def of_rank(self, rank: int) -> MemoryEvents:
         """Those of one rank."""
-        own = slice(self.ptr[rank], self.ptr[rank + 1])
-        return MemoryEvents(self.time[:, own], self.size[:, own])
+        of_rank = slice(self.ptr[rank], self.ptr[rank + 1])
+        return MemoryEvents(self.time[:, of_rank], self.size[:, of_rank])
 
     def joined(self, more: Sequence[MemoryEvents | None]) -> PipelineMemoryEvents:
         """These and others; ``more``: of each rank, in any order, or nothing at all."""
@@ -43,16 +43,16 @@ class PipelineMemoryEvents:
             return self
         from semu.engine.kernels.pipeline_memory import sort_events
 
-        counts = [0 if own is None else own.time.shape[1] for own in more]
+        counts = [0 if added is None else added.time.shape[1] for added in more]
         ptr = self.ptr + np.cumsum([0, *counts])
         time = np.empty((len(self.time), ptr[-1]))
         size = np.empty(time.shape, dtype=np.int64)
-        for rank, own in enumerate(more):
-            known, first = self.of_rank(rank), ptr[rank]
-            middle = first + known.time.shape[1]
-            time[:, first:middle], size[:, first:middle] = known.time, known.size
-            if own is not None:
-                time[:, middle : ptr[rank + 1]], size[:, middle : ptr[rank + 1]] = own.time, own.size
+        for rank, added in enumerate(more):
+            present, first = self.of_rank(rank), ptr[rank]
+            middle = first + present.time.shape[1]
+            time[:, first:middle], size[:, first:middle] = present.time, present.size
+            if added is not None:
+                time[:, middle : ptr[rank + 1]], size[:, middle : ptr[rank + 1]] = added.time, added.size
         sort_events(ptr, time, size)
         return PipelineMemoryEvents(ptr, time, size)
 
@@ -166,11 +166,11 @@ def _by_variant(layout: Layout, run: PipelineRun, edge: ChunkTransfers) -> list[
 def _edges_at(run: PipelineRun) -> list[list[tuple[ChunkTransfers, bool]]]:
     """Of every rank, the edges that end there (True), and those that begin there."""
     shape = run.problem.shape
-    found: list[list[tuple[ChunkTransfers, bool]]] = [[] for _ in range(shape.num_ranks)]
-    for edge in run.sent.edges:
-        found[shape.chunk_rank[edge.consumer]].append((edge, True))
-        found[shape.chunk_rank[edge.source]].append((edge, False))
-    return found
+    edges: list[list[tuple[ChunkTransfers, bool]]] = [[] for _ in range(shape.num_ranks)]
+    for edge in run.sent:
+        edges[shape.chunk_rank[edge.consumer]].append((edge, True))
+        edges[shape.chunk_rank[edge.source]].append((edge, False))
+    return edges
 
 
 def _loaded_bytes(costed: CostedJob, chunk: int) -> NDArray[np.int64]:
@@ -183,11 +183,7 @@ def _loaded_bytes(costed: CostedJob, chunk: int) -> NDArray[np.int64]:
 
 
 def _released(costed: CostedJob, kind: int, chunk: int, consumer: int, phase: Phase) -> NDArray[np.int64]:
-    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes].
-
-    Args:
-        kind: which variant of the chunk.
-    """
+    """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes]."""
     layout, evaluation = costed.layout, costed.evaluation
     stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
     sizes, positions = costs.leaving, [*range(len(stage.leaving))]

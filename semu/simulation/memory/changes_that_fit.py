@@ -54,24 +54,24 @@ def nearest_fit(
                     other = changed(base, more)
                     tried.append((simulate(other), other, settings))
         host = job.cluster.profile.host.memory_bytes.value
-        fitting = [found for found in tried if found[0].fits and max(found[0].host_memory_bytes or (0,)) <= host]
-        fitting.sort(key=lambda found: found[0].iteration_time_s)
+        fitting = [one for one in tried if one[0].fits and max(one[0].host_memory_bytes or (0,)) <= host]
+        fitting.sort(key=lambda one: one[0].iteration_time_s)
         if fitting:
-            return tuple(_change(found, settings, report, peak) for found, _, settings in fitting)
-        helped = [found for found in tried if max(found[0].peak_memory_bytes) < peak]
-        helped.sort(key=lambda found: max(found[0].peak_memory_bytes))
+            return tuple(_change(one, settings, report, peak) for one, _, settings in fitting)
+        helped = [one for one in tried if max(one[0].peak_memory_bytes) < peak]
+        helped.sort(key=lambda one: max(one[0].peak_memory_bytes))
         bases = [(other, settings) for _, other, settings in helped[:WIDTH]]
     return ()
 
 
-def _change(found: Report, settings: Settings, report: Report, peak: int) -> FittingChange:
-    highest = max(found.peak_memory_bytes)
+def _change(changed: Report, settings: Settings, report: Report, peak: int) -> FittingChange:
+    highest = max(changed.peak_memory_bytes)
     return FittingChange(
         settings=settings,
         peak_memory_bytes=highest,
         saved_bytes=peak - highest,
-        iteration_time_s=found.iteration_time_s,
-        added_time_s=found.iteration_time_s - report.iteration_time_s,
+        iteration_time_s=changed.iteration_time_s,
+        added_time_s=changed.iteration_time_s - report.iteration_time_s,
     )
 
 

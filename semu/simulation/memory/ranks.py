@@ -17,12 +17,7 @@ _ACTIVATION = ROLES.index(Role.ACTIVATION)
 
 
 class RankMemory:
-    """Memory of one pipeline rank.
-
-    Args:
-        timed: the job under a schedule. rank: pipeline rank.
-        pipeline: what the memories of all its ranks share.
-    """
+    """Memory of one pipeline rank."""
 
     def __init__(self, timed: TimedJob, rank: int, pipeline: PipelineMemory | None = None) -> None:
         self.layout, self.run, self.rank = timed.layout, timed.run, rank

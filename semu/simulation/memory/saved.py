@@ -57,11 +57,7 @@ def highest_level(run: PipelineRun, rank: int, changes_of: Callable[[int], NDArr
 
 
 class SavedActivations:
-    """Saved activations of the layers of a job.
-
-    Args:
-        timed: the job under a schedule.
-    """
+    """Saved activations of the layers of a job."""
 
     def __init__(self, timed: TimedJob) -> None:
         self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run

@@ -96,13 +96,13 @@ def unsharded_memory(iteration: Iteration, rank: int) -> UnshardedMemory | None:
 
 def _users(layout: Layout, rank: int, unit: FsdpUnit) -> dict[int, list[int]]:
     """Chunk -> its blocks that use a parameter of the unit."""
-    own = {held.parameter for held in unit.members}
-    found: dict[int, list[int]] = {}
+    parameters = {held.parameter for held in unit.members}
+    users: dict[int, list[int]] = {}
     for chunk in layout.chunks_of(rank):
-        blocks = [n for n, block in enumerate(chunk.blocks) if any(h.parameter in own for h in block.parameters)]
+        blocks = [n for n, block in enumerate(chunk.blocks) if any(h.parameter in parameters for h in block.parameters)]
         if blocks:
-            found[chunk.chunk.index] = blocks
-    return found
+            users[chunk.chunk.index] = blocks
+    return users
 
 
 def _last_use(run: PipelineRun, users: Mapping[int, Sequence[int]]) -> NDArray[np.float64]:
@@ -122,7 +122,7 @@ class _FirstWriters:
 
     def start(self, unit: FsdpUnit, users: Mapping[int, Sequence[int]]) -> NDArray[np.float64]:
         """float64[num_replicas] [s]."""
-        own = {held.parameter for held in unit.members}
+        parameters = {held.parameter for held in unit.members}
         begin = np.full(self.run.num_replicas, np.inf)
         for number, positions in users.items():
             chunk = self.layout.chunks[number]
@@ -133,7 +133,7 @@ class _FirstWriters:
                 first[position] + writer
                 for position in positions
                 for held in chunk.blocks[position].parameters
-                if held.parameter in own
+                if held.parameter in parameters
                 for writer in held.writers
             ]
             for code, some in self._by_stage(number, operators):
@@ -142,14 +142,16 @@ class _FirstWriters:
 
     def _by_stage(self, number: int, operators: list[int]) -> list[tuple[int, list[int]]]:
         """Operators of a chunk's backward in the kinds of stages in which the schedule runs them."""
-        found = [(BACKWARD, operators)]
+        stages = [(BACKWARD, operators)]
         if self.run.problem.splits_backward:
             split = split_of(self.layout)[number]
             assert split is not None
             for code, is_weight in ((INPUT, False), (WEIGHT, True)):
                 mine = [int(split.place[op]) for op in operators if split.is_weight[op] == is_weight]
-                found.append((code, mine))
-        return [(code, own) for code, own in found if own and len(self.run.problem.stage_nodes[number, code])]
+                stages.append((code, mine))
+        return [
+            (code, writers) for code, writers in stages if writers and len(self.run.problem.stage_nodes[number, code])
+        ]
 
     def _operators(self, number: int, code: int) -> NDArray[np.float64]:
         """Starts of the operators of a chunk's first backward stage of a kind: float64[num_replicas, num_ops] [s]."""

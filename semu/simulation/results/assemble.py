@@ -29,8 +29,8 @@ def assemble_report(iteration: Iteration) -> Report:
     layout, job, run, tails = iteration.layout, iteration.job, iteration.run, iteration.tails
     profile = job.profile
     head = estimate_iteration(iteration)
-    found, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
-    time_s = found.iteration_time_s
+    estimate, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
+    time_s = estimate.iteration_time_s
     saved = SavedActivations(iteration)
     parameters = job.model.num_parameters()
     active = parameters - sum(item.idle_parameters for _, item in mixtures(job.model))
@@ -51,9 +51,9 @@ def assemble_report(iteration: Iteration) -> Report:
     return Report(
         title=f"{job.model.name} on {job.cluster.label()}, {parallel_label(job)}, {run.problem.schedule.name}",
         iteration_time_s=time_s,
-        makespan_s=found.makespan_s,
-        mfu=found.mfu,
-        hfu=found.hfu,
+        makespan_s=estimate.makespan_s,
+        mfu=estimate.mfu,
+        hfu=estimate.hfu,
         mfu_full_attention=work.model_flop_full_attention / head.peak_rate,
         mfu_bf16=work.model_flop / (profile.peak_flop_per_s(DType.BF16) * gpus * time_s) if is_fp8 else None,
         model_flop=work.model_flop,
@@ -61,13 +61,13 @@ def assemble_report(iteration: Iteration) -> Report:
         model_tflop_per_s_per_gpu=work.model_flop / time_s / gpus / 1e12,
         tokens_per_s_per_gpu=work.tokens / time_s / gpus,
         tokens=work.tokens,
-        bubble_ratio=found.bubble_ratio,
-        peak_memory_bytes=found.peak_memory_bytes,
-        static_memory_bytes=found.static_memory_bytes,
-        capacity_bytes=found.capacity_bytes,
+        bubble_ratio=estimate.bubble_ratio,
+        peak_memory_bytes=estimate.peak_memory_bytes,
+        static_memory_bytes=estimate.static_memory_bytes,
+        capacity_bytes=estimate.capacity_bytes,
         parameters=parameters,
         active_parameters=active,
-        breakdown_s=found.breakdown_s,
+        breakdown_s=estimate.breakdown_s,
         ranks=tuple(rank_row(iteration, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
         provenance=provenance,
@@ -78,7 +78,7 @@ def assemble_report(iteration: Iteration) -> Report:
         warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(layout, hosts)),
         timeline=timeline,
         host_memory_bytes=hosts,
-        reserve=found.reserve,
+        reserve=estimate.reserve,
         find_uncertainty=partial(
             time_uncertainty,
             costs,
@@ -92,7 +92,7 @@ def assemble_report(iteration: Iteration) -> Report:
 
 def parallel_label(job: TrainingJob) -> str:
     """``dp8-tp2-pp4``, and what modality modules have of their own: ``dp8-tp2-pp4 (vit: tp1)``."""
-    own = []
+    labels = []
     for module in job.model.modules:
         if module.name in job.parallel.modules:
             sizes = job.parallel.of_module(module.name)
@@ -100,8 +100,8 @@ def parallel_label(job: TrainingJob) -> str:
             words = "-".join(f"{name}{getattr(sizes, name)}" for name in different)
             if sizes.tp > 1 and sizes.sequence_parallel != job.parallel.sequence_parallel:
                 words = " ".join([*([words] if words else []), "with sp" if sizes.sequence_parallel else "without sp"])
-            own += [f"{module.name}: {words}"] if words else []
-    return job.parallel.label() + (f" ({', '.join(own)})" if own else "")
+            labels += [f"{module.name}: {words}"] if words else []
+    return job.parallel.label() + (f" ({', '.join(labels)})" if labels else "")
 
 
 def describe_job(layout: Layout) -> dict[str, object]:
@@ -162,10 +162,10 @@ def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
     job = layout.job
     result: dict[str, dict[str, object]] = {}
     for module in job.model.modules:
-        own = job.parallel.of_module(module.name)
-        sizes: dict[str, object] = {name: getattr(own, name) for name in GPU_AXES}
-        sizes["sequence_parallel"] = own.sequence_parallel and own.tp > 1
-        result[module.name] = sizes | {"item_groups": own.replicas // job.parallel.replicas}
+        parallel = job.parallel.of_module(module.name)
+        sizes: dict[str, object] = {name: getattr(parallel, name) for name in GPU_AXES}
+        sizes["sequence_parallel"] = parallel.sequence_parallel and parallel.tp > 1
+        result[module.name] = sizes | {"item_groups": parallel.replicas // job.parallel.replicas}
     return result
 
 
@@ -183,12 +183,6 @@ def _describe_experts(job: TrainingJob) -> dict[str, object]:
         "moe_pad_to_capacity": training.moe_pad_to_capacity,
         "moe_grouped_gemm": training.moe_grouped_gemm,
     }
-
-
-def _lacks_blocks(job: TrainingJob) -> bool:
-    """Whether the job wants blockwise scales, and its device has no coefficients for them."""
-    recipe = job.training.fp8_recipe
-    return recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants)
 
 
 _PARALLEL_KEYS = (*COUNTS, "sequence_parallel", "zero", "partition")
@@ -225,20 +219,20 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             "microbatch of every replica; replicas are taken to reach its collectives together"
         )
     phases = {op.phase for op in layout.library.operators}
-    if job.training.recompute is Recompute.FULL and Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
-        notes.append(
-            "recompute = full changes nothing: no block between data and loss; put the layers in an nn.Sequential, or "
-            "wrap them in nn.Recompute"
-        )
-    if (
-        job.training.recompute is Recompute.SELECTIVE
-        and Phase.INPUT_GRADIENT in phases
-        and Phase.RECOMPUTE not in phases
-    ):
-        notes.append("recompute changes nothing: the model runs none of the modules that it names where gradients flow")
+    if Phase.INPUT_GRADIENT in phases and Phase.RECOMPUTE not in phases:
+        if job.training.recompute is Recompute.FULL:
+            notes.append(
+                "recompute = full changes nothing: no block between data and loss; put the layers in an nn.Sequential, "
+                "or wrap them in nn.Recompute"
+            )
+        if job.training.recompute is Recompute.SELECTIVE:
+            notes.append(
+                "recompute changes nothing: the model runs none of the modules that it names where gradients flow"
+            )
     if job.training.precision.tensor_dtype is DType.FP32:
         notes.append("fused attention is costed as in half precision, scaled by the peak; libraries have none in fp32")
-    if _lacks_blocks(job):
+    recipe = job.training.fp8_recipe
+    if recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants):
         notes.append(
             "the device has no efficiency of blockwise fp8: products and casts are costed as with tensor scales"
         )

@@ -68,12 +68,12 @@ def _waited_for(ranks: Sequence[_Rank], rank: int, current: _Piece) -> tuple[int
     """Which of the pieces that end when ``current`` begins it waited for, with its rank; None: there are none."""
     time = current.start_s
     stream = current.stream if isinstance(current, OuterSlice) else None
-    own = list(ranks[rank].ending(time))
-    for piece in own:
+    ending = list(ranks[rank].ending(time))
+    for piece in ending:
         if isinstance(piece, OuterSlice) and piece.stream == stream:
             return rank, piece
-    if own:
-        return rank, own[0]
+    if ending:
+        return rank, ending[0]
     to = f" to rank {rank}"
     others = [(number, piece) for number, other in enumerate(ranks) for piece in other.ending(time)]
     for number, piece in others:
@@ -109,7 +109,7 @@ class _Rank:
 
     def running(self, time: float) -> _Piece | None:
         """A stage, else another piece, that began before a time and ran until then; else the last that ended before."""
-        found: list[_Piece] = []
+        ended: list[_Piece] = []
         lists: tuple[tuple[Sequence[_Piece], list[float]], ...] = (
             (self._stages, self._stage_starts),
             (self._outer, self._outer_starts),
@@ -120,8 +120,8 @@ class _Rank:
                 best = max(pieces[max(last - _LOOK_BACK, 0) : last + 1], key=lambda piece: min(piece.end_s, time))
                 if best.end_s >= time:
                     return best
-                found.append(best)
-        return max(found, key=lambda piece: piece.end_s, default=None)
+                ended.append(best)
+        return max(ended, key=lambda piece: piece.end_s, default=None)
 
 
 _LOOK_BACK = 16

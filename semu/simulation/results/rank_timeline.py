@@ -110,7 +110,7 @@ class _RankBuilder:
         run, problem = self.run, self.run.problem
         ranks = problem.shape.chunk_rank
         sends = []
-        for edge in run.sent.edges:
+        for edge in run.sent:
             if ranks[edge.source] != self.memory.rank:
                 continue
             target = ranks[edge.consumer]

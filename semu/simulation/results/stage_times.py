@@ -12,11 +12,7 @@ from semu.simulation.results.estimated import EstimatedIteration
 
 
 def stage_table(run: PipelineRun, head: EstimatedIteration) -> StageTable:
-    """Times of the slowest replica's stages; their memory is found when somebody asks for it.
-
-    Args:
-        run: the simulated pipeline. head: its figures.
-    """
+    """Times of the slowest replica's stages; their memory is found when somebody asks for it."""
     nodes = np.flatnonzero(run.problem.phase != NOTHING)  # behind a whole backward among split ones
     return StageTable(
         run.problem.schedule,

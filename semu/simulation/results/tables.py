@@ -105,8 +105,8 @@ def _occurrences(stage: StageProgram) -> list[tuple[int, int, int]]:
     """(row, block of its first occurrence, number of occurrences) of a stage's operators, in order of occurrence."""
     rows, first, count = np.unique(stage.rows, return_index=True, return_counts=True)
     order = np.argsort(first)
-    found = rows[order], stage.block[first[order]], count[order]
-    return list(zip(*(part.tolist() for part in found), strict=True))
+    columns = rows[order], stage.block[first[order]], count[order]
+    return list(zip(*(part.tolist() for part in columns), strict=True))
 
 
 def add_outer(seconds: dict[str, float], timeline: IterationTimeline) -> None:

@@ -49,14 +49,13 @@ class Breakdown:
 
     def to_json(self) -> dict[str, object]:
         """As ``breakdown_s`` of ``simulate --json``."""
+        named = {name: getattr(self, name) for name in ("overhead", "interference", "launch")}
         return {
             "compute": self.compute,
             "exposed_communication": dict(self.exposed_communication),
             "bubble": self.bubble,
             "optimizer": self.optimizer,
-            **({"overhead": self.overhead} if self.overhead else {}),
-            **({"interference": self.interference} if self.interference else {}),
-            **({"launch": self.launch} if self.launch else {}),
+            **{name: seconds for name, seconds in named.items() if seconds},
             "other": self.other,
         }
 
@@ -256,10 +255,10 @@ def count_work(costed: CostedJob) -> Work:
     hardware = model = full = 0
     for columns, kinds in layout.recipe.kinds_by_columns:
         uses = _uses(costed, columns)
-        found, times = _flop_of_kinds(layout, kinds, symbols, uses)
-        hardware += times * found[0]
-        model += times * found[1]
-        full += times * found[2]
+        flop, times = _flop_of_kinds(layout, kinds, symbols, uses)
+        hardware += times * flop[0]
+        model += times * flop[1]
+        full += times * flop[2]
     return Work(float(model), float(hardware), float(full), _tokens(costed))
 
 
@@ -304,9 +303,9 @@ def _flop(
             calls += times * np.bincount(stage.rows, minlength=len(library.operators))
         rows = np.flatnonzero(calls).tolist()
         operators = [library.operators[row] for row in rows]
-        own = layout.mesh.of_module(name).parallel
-        peers = own.replica_gpus
-        for symbols in _groups_of(name, own.replicas // layout.job.parallel.replicas, mean):
+        parallel = layout.mesh.of_module(name).parallel
+        peers = parallel.replica_gpus
+        for symbols in _groups_of(name, parallel.replicas // layout.job.parallel.replicas, mean):
             work, extra, causal = _flop_of(library, rows, symbols, uses)
             for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
                 times = int(calls[row]) * (peers // operator.copies)
@@ -359,17 +358,14 @@ def _groups_of(
         yield columns
         return
     for group in range(groups):
-        own = {key.removesuffix(mark): column for key, column in columns.items() if key.endswith(mark := f"@{group}")}
-        yield {**columns, **{key: column for key, column in own.items() if f".{module}." in key}}
+        of_group = {
+            key.removesuffix(mark): column for key, column in columns.items() if key.endswith(mark := f"@{group}")
+        }
+        yield {**columns, **{key: column for key, column in of_group.items() if f".{module}." in key}}
 
 
 def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> list[int]:
-    """Sum over all microbatches of some size of every operator; whole numbers of any length, so nothing is rounded.
-
-    Args:
-        dims: one size per operator. symbols: symbol -> int64[num_shapes]. uses: int64[num_shapes], microbatches of
-            each shape.
-    """
+    """Sum over all microbatches of some size of every operator; whole numbers of any length, so nothing is rounded."""
     table = DimTable.build(dims)
     one = np.ones_like(uses)
     sums = [int(np.prod([symbols[name] for name in monomial] or [one], axis=0) @ uses) for monomial in table.monomials]

@@ -58,12 +58,12 @@ def compare_schedules(
             stages.schedule.name if is_file else variant.training.schedule, variant, estimate, stages
         )
 
-    own = run(job)
-    rows, refused = [own], list[RefusedSchedule]()
+    original = run(job)
+    rows, refused = [original], list[RefusedSchedule]()
     for name in chosen:
         try:
             variant = job_for(job, name)
-            if not own.is_same(variant):
+            if not original.is_same(variant):
                 rows.append(run(variant, name))
         except (ConfigError, ScheduleError, MemoryLimitError) as error:
             refused.append(RefusedSchedule(name, error))

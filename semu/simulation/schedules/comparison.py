@@ -96,10 +96,10 @@ class RefusedSchedule:
         expected = (
             None if self.error.expected is None else textwrap.shorten(self.error.expected, 100, placeholder=" ...")
         )
-        told = [f"{word} {part}" for word, part in (("expected", expected), ("got", self.error.got)) if part]
+        details = [f"{word} {part}" for word, part in (("expected", expected), ("got", self.error.got)) if part]
         message = self.error.message.removeprefix(f"the schedule {self.name!r} ").removeprefix(f"{self.name}: ")
         message = message.removeprefix(f"{self.name} ") if message.startswith(f"{self.name} needs") else message
-        return message + (f" ({', '.join(told)})" if told else "")
+        return message + (f" ({', '.join(details)})" if details else "")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -110,7 +110,7 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
         graph=graph,
         pairs=pairs,
         layers=tuple(sum(block.is_layer for block in chunk.blocks) for chunk in layout.chunks),
-        num_variants=np.array([len(own) for own in numbers], dtype=np.int32)[chunk_of],
+        num_variants=np.array([len(variants) for variants in numbers], dtype=np.int32)[chunk_of],
         forward_s=seconds[0],
         backward_s=seconds[1],
         held_bytes=held,
@@ -125,12 +125,9 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
 def stage_sizes(costed: CostedJob, kind: int) -> I64:
     """What a chunk under one of its variants holds between its stages, and the highest of its forward and of its
     backward, as ``PairCosts`` says: int64[3, num_shapes].
-
-    Args:
-        kind: of ``Layout.kinds``.
     """
     evaluation, stages, costs = costed.evaluation, costed.layout.kinds[kind], costed.evaluation.chunks[kind]
-    held = _held(costed, stages)
+    held = saved_bytes(costed, stages)
     forward = np.maximum(costs.forward.peak + costs.arriving.sum(axis=0), held)
     if stages.backward is None or costs.backward is None:
         return np.stack((held, forward, np.zeros_like(held)))
@@ -139,7 +136,7 @@ def stage_sizes(costed: CostedJob, kind: int) -> I64:
     return np.stack((held, forward, costs.backward.peak + gradients))
 
 
-def _held(costed: CostedJob, stages: ChunkStages) -> I64:
+def saved_bytes(costed: CostedJob, stages: ChunkStages) -> I64:
     """Bytes that a chunk's forward leaves for its backward: int64[num_shapes]."""
     whole = stages.backward
     if whole is None:
@@ -158,6 +155,6 @@ def _transfer_s(sim: SimulatedJob, replica: int | None) -> F64:
     key = np.repeat(np.arange(count - 1), np.diff(edges.ptr)) * count + edges.pred
     stage = graph.pair_stages(units.stage_numbers)
     moved = stage[:, units.consumer] * count + stage[:, units.producer]
-    found = np.zeros(len(edges.pred))
-    found[np.searchsorted(key, moved.ravel())] = latency.max(axis=0)[units.repeated(units.transfers)]
-    return found
+    transfer_s = np.zeros(len(edges.pred))
+    transfer_s[np.searchsorted(key, moved.ravel())] = latency.max(axis=0)[units.repeated(units.transfers)]
+    return transfer_s

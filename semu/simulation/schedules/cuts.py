@@ -22,16 +22,14 @@ MOST_SLOTS = 4
 def job_for(job: TrainingJob, name: str) -> TrainingJob:
     """The job under another schedule, cut as this needs it.
 
-    Args:
-        job: the run. name: of a schedule.
     Raises:
         ConfigError: an unknown name, sizes that it does not fit (the rule), a cut that
             the model does not allow.
     """
     family = schedule_family(name)
-    pp, count, own = job.parallel.pp, job.num_microbatches, job.parallel.vpp
+    pp, count, vpp = job.parallel.pp, job.num_microbatches, job.parallel.vpp
     is_twice = family.placement is Placement.BIDIRECTIONAL  # two groups of layers per rank, one of each copy
-    wanted = (2,) if is_twice else dict.fromkeys((own, *range(1, MOST_SLOTS + 1)))
+    wanted = (2,) if is_twice else dict.fromkeys((vpp, *range(1, MOST_SLOTS + 1)))
     slots = [v for v in wanted if v >= family.fewest_slots or pp == 1]
     v = next((v for v in slots if family.misfit(pp, count, v) is None), None)
     if v is None:

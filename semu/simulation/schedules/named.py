@@ -24,6 +24,7 @@ from semu.schedule.study import PipelineStudy
 from semu.schedule.units import units_of
 from semu.simulation.context import SimulatedJob
 from semu.simulation.pipeline import send_latency
+from semu.simulation.schedules.costs_of_pairs import saved_bytes
 from semu.simulation.transfers import edge_bytes
 
 
@@ -65,13 +66,7 @@ def check_schedule_options(job: TrainingJob) -> None:
     placement = job.parallel.placement
     wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
     if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):
-        raise ConfigError(
-            f"the schedule {name!r} needs the groups of layers in another placement",
-            where="parallel.placement",
-            expected=wants,
-            got=placement,
-            nearest=wants,
-        )
+        raise _misplaced(family, wants, placement)
     misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp)
     if misfit is not None and family.generate is None:
         is_slots = misfit.got == job.parallel.vpp and misfit.got != job.num_microbatches
@@ -82,6 +77,16 @@ def check_schedule_options(job: TrainingJob) -> None:
             got=misfit.got,
             nearest=misfit.nearest,
         )
+
+
+def _misplaced(family: ScheduleFamily, wanted: str, placement: str) -> ConfigError:
+    return ConfigError(
+        f"the schedule {family.name!r} needs the groups of layers in another placement",
+        where="parallel.placement",
+        expected=wanted,
+        got=placement,
+        nearest=wanted,
+    )
 
 
 def _check_copies(family: ScheduleFamily, copies: int, where: str) -> None:
@@ -157,17 +162,21 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
     """
     shape, family = sim.units.shape, schedule_family(name)
     _check_copies(family, _copies(shape), "schedule")
+    is_planned, is_circular = sim.layout.recipe.plan is not None, sim.job.parallel.placement == "circular"
+    if is_planned and family.alternates and not is_circular:
+        raise _misplaced(family, "circular", sim.job.parallel.placement)
     if family.generate is not None:
         return family.generate(shape)
     if family.adapt is None:
         return family(shape)
-    if sim.layout.recipe.plan is not None:
+    if is_planned:
         raise ConfigError(
-            "a schedule made for the job's own costs is not modelled under a plan by this version",
+            ("" if is_circular else f"the schedule {name!r}: ")
+            + "a schedule made for the job's own costs is not modelled under a plan by this version",
             where="training.schedule",
-            expected=", ".join(SCHEDULES),
+            expected=", ".join(SCHEDULES) if is_circular else "no plan, or a plan with orders",
             got=name,
-            nearest="1f1b",
+            nearest="1f1b" if is_circular else None,
         )
     if family.splits_backward:
         check_split(sim.layout)
@@ -199,15 +208,12 @@ def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:
 
     parts = split_of(sim.layout) if splits else (None,) * num_chunks
     for chunk, (stages, split) in enumerate(zip(sim.layout.chunks, parts, strict=True)):
-        whole = stages.backward
         seconds[FORWARD][chunk] = mean(costs_of(sim, chunk, FORWARD).latency)
-        if whole is None:
+        if stages.backward is None:
             continue
         for code in (BACKWARD, INPUT, WEIGHT) if split is not None else (BACKWARD,):
             seconds[code][chunk] = mean(costs_of(sim, chunk, code).latency)
-        arriving = np.isin(whole.storage, [s for s in whole.arriving_storage if s >= 0])
-        saved = whole.alive_before & ~arriving
-        held[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(whole.size_row[saved].tolist()).sum(axis=0))
+        held[chunk] = mean(saved_bytes(sim, stages))
         if split is not None:
             late = split.weights.size_row[split.weights.alive_before]
             kept[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
@@ -229,7 +235,7 @@ def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float
     """How long every chunk's result and its gradient are on their way, the longest where several take them:
     float64[num_chunks, num_microbatches] [s]."""
     units, shape = units_of(sim.units.shape, None), sim.units.shape
-    found = np.zeros((2, shape.num_chunks, shape.num_microbatches))
+    transfer_s = np.zeros((2, shape.num_chunks, shape.num_microbatches))
     links, shapes = sim.replicas.links[0], sim.replicas.shape[0]
     for chunk, pairs in zip(units.chunk.tolist(), units.pair.tolist(), strict=True):
         for producer, consumer, pair in zip(units.producer.tolist(), units.consumer.tolist(), pairs, strict=True):
@@ -238,5 +244,5 @@ def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float
             phase = Phase.BACKWARD if way else Phase.FORWARD
             sizes = edge_bytes(sim, source, target, phase)
             lasts = send_latency(sim.evaluation, links[pair], sizes)[shapes]
-            np.maximum(found[way, source], lasts, out=found[way, source])
-    return found[0], found[1]
+            np.maximum(transfer_s[way, source], lasts, out=transfer_s[way, source])
+    return transfer_s[0], transfer_s[1]

@@ -457,6 +457,22 @@ def test_what_does_not_go_with_a_plan_is_refused_by_name() -> None:
         prepare(vision_job(), plan=plan).report("zb-h1")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "needs"),
+    [
+        ("zb-v", "whole backwards, or no plan"),
+        ("v-half", "whole backwards, or no plan"),
+        ("hanayo", "no plan, or a plan with orders"),
+        ("1f1b", "expected circular; got v-shape"),
+    ],
+)
+def test_a_schedule_that_a_planned_v_shape_cannot_run_is_named_with_what_it_needs(schedule: str, needs: str) -> None:
+    job = job_of(gpt(), text_items(4), Parallel(pp=2, vpp=2, placement="v-shape"), schedule="zb-v")
+    job = replace(job, training=replace(job.training, schedule=schedule))
+    with pytest.raises(ConfigError, match=f"the schedule '{schedule}'.*{needs}"):
+        prepare(job, plan=StagePlan(layers={"llm": (1, 1, 1, 0)})).problem()
+
+
 def test_jitter_draws_the_stages_of_parts_too() -> None:
     report = simulate(vision_job(jitter=0.1), plan=StagePlan(parts={"vit": (3, 2, 0, 3)}), samples=20)
     assert report.samples is not None

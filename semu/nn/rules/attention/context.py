@@ -1,10 +1,10 @@
 """Attention over a context-parallel group: each rank holds two of the 2 cp chunks of every sequence.
 
-Rank r holds chunks r and 2 cp - 1 - r, of c tokens each, so that under a causal mask every rank has as many pairs to
-compute: with keys of rank s < r all its queries (2 c x c), with its own the lower half (2 c x 2 c), with those of s > r
-its later chunk's queries with all of them (c x 2 c); each step 2 c^2 scores, all ranks and steps alike (Megatron-LM's
-context parallelism; Llama 3, 2407.21783 §3.3.2; striping for the same end: 2311.09431). Costed is the last rank, whose
-steps all read all its queries.
+Rank r holds chunks r and 2 cp - 1 - r, of c tokens each. Under a causal mask each step of each rank then computes
+2 c^2 scores: all queries of rank r with the first chunk of a rank s < r (2 c x c), the lower half of its queries with
+its keys (2 c x 2 c), the later chunk's queries with all keys of a rank s > r (c x 2 c) (Megatron-LM's context
+parallelism; Llama 3, 2407.21783 §3.3.2; striping for the same end: 2311.09431). The last rank is costed: its steps all
+read all its queries.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     """Keys and values go around (Ring Attention, 2310.01889 §3), as in Transformer Engine's ``AttnFuncWithCPAndKVP2P``.
 
     Forward: K and V are joined into one buffer; in each of cp steps the buffer is sent on beside the kernel that reads
-    it, and the step's output is merged into the sum by its log-sum-exp. Saves q, the K and V that came last, the output
-    and its log-sum-exp. Backward: from the K and V that came last, on around the ring to the rank's own; dK and dV
-    follow one step behind. So each way cp - 1 times K and V, and in the backward cp - 1 times dK and dV.
+    it, and the step's output is merged into the sum by its log-sum-exp. Saves q, the last K and V to arrive, the output
+    and its log-sum-exp. Backward: starts with the saved K and V and ends with those of this rank; dK and dV follow one
+    step behind. Each way moves K and V cp - 1 times, the backward also dK and dV.
     """
     trace, ranks = q.trace, q.trace.options.cp_group.num_ranks
     own, other = _ring_kernels(q, k, v, causal=causal)
@@ -98,7 +98,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 
 
 def _ring_kernels(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[AttentionKernel, AttentionKernel]:
-    """The kernel of the rank's own keys, and that of another rank's."""
+    """The kernels over the keys of this rank, and over those of another rank."""
     where, ranks = q.trace.where, q.trace.options.cp_group.num_ranks
     whole = AttentionKernel.of(q, k, v, causal=causal)
     block = divide(whole.pairs, ranks, "the pairs of a context rank", where)

@@ -1,7 +1,7 @@
 """Collectives of the context-parallel group: gather and reduce-scatter of tokens, all-to-all, the ring's transfers.
 
-A context rank's graph shows the tokens of that rank; what it gathers has cp times as many. As each rank holds two
-chunks that are not neighbours, what arrives is put in order, and what leaves for other ranks is packed, by a copy
+A context rank's graph shows the tokens of that rank; gathered tensors have cp times as many. Since a rank's two chunks
+are not neighbours, a copy puts arriving rows in order, and another packs rows that leave for other ranks
 (Transformer Engine's ``get_seq_chunk_ids_for_reordering_before_attn`` and ``flash_attn_a2a_communicate``).
 """
 
@@ -44,27 +44,27 @@ def heads_for_tokens(x: Tensor, name: str) -> Tensor:
 
 
 def tokens_for_heads(x: Tensor, like: Tensor, name: str) -> Tensor:
-    """The opposite of ``heads_for_tokens``: all heads of the rank's own tokens, tokens and heads as in ``like``."""
+    """The opposite of ``heads_for_tokens``: all heads of this rank's tokens, tokens and heads as in ``like``."""
     there = replace(x, shape=(like.shape[0], *x.shape[1:]), shards=like.shards, sequences=like.sequences)
     return _exchanged(x, there, name, copies=True)
 
 
 def redistribute_tokens(x: Tensor) -> Tensor:
-    """Rows that other context ranks need, to where they need them: an all-to-all of x each way, same size."""
+    """Move rows to the context ranks that need them: an all-to-all each way, as large as ``x``."""
     return _exchanged(x, x, "redistribute", copies=False)
 
 
 def pass_on(
     parts: Sequence[Tensor], name: str, *, after: int, role: Role = Role.COMMUNICATION, behind: Sequence[Tensor] = ()
 ) -> tuple[Tensor, ...]:
-    """Send tensors, as one message, to the next rank of the ring, and receive as many from the rank before.
+    """Send tensors to the next rank of the ring as one message, and receive those of the rank before.
 
-    It runs beside the computation: nothing waits for it but what reads the received tensors.
+    It runs beside the computation: only readers of the received tensors wait for it.
 
     Args:
         parts: what is sent. name: of the operator. role: of what is received.
-        after: operator that it waits for, so that no more than two buffers are in use; -1: none.
-        behind: further tensors that must be there before it is issued.
+        after: operator that it waits for, so that at most two buffers are in use; -1: none.
+        behind: further tensors that it waits for.
     """
     first, *others = parts
     received = communicate(
@@ -94,11 +94,11 @@ def whole_sequences(x: Tensor) -> Sequences | None:
 
 
 def _exchanged(x: Tensor, there: Tensor, name: str, *, copies: bool) -> Tensor:
-    """An all-to-all to another layout of as many bytes; backward: to where it was.
+    """An all-to-all to another layout of equal size; backward: the opposite exchange.
 
     Args:
-        x: what is exchanged. there: what it looks like after it. name: of the operators.
-        copies: packed before and put in order after.
+        x: what is exchanged. there: the result's layout. name: of the operators.
+        copies: rows are packed before the exchange and put in order after it.
     """
     group = x.trace.options.cp_group
 

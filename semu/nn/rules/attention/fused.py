@@ -19,11 +19,11 @@ class AttentionKernel:
     """Some queries with some keys, in one kernel each way.
 
     Attributes:
-        tokens, key_tokens: read, on one rank. heads, kv_heads: of them, on one rank. d, d_v: sizes of a head.
+        tokens, key_tokens: queries and keys read, on one rank. heads, kv_heads: on one rank. d, d_v: sizes of a head.
         pairs: sum of query x key lengths over the packed sequences.
         is_masked: the kernel skips the upper half of the pairs.
-        is_causal: the attention as a whole has a causal mask; of it this kernel may be a part without one.
-        sinks: one learned logit per head beside the keys'.
+        is_causal: the whole attention, of which this kernel may be an unmasked part, has a causal mask.
+        sinks: one learned logit per head in the softmax's denominator.
     """
 
     tokens: Dim
@@ -72,7 +72,7 @@ class AttentionKernel:
         flop = self._flop(q, self.d + self.d_v)
         y = trace.emit(
             OpKind.ATTENTION_FORWARD,
-            [q, *keys, *self.own_parameters],
+            [q, *keys, *self.parameters],
             (q.shape[0], q.shape[1], self.d_v),
             like=q,
             flop=flop,
@@ -102,7 +102,7 @@ class AttentionKernel:
         flop, scores = self._flop(q, 3 * self.d + 2 * self.d_v), self._flop(q, self.d)
         grad_q = trace.emit(
             OpKind.ATTENTION_BACKWARD,
-            [*reads, *self.own_parameters],
+            [*reads, *self.parameters],
             like=q,
             flop=flop,
             recomputed_flop=scores,
@@ -110,7 +110,7 @@ class AttentionKernel:
             mem_bytes=2 * (q.size_bytes + self.key_bytes(q) + self.out_bytes(q)) + self.statistics_bytes,
             key=self.key,
             name=name,
-            gradients=[use for use in self.own_parameters if use.gradient is not None],
+            gradients=[use for use in self.parameters if use.gradient is not None],
             extra_outputs=key_gradients,
         )
         return grad_q, trace.side_outputs(len(key_gradients))
@@ -122,7 +122,7 @@ class AttentionKernel:
         return (self.tokens, self.key_tokens, self.pairs, self.heads, self.kv_heads, self.d, self.d_v, share)
 
     @property
-    def own_parameters(self) -> tuple[ParameterUse, ...]:
+    def parameters(self) -> tuple[ParameterUse, ...]:
         """The sinks, where there are any."""
         return (self.sinks,) if self.sinks is not None else ()
 
@@ -168,7 +168,7 @@ def fused_attention(
     trace, ledger = q.trace, q.trace.ledger
     kept = ledger.next() if ledger is not None and ledger.place is not None else None
     if kept is not None:
-        y, log_sum_exp = replace(kept[0], requires_grad=trace.any_trainable([q, k, v, *kernel.own_parameters])), kept[1]
+        y, log_sum_exp = replace(kept[0], requires_grad=trace.any_trainable([q, k, v, *kernel.parameters])), kept[1]
     else:
         y, log_sum_exp = kernel.forward(q, [k, v], "attention")
         if ledger is not None:

@@ -54,7 +54,7 @@ def latent_keys(kv: Tensor, positions: Tensor, plain: int, rotated: int) -> tupl
 
 
 def spread_tokens(x: Tensor) -> Tensor:
-    """What every rank of the tensor-parallel group needs whole, and whose gradient all of them have a part of.
+    """A tensor that every tensor-parallel rank reads whole, and whose gradient is summed over these ranks.
 
     Args:
         x: [tokens, ...], tokens sharded under sequence parallelism, else replicated.

@@ -31,8 +31,8 @@ def attention(
         dropout: probability on the attention probabilities; the fused kernel draws it again in its backward.
         window: how far a token sees; None: the whole sequence.
         sinks: [heads], a learned logit per head that takes part in the softmax and has no value (GPT-OSS).
-        softcap: scores are capped by ``softcap x tanh(scores / softcap)`` (Gemma 2, 2408.00118 §2); inside a fused
-            kernel it costs nothing to speak of.
+        softcap: scores are capped by ``softcap x tanh(scores / softcap)`` (Gemma 2, 2408.00118 §2); free inside a fused
+            kernel.
     Returns:
         [query tokens, heads, d_v]. Under recomputation of ``core_attn`` only q, k and v are kept (2205.05198 §5).
     Raises:
@@ -57,7 +57,7 @@ def attention(
 
 
 def _sinks(q: Tensor, sinks: Parameter) -> ParameterUse:
-    """The logits of the heads that this rank has."""
+    """The logits of this rank's heads."""
     if sinks.shape != (q.shape[1],):
         raise GraphError("one sink per head", where=q.trace.where, expected=f"[{q.shape[1]}]", got=list(sinks.shape))
     return q.trace.parameter(sinks, (q.shards[1],))
@@ -66,13 +66,13 @@ def _sinks(q: Tensor, sinks: Parameter) -> ParameterUse:
 def _refuse_special(q: Tensor, window: Window | None, sinks: Parameter | None, softcap: float | None) -> None:
     """Context parallelism is modelled for plain attention only."""
     named = {"a window": window, "sinks": sinks, "a soft cap": softcap}
-    found = next((name for name, value in named.items() if value is not None), None)
-    if found is not None:
+    special = next((name for name, value in named.items() if value is not None), None)
+    if special is not None:
         ranks = q.trace.options.cp_group.num_ranks
         raise ConfigError(
-            f"attention with {found} ({q.trace.where}) under context parallelism is not modelled by this version",
+            f"attention with {special} ({q.trace.where}) under context parallelism is not modelled by this version",
             where="parallel.cp",
-            expected=f"cp = 1, or attention without {found}",
+            expected=f"cp = 1, or attention without {special}",
             got=ranks,
             nearest=1,
         )

@@ -1,8 +1,8 @@
 """Attention as separate kernels that write the scores to memory, as Megatron-LM did before FlashAttention.
 
 Saved per layer beside q, k and v: the softmax's output, the dropout's mask (1 byte) and its output, 5 a s^2 b bytes in
-16-bit precision (2205.05198 §4.1, eq. 1). The products are over whole squares: a causal mask hides scores that have
-been computed, and the masked half is no model FLOP.
+16-bit precision (2205.05198 §4.1, eq. 1). The products compute whole squares of scores, also those that a causal mask
+hides; the masked half is no model FLOP.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def unfused_attention(
         q: [query tokens, heads, d]. k, v: [key tokens, kv heads, d or d_v]; all split alike over heads. With fewer
             key heads than heads, k and v are copied once for every query head (``repeat_interleave``) and kept so.
         causal: a token attends to those before it. dropout: probability on the probabilities.
-        window: hides scores that have been computed, as the causal mask does.
+        window: hides computed scores, as the causal mask does.
         sinks: one logit per head in the softmax's denominator. softcap: a kernel between scores and softmax.
     Returns:
         [query tokens, heads, d_v].
@@ -96,8 +96,8 @@ def _product(a: Tensor, b: Tensor, name: str, like: Tensor, pairs: Dim, seen: Di
 def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
     """Scale, mask and softmax in one kernel over the rows of ``scores`` [pairs, heads].
 
-    Saves its output. The backward works in place of the gradient (Megatron-LM's fused softmax), and sums that of the
-    sinks over rows that it reads anyway. It is costed as a norm: both read rows, reduce them and write them.
+    Saves its output. The backward works in place of the gradient (Megatron-LM's fused softmax) and sums the gradient of
+    the sinks over the rows that it reads. Costed as a norm: both read rows, reduce them and write them.
     """
     trace = scores.trace
     trained = [sinks] if sinks is not None and sinks.gradient is not None else []
@@ -128,7 +128,7 @@ def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
 
 
 def _repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """[tokens, kv heads, d] -> [tokens, heads, d], each head as often as query heads share it: a copy each way."""
+    """[tokens, kv heads, d] -> [tokens, heads, d], each key head repeated for its query heads: a copy each way."""
     repeated = replace(x, shape=(x.shape[0], heads, x.shape[2]))
     traffic = x.size_bytes + repeated.size_bytes
 
@@ -140,7 +140,7 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def attention_sizes(q: Tensor, k: Tensor, v: Tensor, window: Window | None = None) -> tuple[int, int, int, int, Dim]:
-    """Heads, key heads, d, d_v and pairs of an attention, those inside the window where there is one.
+    """Heads, key heads, d, d_v and pairs (inside the window where there is one) of an attention.
 
     Raises:
         GraphError: operands that do not fit together, a window over two different packings.

@@ -1,4 +1,4 @@
-"""Grouped matrix products: every expert of a rank multiplies its own rows, in one kernel; bf16 or fp8."""
+"""Grouped matrix products: every expert of a rank multiplies its rows, all in one kernel; bf16 or fp8."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def grouped_linear(
 
 
 def _fp8(x: Tensor, use: ParameterUse, added: ParameterUse | None, cut: tuple[int, ...], n: int, k: int) -> Tensor:
-    """The same with fp8 operands; casts as ``fp8_linear`` makes them."""
+    """``grouped_linear`` with fp8 operands, cast as in ``fp8_linear``."""
     trace = x.trace
     if n % WIDTH_MULTIPLE or k % WIDTH_MULTIPLE:
         raise GraphError(
@@ -158,12 +158,12 @@ def _weight_gradient(
 def weighted_activation(
     x: Tensor, probabilities: Tensor, *, gated: bool, activation: Activation | None = None
 ) -> Tensor:
-    """The expert's non-linearity times the row's probability, one kernel.
+    """The expert's non-linearity times the row's probability.
 
     Args:
         x: [rows, 2 f] where gated, else [rows, f]. probabilities: [rows]. activation: default as in ``MLP``.
-    Saves its inputs (kind ``moe_act`` drops the output). GELU is one kernel and the product another, which keeps what
-    it multiplies (Megatron-LM's TEGroupedMLP fuses only gated ones), unless ``moe_act`` drops it all.
+    Saves its inputs (kind ``moe_act`` drops the output). An ungated activation and the product are two kernels, and the
+    second saves its inputs too (Megatron-LM's TEGroupedMLP fuses only gated ones), except under ``moe_act``.
     """
     trace = x.trace
     function = activation if activation is not None else Activation.default(gated=gated)

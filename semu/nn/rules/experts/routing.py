@@ -1,8 +1,8 @@
 """Routing tokens to experts: scores and top-k, permutation of tokens into rows and back. All memory-bound.
 
 As Megatron-LM's router and token dispatcher with fused permutation: probabilities in fp32 [tokens, experts], a mask of
-one byte beside them; a row keeps its probability and its number, the expert's non-linearity multiplies by it
-(``weighted_activation``), so that the sum of a token's rows needs no weights.
+one byte beside them. A row keeps its probability and its number; the expert's non-linearity multiplies by the
+probability (``weighted_activation``), so the sum of a token's rows needs no weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Rows on their way to the ranks of their experts and back: all-to-all, all-gather over expert tensor ranks, sort.
+"""Moving rows to the ranks of their experts and back: all-to-all, all-gather over expert tensor ranks, sort.
 
 Megatron-LM's ``MoEAlltoAllTokenDispatcher``: an all-to-all over the expert-parallel group, then, where experts are
-split (etp > 1), an all-gather of the rows over the expert tensor-parallel group, then a sort of what came from several
-ranks by local expert. The way back undoes them in turn, with a reduce-scatter for the all-gather; backward of each is
-the other's forward. A row's fp32 probability travels with it on the way there.
+split (etp > 1), an all-gather of the rows over the expert tensor-parallel group, then a sort by local expert of rows
+from several ranks. The way back undoes the steps in reverse, with a reduce-scatter for the all-gather; the backward of
+each way is the forward of the other. A row's fp32 probability travels with it to the expert.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Step:
         """The operator that undoes it."""
         return Step(_BACK[self.kind], self.target, self.source, self.group)
 
-    def whole(self, wanted: bool) -> Dim:
-        """Rows of the buffer as nccl-tests counts it: the larger side; an all-to-all on the worst rank the fuller."""
+    def whole(self, is_out: bool) -> Dim:
+        """Rows of the buffer as nccl-tests counts it: the larger side; of an all-to-all, the side of the experts."""
         if self.kind is OpKind.ALL_TO_ALL:
-            return self.target if wanted else self.source
+            return self.target if is_out else self.source
         return self.target if self.kind is OpKind.ALL_GATHER else self.source
 
 
@@ -105,8 +105,8 @@ def _move(inputs: Sequence[Tensor], like: Tensor, step: Step, name: str, *, is_o
     """Append one step.
 
     Args:
-        inputs: rows, and what travels with them. like: type, width and shards of the rows. is_out: towards the experts.
-        sides: 1: a probability per row travels along.
+        inputs: rows, and their probabilities or gradients. like: type, width and shards of the rows.
+        is_out: towards the experts. sides: 1: a probability per row travels along.
     """
     trace, width, shards = like.trace, like.shape[-1], like.shards[0]
     row_bytes = width * like.dtype.size_bytes + sides * PROBABILITY.size_bytes
@@ -128,11 +128,9 @@ def _move(inputs: Sequence[Tensor], like: Tensor, step: Step, name: str, *, is_o
 
 
 def _wire(kind: OpKind, rows: Dim, row_bytes: Dim, group: CommGroup) -> Dim:
-    """Bytes that a rank sends of a buffer of rows, whole bytes for every row (or multiple of a symbol)."""
+    """Bytes that a rank sends of a buffer of rows, each coefficient rounded up to whole bytes."""
     factor = wire_factor(kind, group.num_ranks)
     size = rows * row_bytes * factor.numerator
     if isinstance(size, Poly):
-        return sum(
-            (Poly({monomial: -(-count // factor.denominator)}) for monomial, count in size.terms.items()), start=0
-        )
+        return Poly({monomial: -(-count // factor.denominator) for monomial, count in size.terms.items()})
     return -(-size // factor.denominator)
