@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -107,8 +107,8 @@ def launch(
     try:
         for number in range(world_size):
             mine, theirs = context.Pipe(duplex=False)
-            own = Place(number, world_size, HOST, store.port, backend, timeout_s)
-            process = context.Process(target=_run, args=(work, own, tuple(arguments), theirs), daemon=True)
+            target = (work, replace(place, world_rank=number), tuple(arguments), theirs)
+            process = context.Process(target=_run, args=target, daemon=True)
             process.start()
             theirs.close()
             processes.append(process)

@@ -10,10 +10,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.timeline import IterationTimeline
 from semu.executor.demo.model import item_counts
 from semu.executor.edges import linked_stages
-from semu.executor.recording import Recording, timeline_of
+from semu.executor.recording import Recording
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
 
@@ -103,10 +102,6 @@ class Replay:
 
     recordings: tuple[Recording, ...]
     makespan_s: float
-
-    def timeline(self, plan: ExecutionPlan) -> IterationTimeline:
-        """To be drawn."""
-        return timeline_of(plan, self.recordings)
 
 
 def simulate_order(
