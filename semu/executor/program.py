@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semu.errors import ExecutorError
-from semu.executor.edges import Edge, Stage, stages_of_plan
+from semu.executor.edges import Edge, Stage, linked_stages, match_messages
 from semu.executor.model import PipelineModel
 from semu.executor.recording import PHASES
 from semu.executor.shapes import StageShapes
@@ -88,7 +88,8 @@ def make_program(plan: ExecutionPlan, model: PipelineModel, rank: int, replica: 
     Raises:
         ExecutorError: a plan for other chunks than the model has, or with messages that do not fit its modules.
     """
-    stages = stages_of_plan(plan, model.sources, replica)
+    stages = linked_stages(plan, model.sources, replica)
+    match_messages(plan, stages)
     _check_model(plan, model, rank)
     messages = plan.messages
     edges = {}

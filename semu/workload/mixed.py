@@ -114,7 +114,9 @@ class MixedBatch(AbstractBatch):
         """``count`` microbatches of ``micro_batch`` packed sequences of at most ``seq_len`` tokens."""
         context = self.default_seq_len if seq_len is None else seq_len
         check_request(count, micro_batch, context)
-        image, clip = self.tokens_per_image * (self.image_share > 0), self._longest_clip * (self.audio_share > 0)
+        image, clip = self.tokens_per_image if self.image_share > 0 else 0, 0
+        if self.audio_share > 0 and self.audio.tokens is not None:
+            clip = int(self.audio.tokens_of(np.array([round(MAX_CLIP_SECONDS * FRAMES_PER_S)]))[0])
         shortest = max(image, clip) + 1
         if context < shortest:
             raise ConfigError(
@@ -125,12 +127,6 @@ class MixedBatch(AbstractBatch):
                 nearest=shortest,
             )
         return list(_read(self, count, micro_batch, context))
-
-    @property
-    def _longest_clip(self) -> int:
-        """Tokens that a clip can take in the backbone."""
-        frames = round(MAX_CLIP_SECONDS * FRAMES_PER_S)
-        return int(self.audio.tokens_of(np.array([frames]))[0]) if self.audio.tokens is not None else 0
 
     def describe(self) -> dict[str, object]:
         """Kind, seed and shapes."""

@@ -7,6 +7,7 @@ what they assign unknown.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ class Command:
 
     fields: tuple[Field, ...]
     line: int
+
+    @property
+    def program(self) -> str:
+        """File name of its first Python file, empty: none."""
+        return os.path.basename(next((field.text for field in self.fields if field.text.endswith(".py")), ""))
 
 
 @dataclass(frozen=True)
