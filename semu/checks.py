@@ -7,6 +7,7 @@ expected, what came, where, and the nearest legal value. ``where`` is the value'
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -172,14 +173,28 @@ def check_member(value: object, kind: type[_E], where: str, what: str | None = N
 
 
 def find_named(kind: str, name: str, entries: Mapping[str, _T], *, where: str | None = None) -> _T:
-    """The entry of a name; ``kind``: what the entries are, for the message.
+    """The entry of a name, in any spelling; ``kind``: what the entries are, for the message.
 
     Raises:
         ConfigError: an unknown name, with a 'did you mean'.
     """
-    if name not in entries:
+    spelt = known_spelling(name, entries)
+    if spelt is None:
         raise unknown_name(kind, name, entries, where=where)
-    return entries[name]
+    return entries[spelt]
+
+
+def known_spelling(name: str, entries: Collection[str]) -> str | None:
+    """The one of some names that differs from a name only in case, hyphens, underscores, dots and blanks, itself
+    first; None: none does."""
+    if name in entries:
+        return name
+    wanted = _letters(name)
+    return next((entry for entry in entries if _letters(entry) == wanted), None)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_. ]", "", name.lower())
 
 
 def check_text(value: object, where: str) -> str:

@@ -39,13 +39,18 @@ KNOWN_DEVICES: Mapping[str, KnownDevice] = MappingProxyType(
         "a100-40g": KnownDevice(("A100-SXM-40GB", "NVIDIA A100-SXM4-40GB"), 108, 40e6),
         "a100-pcie": KnownDevice(("A100-PCIe", "A100-PCIe-80GB", "NVIDIA A100 80GB PCIe"), 108, 40e6),
         "a40": KnownDevice(("A40", "NVIDIA A40"), 84, 6e6),
+        "a800": KnownDevice(("A800-SXM", "A800", "NVIDIA A800-SXM4-80GB"), 108, 40e6),
         "b200": KnownDevice(("B200-SXM", "B200", "NVIDIA B200"), 148, 126e6, True),
+        "gb200-nvl72": KnownDevice(("GB200", "NVIDIA GB200"), 148, 126e6, True),
         "h100": KnownDevice(_H100, 132, 50e6, True),
         "h100-96g": KnownDevice(("H100-96GB", "NVIDIA H100"), 132, 50e6, True),
         "h20": KnownDevice(("H20", "NVIDIA H20"), 78, 60e6, True),
         "h200": KnownDevice(("H200-SXM", "H200", "NVIDIA H200"), 132, 50e6, True),
         "h800": KnownDevice(_H800, 132, 50e6, True),
         "h800-400g": KnownDevice(_H800, 132, 50e6, True),
+        "l40s": KnownDevice(("L40S", "NVIDIA L40S"), 142, 96e6),
+        "mi300x": KnownDevice(("MI300X", "AMD Instinct MI300X"), 304, 256e6),
+        "rtx4090": KnownDevice(("RTX 4090", "NVIDIA GeForce RTX 4090"), 128, 72e6),
     }
 )
 """Profile name -> device. Two profiles may share a device that differs in its network cards alone."""

@@ -57,7 +57,7 @@ class TrainingJob:
         object.__setattr__(self, "model", wrapped)
         object.__setattr__(self, "cluster", cluster)
         chosen = parallel if parallel is not None else Parallel()
-        object.__setattr__(self, "parallel", named_modules(wrapped, chosen))
+        object.__setattr__(self, "parallel", named_modules(wrapped, chosen.on(cluster.num_gpus)))
         object.__setattr__(self, "training", training if training is not None else Training())
         object.__setattr__(self, "batch", batch if batch is not None else text_batch())
         self._check_cluster()

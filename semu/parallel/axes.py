@@ -27,6 +27,13 @@ class Shards(Enum):
     EXPERTS = "experts"
 
 
+class Following(int):
+    """The size of an axis that nobody gave: 1 until a cluster says how many GPUs there are."""
+
+
+FOLLOWING = Following(1)
+
+
 def _axis(shards: Shards, default: int | None = 1, *, is_shown: bool = False) -> Any:
     """A row of the table.
 
@@ -42,14 +49,15 @@ class ParallelSizes:
     """Ranks on every parallel axis, in the order of texts.
 
     Attributes:
-        dp, tp, pp: data-, tensor- and pipeline-parallel sizes, >= 1.
+        dp, tp, pp: data-, tensor- and pipeline-parallel sizes, >= 1. A job whose dp is not given has as many replicas
+            as its cluster holds.
         vpp: virtual stages per pipeline rank, >= 1; group g of all pp x vpp groups of layers is on rank g mod pp.
         cp, ep: context- and expert-parallel sizes, >= 1.
         etp: ranks that every expert is split over; None: tp, as in Megatron-LM. The dp x cp x tp ranks of a pipeline
             rank are etp x ep x (expert data parallel), in this order.
     """
 
-    dp: int = _axis(Shards.SAMPLES, is_shown=True)
+    dp: int = _axis(Shards.SAMPLES, FOLLOWING, is_shown=True)
     tp: int = _axis(Shards.WEIGHTS, is_shown=True)
     pp: int = _axis(Shards.LAYERS, is_shown=True)
     vpp: int = _axis(Shards.LAYERS)
@@ -79,6 +87,11 @@ class ParallelSizes:
         """How far apart the ranks of an axis of ``MESH`` are: GPUs from one to the next."""
         return self.ranks(MESH[: MESH.index(axis)])
 
+    def on(self, num_gpus: int) -> Self:
+        """The same sizes; where dp is not given, with as many replicas as so many GPUs hold, if they come out even."""
+        rest = self.num_gpus // self.dp
+        return replace(self, dp=num_gpus // rest) if isinstance(self.dp, Following) and num_gpus % rest == 0 else self
+
     @property
     def num_gpus(self) -> int:
         """GPUs that the job needs: dp x cp x tp x pp."""
@@ -107,7 +120,7 @@ class ParallelSizes:
     @classmethod
     def parse(cls, text: str, base: Self | None = None) -> Self:
         """Read the command line's short form, ``dp8-tp2-pp4-vpp1-cp1-ep1``; what is not named keeps ``base``'s value,
-        except that axes not named become 1 (etp stays).
+        except that axes not named become 1 (dp what the cluster holds; etp stays).
 
         Raises:
             ConfigError: a part that is not the name of an axis and a size.
@@ -123,7 +136,7 @@ class ParallelSizes:
                     got=text,
                 )
             given[match[1]] = int(match[2])
-        return replace(base if base is not None else cls(), **{**dict.fromkeys(COUNTS, 1), **given})
+        return replace(base if base is not None else cls(), **{**dict.fromkeys(COUNTS, 1), "dp": FOLLOWING, **given})
 
     def label(self) -> str:
         """Short form, ``dp8-tp2-pp4``; vpp, cp and ep only where they are not 1, etp where it is given."""

@@ -11,6 +11,7 @@ from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.nn import LoRA, Model, add_lora
+from semu.nn.vocabulary import pad_vocabulary
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, make_batch
@@ -18,6 +19,8 @@ from semu.workload.options import kind_for
 from semu_models.hf import HfModel, load_hf
 
 Tables = Mapping[str, Mapping[str, Any]]
+VOCAB_MULTIPLE = 128
+"""Megatron-LM's ``--make-vocab-size-divisible-by``."""
 
 
 def read_hf(config: Tables) -> HfModel:
@@ -30,11 +33,15 @@ def read_hf(config: Tables) -> HfModel:
         ConfigError: as ``semu_models.hf.load_hf``; a multiple below 1.
     """
     table = config["model"]
-    multiple = table.get("vocab_multiple")
-    if multiple is not None:
-        check_integer(multiple, "model.vocab_multiple", "a size")
-    step = 1 if multiple is None else multiple * config.get("parallel", {}).get("tp", 1)
-    return load_hf(table["hf_config"], ignore=table.get("hf_ignore", ()), vocab_step=step)
+    return load_hf(table["hf_config"], ignore=table.get("hf_ignore", ()), vocab_step=_vocab_step(config))
+
+
+def _vocab_step(config: Tables) -> int:
+    """Of what number token tables have a multiple of rows; 1: they stay as they are."""
+    multiple = config["model"].get("vocab_multiple")
+    if multiple is None:
+        return 1
+    return check_integer(multiple, "model.vocab_multiple", "a size") * int(config.get("parallel", {}).get("tp", 1))
 
 
 def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
@@ -51,6 +58,7 @@ def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
     read = None
     if "name" in table:
         model = semu_models.build(table["name"], where="model.name")
+        pad_vocabulary(model, _vocab_step(config))
     elif "hf_config" in table:
         read = read_hf(config)
         model = read.model

@@ -18,8 +18,8 @@ from semu.hardware.cluster import Cluster
 from semu.nn import MixtureOfExperts, Model
 from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import Parallel
+from semu.runfile.build import VOCAB_MULTIPLE
 from semu.runfile.config import RunConfig
-from semu_models.hf import HfModel
 
 DEVICE, PER_NODE, MOST_NODES = "h100", 8, 2048
 MOST_PP = 16
@@ -48,12 +48,15 @@ class _Weights:
 
 
 def choose_layout(
-    config: dict[str, Any], resolve: Callable[[Mapping[str, Any]], RunConfig], read: HfModel
+    config: dict[str, Any],
+    resolve: Callable[[Mapping[str, Any]], RunConfig],
+    model: Model,
+    vocab: int | None,
 ) -> list[str]:
     """Write a cluster, sizes of the parallelism and a recompute setting where the tables hold none.
 
     Args:
-        config: tables. resolve: tables -> run. read: the model.
+        config: tables. resolve: tables -> run. model, vocab: of the tables; rows of its token table, None: none.
     Returns:
         What was decided, a sentence each.
     Raises:
@@ -70,11 +73,11 @@ def choose_layout(
         config["cluster"] = {"device": DEVICE, "nodes": nodes, "gpus_per_node": per_node, **cluster}
         return [f"cluster: not given, taken as {DEVICE}:{nodes}x{per_node}, which the parallelism needs"]
     asked = None if not has_cluster else (cluster.get("nodes", 1), cluster.get("gpus_per_node", PER_NODE))
-    weights = _weights(read.model)
+    weights = _weights(model)
     refusals: list[ConfigError | ScheduleError] = []
     refused: ConfigError | ScheduleError | None = None
     for nodes, per_node in [asked] if asked is not None else [(nodes, PER_NODE) for nodes in _powers(MOST_NODES)]:
-        layouts = list(_layouts(config, nodes, per_node, weights, read))
+        layouts = list(_layouts(config, nodes, per_node, weights, vocab))
         tried = [(_seconds(tables, resolve), tables) for tables in layouts]
         timed = [(found, tables) for found, tables in tried if isinstance(found, float)]
         seconds, tables = min(timed, key=lambda item: item[0], default=(math.inf, config))
@@ -93,12 +96,12 @@ def choose_layout(
         + cause,
         where="--cluster" if has_cluster else "--parallel",
         expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",
-        got=f"{read.model.num_parameters():,} parameters",
+        got=f"{model.num_parameters():,} parameters",
     )
 
 
 def _layouts(
-    config: Mapping[str, Any], nodes: int, per_node: int, weights: _Weights, read: HfModel
+    config: Mapping[str, Any], nodes: int, per_node: int, weights: _Weights, vocab: int | None
 ) -> Iterator[dict[str, Any]]:
     """Tables of the layouts to try; those that cannot fit are left out."""
     gpus = nodes * per_node
@@ -121,8 +124,8 @@ def _layouts(
                 tables["cluster"] |= {"device": device, "nodes": nodes, "gpus_per_node": per_node}
                 tables["parallel"] |= {"dp": dp, "tp": tp, "pp": pp} | ({"ep": ep} if ep > 1 else {})
                 tables["training"]["recompute"] = recompute
-                if read.vocab is not None and read.vocab % tp:
-                    tables["model"].setdefault("vocab_multiple", 128)
+                if vocab is not None and vocab % tp:
+                    tables["model"].setdefault("vocab_multiple", VOCAB_MULTIPLE)
                 yield tables
 
 

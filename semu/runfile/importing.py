@@ -17,8 +17,8 @@ from semu.errors import ConfigError, nearest_name
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.nn import Module
 from semu.nn.module import Parameter
+from semu.runfile.complete import complete_run
 from semu.runfile.config import RunConfig
-from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.resolve import resolve_tables
@@ -161,7 +161,7 @@ def _read_megatron(path: str, text: str, options: ImportOptions) -> tuple[Tables
 
 
 IMPORT_KINDS: tuple[ImportKind, ...] = (
-    ImportKind("config.json of HuggingFace transformers", "config.json", _is_json, _read_hf, complete_hf_run),
+    ImportKind("config.json of HuggingFace transformers", "config.json", _is_json, _read_hf, complete_run),
     ImportKind("arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
 )
 """Kinds of files, in the order in which they are tried."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
+from semu.parallel.axes import Following
 from semu.parallel.config import Parallel
 from semu.runfile.places import Places
 
@@ -58,7 +59,7 @@ class Overrides:
             with _blamed("--parallel"):
                 sizes = Parallel.parse(self.parallel)
             for name, size in sizes.sizes.items():
-                yield "--parallel", ("parallel", name), size
+                yield "--parallel", ("parallel", name), None if isinstance(size, Following) else size
         if self.profile is not None:
             yield "--profile", ("cluster", "device"), self.profile
         if self.seed is not None:
@@ -133,5 +134,8 @@ def _assign(config: dict[str, Any], path: tuple[str, ...], value: object, flag: 
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError("not a table", where=f"{flag} {'.'.join(path)}", expected="a key of a table", got=part)
-    table[path[-1]] = value
     places.flags[".".join(path)] = flag
+    if value is None:  # what follows from the rest
+        table.pop(path[-1], None)
+    else:
+        table[path[-1]] = value

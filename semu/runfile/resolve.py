@@ -18,19 +18,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import semu_models
 from semu.errors import ConfigError
 from semu.job import Training, TrainingJob
 from semu.nn import Model
+from semu.nn.vocabulary import vocabulary_rows
 from semu.parallel.axes import MESH
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.build import build_batch, build_with_reading, kind_read, streams_read
+from semu.runfile.complete import complete_run, pad_for
 from semu.runfile.config import RunConfig, ordered
-from semu.runfile.hf_run import complete_hf_run
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.schema import TABLES, check_schema
-from semu.runfile.sources import hf_file, options_table, read_source
+from semu.runfile.sources import is_model_alone, options_table, read_source
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, FileBatch
 from semu_models import Setup
@@ -64,7 +66,7 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     changes = overrides if overrides is not None else Overrides()
     config, places, setup = read_source(os.fspath(name_or_path))
     changes.apply(config, places)
-    told = complete_hf_run(config, places, resolve_tables) if hf_file(os.fspath(name_or_path)) is not None else ()
+    told = complete_run(config, places, resolve_tables) if is_model_alone(os.fspath(name_or_path)) else ()
     run = resolve_tables(config, places, setup)
     run = replace(run, notes=(*told, *run.notes))
     if changes.seed is not None and run.config["batch"]["kind"] == "text":
@@ -86,6 +88,7 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     resolved = _with_defaults(config, places)
     notes = [_set_global_batch(resolved, places, setup)]
     with places.located():
+        notes += _pad_named(resolved)
         model, read = build_with_reading(resolved)
         notes.append(_set_kind(resolved, model))
         batch = build_batch(resolved, model)
@@ -95,6 +98,14 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
         notes += [read.reading.summary(), *read.reading.notes, *_doubts_of_file(resolved, read)]
     reading = read.reading if read is not None else None
     return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None), reading)
+
+
+def _pad_named(config: dict[str, dict[str, Any]]) -> list[str]:
+    """Round the token table of a shipped model up where tp does not divide it; returns what to tell the user."""
+    table = config["model"]
+    if "name" not in table or config["parallel"]["tp"] == 1 or "vocab_multiple" in table:
+        return []
+    return pad_for(config, vocabulary_rows(semu_models.build(table["name"], where="model.name")))
 
 
 def _require(config: Mapping[str, Any], places: Places) -> None:
@@ -108,12 +119,18 @@ def _require(config: Mapping[str, Any], places: Places) -> None:
             expected="exactly one of model.name, model.hf_config and [model.transformer]",
             got=" and ".join(ways) or "none of them",
         )
-    for key in ("hf_ignore", "vocab_multiple"):
-        if key in model and "hf_config" not in model:
-            where = "[model.transformer]" if key == "vocab_multiple" and "transformer" in model else "model.hf_config"
-            raise ConfigError(
-                f"{key} without hf_config", where=places.where(f"model.{key}"), expected=f"{key} beside {where}"
-            )
+    if "hf_ignore" in model and "hf_config" not in model:
+        raise ConfigError(
+            "hf_ignore without hf_config",
+            where=places.where("model.hf_ignore"),
+            expected="hf_ignore beside model.hf_config",
+        )
+    if "vocab_multiple" in model and "transformer" in model:
+        raise ConfigError(
+            "vocab_multiple beside [model.transformer]",
+            where=places.where("model.vocab_multiple"),
+            expected="vocab_multiple in [model.transformer]",
+        )
     if "device" not in config.get("cluster", {}):
         raise ConfigError(
             "no device", where=places.where("cluster.device"), expected="a device name, see: semu list devices"

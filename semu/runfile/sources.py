@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
@@ -11,9 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from semu.checks import known_spelling
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Training
+from semu.parallel.axes import Following
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
@@ -31,13 +33,15 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
     Relative paths in a file become relative to the current folder.
 
     Args:
-        run: a name of ``semu_models.SETUPS``, a TOML file, or a config.json of HuggingFace transformers (or a folder
-            with one).
+        run: a name of ``semu_models.SETUPS`` or ``semu_models.MODELS`` in any spelling, a TOML file, or a config.json
+            of HuggingFace transformers (or a folder with one).
     Raises:
         ConfigError: none of these; or a file that cannot be read.
     """
-    if run in SETUPS:
-        return _setup_tables(SETUPS[run]), Places(f"setup {run}"), SETUPS[run]
+    if (setup := _named(run, SETUPS)) is not None:
+        return _setup_tables(SETUPS[setup]), Places(f"setup {setup}"), SETUPS[setup]
+    if (model := _named(run, MODELS)) is not None:
+        return {"model": {"name": model}}, Places(f"model {model}"), None
     if (document := hf_file(run)) is not None:
         return {"model": {"hf_config": document}}, Places(run), None
     if not is_path(run) and not os.path.isfile(run):
@@ -50,7 +54,7 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
 
 def hf_file(run: str) -> str | None:
     """The config.json that ``run`` means: the file itself, or the one in a folder; None: it means something else."""
-    if run in SETUPS:
+    if _named(run, SETUPS) is not None:
         return None
     inside = os.path.join(run, HF_NAME)
     if os.path.isfile(inside):
@@ -58,10 +62,23 @@ def hf_file(run: str) -> str | None:
     return run if run.endswith(".json") else None
 
 
+def is_model_alone(run: str) -> bool:
+    """Whether ``run`` is a model without a run: a shipped one, or a config.json."""
+    if _named(run, SETUPS) is not None:
+        return False
+    return _named(run, MODELS) is not None or hf_file(run) is not None
+
+
+def _named(run: str, names: Collection[str]) -> str | None:
+    """The name that ``run`` means, in any spelling; None: it is a file, or no such name."""
+    return run if run in names else None if os.path.exists(run) else known_spelling(run, names)
+
+
 def options_table(options: Parallel | Training | Overlap, table: str) -> dict[str, Any]:
-    """The run file's keys of an options object; those that are None are left out."""
+    """The run file's keys of an options object; what is None, or follows from the cluster, is left out."""
     values = {item.name: getattr(options, item.name) for item in fields(options) if item.name in SCHEMA[table]}
-    plain = {name: _plain(value) for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None and not isinstance(value, Following)}
+    plain = {name: _plain(value) for name, value in given.items()}
     return {name: value for name, value in plain.items() if value != {}}
 
 
@@ -88,15 +105,8 @@ def move_paths(config: dict[str, Any], move: Callable[[str], str]) -> None:
 
 
 def _unknown_run(run: str) -> ConfigError:
-    if run in MODELS:
-        return ConfigError(
-            f"{run!r} is a model, not a setup",
-            where="RUN",
-            expected=f'a setup ({", ".join(SETUPS)}), or a TOML file with [model] name = "{run}"',
-            got=run,
-        )
-    error = unknown_name("setup", run, SETUPS, where="RUN")
-    error.expected = f"{error.expected}, or a TOML file, or a config.json"
+    error = unknown_name("setup or model", run, [*SETUPS, *MODELS], where="RUN")
+    error.expected = f"a setup ({', '.join(SETUPS)}), a model (see semu list models), a TOML file or a config.json"
     return error
 
 

@@ -308,7 +308,7 @@ def test_heads_that_tensor_parallelism_does_not_divide(capsys: pytest.CaptureFix
 
 def test_unknown_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(capsys, "simulate", "vlm-mm")[1]["nearest"] == "vlm-m"
-    assert "is a model" in error_of(capsys, "simulate", "qwen2-32b")[1]["message"]
+    assert "semu list models" in error_of(capsys, "simulate", "qwen9-32b")[1]["expected"]
     assert error_of(capsys, "simulate", "absent/run.toml")[1]["where"] == "absent/run.toml"
 
 

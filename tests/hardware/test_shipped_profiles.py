@@ -11,9 +11,29 @@ from semu.hardware.device import DeviceProfile
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.profile import list_profiles, load_profile
 
-NAMES = ["a100-40g", "a100-80g", "a100-pcie", "a40", "b200", "h100", "h100-96g", "h20", "h200", "h800", "h800-400g"]
-SOLD_GB = dict(zip(NAMES, (40, 80, 80, 48, 180, 80, 96, 96, 141, 80, 80), strict=True))
-FP8 = {"b200", "h100", "h100-96g", "h20", "h200", "h800", "h800-400g"}
+SOLD_GB = {
+    "a100-40g": 40,
+    "a100-80g": 80,
+    "a100-pcie": 80,
+    "a40": 48,
+    "a800": 80,
+    "b200": 180,
+    "gb200-nvl72": 186,
+    "h100": 80,
+    "h100-96g": 96,
+    "h20": 96,
+    "h200": 141,
+    "h800": 80,
+    "h800-400g": 80,
+    "l40s": 48,
+    "mi300x": 192,
+    "rtx4090": 24,
+}
+NAMES = list(SOLD_GB)
+FP8 = {"b200", "gb200-nvl72", "h100", "h100-96g", "h20", "h200", "h800", "h800-400g", "l40s", "mi300x", "rtx4090"}
+UNMEASURED = {"a800", "gb200-nvl72", "l40s", "mi300x", "rtx4090"}
+"""Of whose kernels nothing is fitted: peaks of the data sheet, coefficients of a sister device."""
+WITHOUT_NVLINK = {"l40s", "rtx4090"}
 
 
 @pytest.fixture(params=NAMES)
@@ -58,7 +78,7 @@ def test_sections_have_the_worst_provenance_of_their_numbers() -> None:
 def test_reported_memory_is_what_is_sold_or_a_little_less(profile: DeviceProfile) -> None:
     """Sold GB count as GiB of chips; the driver keeps up to 4 % (more with ECC in GDDR6), HBM parts less."""
     sold_bytes = SOLD_GB[profile.name] * 2**30
-    lowest = 0.92 if profile.name == "a40" else 0.97
+    lowest = 0.92 if profile.name in ("a40", "l40s") else 0.97
     assert lowest * sold_bytes <= profile.memory_bytes.value < sold_bytes
 
 
@@ -70,20 +90,30 @@ def test_arithmetic(profile: DeviceProfile) -> None:
     bf16 = profile.peak_flop_per_s(DType.BF16)
     assert 100e12 < bf16 < 3e15
     assert profile.peak_flop_per_s(DType.FP16) == bf16
-    assert profile.peak_flop_per_s(DType.TF32) == pytest.approx(bf16 / 2, rel=0.01)
+    assert profile.peak_flop_per_s(DType.TF32) == pytest.approx(bf16 / 2, rel=0.02)
     assert profile.peak_flop_per_s(DType.FP32) < bf16
     assert (DType.FP8 in profile.flop_per_s) == (profile.name in FP8)
     if profile.name in FP8:
-        assert profile.peak_flop_per_s(DType.FP8) == pytest.approx(2 * bf16, rel=1e-3)
+        assert profile.peak_flop_per_s(DType.FP8) == pytest.approx(2 * bf16, rel=0.02)
         assert profile.efficiency(OpKind.MATMUL, dtype=DType.FP8) is profile.variants[OpKind.MATMUL, DType.FP8]
 
 
 def test_bandwidths_are_bytes_per_second_in_one_direction(profile: DeviceProfile) -> None:
     assert 500e9 < profile.mem_bytes_per_s.value < 10e12
-    assert 50e9 < profile.nvlink_bytes_per_s.value <= 900e9
+    if profile.name in WITHOUT_NVLINK:
+        assert (profile.nvlink_gpus.value, profile.nvlink_bytes_per_s.value) == (1, profile.pcie_bytes_per_s.value)
+    else:
+        assert 50e9 < profile.nvlink_bytes_per_s.value <= 900e9
     assert 20e9 <= profile.nic_bytes_per_s.value <= 100e9
-    assert 30e9 < profile.pcie_bytes_per_s.value <= 128e9
-    assert profile.nvlink_gpus.value in (2, 8)
+    assert 30e9 < profile.pcie_bytes_per_s.value <= 225e9
+    assert profile.nvlink_gpus.value in (1, 2, 8, 72)
+
+
+def test_what_nobody_measured_is_never_called_measured_or_fitted() -> None:
+    for name in UNMEASURED:
+        profile = load_profile(name)
+        named = {number.provenance for _, number in profile.numbers()}
+        assert not named & {Provenance.MEASURED, Provenance.FITTED}, name
 
 
 def test_coefficients_are_sane(profile: DeviceProfile) -> None:

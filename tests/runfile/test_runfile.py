@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import semu
 import semu_models
 from semu.errors import ConfigError
 from semu.job import Precision, Recompute, TrainingJob
@@ -106,11 +107,37 @@ def test_the_documented_file_loads(tmp_path: Path) -> None:
     assert (job.training.recompute, job.training.seq_len, job.num_microbatches) == (Recompute.FULL, 4096, 8)
 
 
-def test_a_model_is_not_a_setup() -> None:
-    error = refused("llama3-8b")
-    assert "is a model, not a setup" in error.message
-    assert error.expected is not None
-    assert '[model] name = "llama3-8b"' in error.expected
+@pytest.mark.parametrize("name", ["llama3-8b", "Llama-3-8B", "llama_3_8b", "LLAMA3 8B"])
+def test_the_name_of_a_model_is_a_run_in_any_spelling(name: str) -> None:
+    job = load_run(name, cluster="h100:1x8", parallel="tp2-pp2")
+    assert (job.model.name, job.parallel.label(), job.training.seq_len) == ("llama3-8b", "dp2-tp2-pp2", 8192)
+
+
+def test_a_model_alone_gets_the_fewest_nodes_on_which_it_fits() -> None:
+    run = resolve_run("mistral-7b")
+    job, found = run.job(), semu.evaluate(run.job())
+    assert found.fits and job.cluster.nodes == 1
+    assert any("cluster: not given" in note for note in run.notes)
+    run = resolve_run("llama3-70b")
+    assert semu.evaluate(run.job()).fits and run.job().cluster.nodes > 1
+    smaller = {"cluster": f"h100:{run.job().cluster.nodes // 2}x8"}
+    with pytest.raises(ConfigError, match="fits in the memory"):
+        load_run("llama3-70b", **smaller)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("gpt2-large", 50257), ("whisper-large-v3", 51866)])
+def test_a_token_table_that_tp_does_not_divide_is_padded_as_megatron_does(name: str, rows: int) -> None:
+    run = resolve_run(name, Overrides(cluster="h100:1x8", parallel="tp4"))
+    padded = -(-rows // (128 * 4)) * 128 * 4
+    tables = {
+        parameter.shape[0]
+        for part in run.model.modules
+        for _, parameter in part.body.named_parameters()
+        if parameter.shape[0] in (rows, padded)
+    }
+    assert tables == {padded}
+    assert any("vocab_multiple" in note and str(rows) in note for note in run.notes)
+    assert semu_models.build(name).num_parameters() < run.model.num_parameters()
 
 
 def test_an_unknown_setup_is_answered_with_the_nearest() -> None:
@@ -327,7 +354,7 @@ def test_sizes_that_do_not_fit_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "flags", "nearest"),
     [
-        ("vlm-m", {"cluster": "h800:8x8"}, "dp = 2"),  # tp8-pp4
+        ("vlm-m", {"cluster": "h800:8x8", "parallel": "dp1-tp8-pp4"}, "dp = 2"),
         ("vlm-l", {"cluster": "h800:3x8"}, "pp = 3"),  # tp8-pp8
         ("vlm-l", {"cluster": "h800:512x8", "parallel": "dp3-tp8-pp8"}, "dp = 64"),
         ("lm-7b", {"cluster": "h800:1x2", "parallel": "dp3-tp4"}, "nodes = 6"),
