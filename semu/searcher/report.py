@@ -11,7 +11,6 @@ from pathlib import Path
 
 from semu.files import make_folder, write_file
 from semu.job import TrainingJob
-from semu.present.estimate import Estimate
 from semu.present.report import Report
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
@@ -84,9 +83,9 @@ class SearchReport:
             "lower_bound_s": self.bound,
             "bound": self.bound_name,
             "gap": self.gap,
-            "baseline": None if self.baseline is None else figures_json(self.baseline),
-            "heuristic": figures_json(self.default),
-            "search": figures_json(self.report),
+            "baseline": None if self.baseline is None else _figures(self.baseline),
+            "heuristic": _figures(self.default),
+            "search": _figures(self.report),
             "limit_bytes": self.limit_bytes,
             "partition": self.partition.to_json(),
             "changes": dict(self.changes),
@@ -191,8 +190,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def figures_json(report: Report | Estimate) -> dict[str, object]:
-    """What a comparison says of a simulated job."""
+def _figures(report: Report) -> dict[str, object]:
     return {
         "iteration_time_s": report.iteration_time_s,
         "bubble_ratio": report.bubble_ratio,

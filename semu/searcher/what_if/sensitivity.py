@@ -15,7 +15,6 @@ from semu.job import Recompute, TrainingJob
 from semu.job.kinds import Precision
 from semu.present.estimate import Estimate
 from semu.schedule.registry import ALL_SCHEDULES
-from semu.searcher.report import figures_json
 from semu.searcher.what_if.changes import Change, Factor
 from semu.simulation.estimate import evaluate
 from semu.units import GIB, align_columns, format_time
@@ -72,14 +71,14 @@ class WhatIf:
         """Everything: the figures of the job, and those of every answer."""
         return {
             "job": self.title,
-            "base": figures_json(self.base),
+            "base": _figures(self.base),
             "is_interrupted": self.is_interrupted,
             "answers": [
                 {
                     "change": [{"key": key, "value": _plain(value)} for key, value in one.change.assignments],
                     "before": one.before,
                     "gain": self.gain_of(one),
-                    **(figures_json(one.estimate) if one.estimate is not None else {"refused": one.reason}),
+                    **(_figures(one.estimate) if one.estimate is not None else {"refused": one.reason}),
                 }
                 for one in self.answers
             ],
@@ -214,6 +213,16 @@ def _is_other(job: TrainingJob, key: str, value: object) -> bool:
     owner: object = {"parallel": parallel, "training": training, "overlap": training.overlap}[table]
     own = getattr(owner, name)
     return str(getattr(own, "value", own)) != str(value)
+
+
+def _figures(estimate: Estimate) -> dict[str, object]:
+    return {
+        "iteration_time_s": estimate.iteration_time_s,
+        "mfu": estimate.mfu,
+        "bubble_ratio": estimate.bubble_ratio,
+        "peak_memory_bytes": list(estimate.peak_memory_bytes),
+        "fits": estimate.fits,
+    }
 
 
 def _plain(value: object) -> object:
