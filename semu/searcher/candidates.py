@@ -175,7 +175,9 @@ def _lends(base: JobCheckpoint, chunk: ChunkStages) -> bool:
     """Whether a chunk of the same rank reads its result as it is: then its last layer runs as the job says."""
     number, rank = chunk.chunk.index, chunk.chunk.rank
     return any(
-        number in other.arrivals and other.chunk.rank == rank and not base.layout.is_seam(number, other.chunk.index)
+        number in other.arrivals
+        and other.chunk.rank == rank
+        and not base.layout.parts_differ(number, other.chunk.index)
         for other in base.layout.chunks
     )
 

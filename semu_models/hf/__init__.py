@@ -10,6 +10,7 @@ Files:
     reader.py     file and tables -> values and a report; what no table knows is refused
     reading.py    the report: understood, defaulted, ignored
     load.py       ``load_hf``
+    refused.py    model types that are known and not modelled, and what to write instead
     registry.py   dialects by model type
     text.py, gpt.py, moe.py ...   the dialects
 """
