@@ -30,7 +30,7 @@ from semu.schedule.schedule import PipelineShape
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class ModelCut:
     """The chunks of a model, shared by all jobs that cut it alike.
 
     Attributes:
@@ -157,7 +157,7 @@ class Layout:
     mesh: Mesh
     library: TemplateLibrary
     streams: tuple[str, ...]
-    cut: Cut
+    cut: ModelCut
     recipe: Recipe
     place: memo.Scope = field(default_factory=memo.Scope, compare=False)
 
@@ -166,9 +166,9 @@ class Layout:
         """What stages run: the chunks in order of data flow, then their further variants."""
         return self.recipe.kinds
 
-    def is_seam(self, source: int, target: int) -> bool:
+    def parts_differ(self, source: int, target: int) -> bool:
         """Whether microbatches are joined or cut between two chunks."""
-        return self.recipe.cutting.is_seam(self.chunks[source].module, self.chunks[target].module)
+        return self.recipe.cutting.parts_differ(self.chunks[source].module, self.chunks[target].module)
 
     @property
     def chunks(self) -> tuple[ChunkStages, ...]:
@@ -186,10 +186,6 @@ class Layout:
     def held_by(self, rank: int) -> tuple[tuple[int, int, HeldParameter], ...]:
         """(chunk, block, parameter) for every parameter that a rank stores, each once, in forward order."""
         return self.cut.held[rank]
-
-    def experts_by(self, rank: int) -> list[HeldParameter]:
-        """Parameters of routed experts that a rank stores."""
-        return [held for _, _, held in self.held_by(rank) if held.is_expert]
 
     def stepped_elements(self, rank: int) -> int:
         """Trainable elements whose gradients and optimizer state a rank keeps: all of its own, or its shards."""
@@ -324,13 +320,13 @@ def build_layout(
     stages = _join(job, joined, blocks, chunks, plans)
     if job.parallel.copies > 1:
         stages += _second_copies(stages, job.parallel.pp)
-    made = cut = Cut(tuple(stages), job.parallel.pp, is_shared=part is not None)
+    made = cut = ModelCut(tuple(stages), job.parallel.pp, is_shared=part is not None)
     if part is not None:
         cut = _CUTS.get(traced, part, lambda: made)
     return Layout(job, mesh, joined.library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
 
 
-def _place(job: TrainingJob, cut: Cut) -> memo.Scope:
+def _place(job: TrainingJob, cut: ModelCut) -> memo.Scope:
     """Where chunks are and what happens to their parameters; another one for each job where no other has the chunks."""
     return _PLACES.get(cut, placement_key(job), memo.Scope) if cut.is_shared else memo.Scope()
 
@@ -356,7 +352,7 @@ class _Traced:
 
 
 _TRACED = memo.ScopedTable[_Traced]("traced blocks of a model's state, by trace_key", 64)
-_CUTS = memo.ScopedTable[Cut]("chunks of a traced model, by cut_key", 32)
+_CUTS = memo.ScopedTable[ModelCut]("chunks of a traced model, by cut_key", 32)
 
 
 def _trace(job: TrainingJob, state: ModelState, key: Hashable | None) -> _Traced:

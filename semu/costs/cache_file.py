@@ -270,7 +270,7 @@ def _blobs(rows: Words) -> list[bytes]:
 
 def _parse(rows: list[tuple[bytes, bytes]], num_symbols: int) -> tuple[Words, Words]:
     """Shapes and words of rows whose lengths are right: int64[n, num_symbols], int64[n, width + 1]."""
-    lengths = Counter((_length(shape), _length(value)) for shape, value in rows) if rows else Counter()
+    lengths = Counter((_length(shape), _length(value)) for shape, value in rows)
     right = [pair for pair in lengths if pair[0] == 8 * num_symbols and pair[1] > 0 and pair[1] % 8 == 0]
     usual = max(right, key=lambda pair: lengths[pair], default=None)
     if usual is None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from semu import memo
-from semu.compile.chunk import ChunkStages
 from semu.compile.layout import Layout
 from semu.compile.split_backward import SplitStage, empty_stage, split_stage_program
 from semu.compile.stage import StageCosts, StageProgram
@@ -100,41 +99,36 @@ def _idle(program: StageProgram, evaluation: Evaluation) -> StageCosts:
 
 def _split(layout: Layout) -> tuple[SplitStage | None, ...]:
     serial = not layout.job.overlaps_tensor_parallel
-    splits: dict[StageProgram, SplitStage] = {}
-    result: list[SplitStage | None] = []
-    for chunk in layout.chunks:
-        if chunk.backward is None:
-            result.append(None)
-            continue
-        if chunk.backward not in splits:
-            splits[chunk.backward] = split_stage_program(chunk.backward, layout.library.operators, serial=serial)
-        result.append(splits[chunk.backward])
-    return tuple(result)
+    programs = [chunk.backward for chunk in layout.chunks]
+    splits = {
+        program: split_stage_program(program, layout.library.operators, serial=serial)
+        for program in dict.fromkeys(programs)
+        if program is not None
+    }
+    return tuple([None if program is None else splits[program] for program in programs])
 
 
 def check_split(layout: Layout) -> None:
-    """Say no to jobs whose backwards cannot be split.
+    """Refuse jobs whose backwards cannot be split.
+
+    Where W reads a tensor that another chunk or a transfer reads too, which of them is the last depends on times; but
+    where compute waits for transfers, W comes after them.
 
     Raises:
-        ConfigError: the key that stands in the way.
+        ConfigError: a chunk with such a tensor.
     """
     for chunk, split in zip(layout.chunks, split_of(layout), strict=True):
-        if split is not None:
-            _check_shared(layout, chunk, split)
-
-
-def _check_shared(layout: Layout, chunk: ChunkStages, split: SplitStage) -> None:
-    """Of a tensor that W reads and another chunk or a transfer too, nobody knows before the times who is the last; but
-    where compute waits for transfers, W comes after them."""
-    ranks = [layout.chunks[source].chunk.rank if source >= 0 else -1 for source in chunk.arrivals]
-    kept = [rank for rank, is_kept in zip(ranks, split.inputs.leaving_kept, strict=True) if is_kept]
-    is_sent_late = bool(kept) and (layout.job.overlaps_sends or chunk.chunk.rank in kept)
-    if is_sent_late or split.weights.alive_after.any():
-        raise ConfigError(
-            "a weight gradient that reads what another chunk gave or takes is not modelled by this version: an input "
-            "that a chunk of the same rank keeps, or a gradient that leaves",
-            where="training.schedule",
-            expected="a schedule with whole backwards, or another layout",
-            got=f"{chunk.module}, blocks {chunk.chunk.first} to {chunk.chunk.last - 1}",
-            nearest="1f1b",
-        )
+        if split is None:
+            continue
+        ranks = [layout.chunks[source].chunk.rank if source >= 0 else -1 for source in chunk.arrivals]
+        kept = [rank for rank, is_kept in zip(ranks, split.inputs.leaving_kept, strict=True) if is_kept]
+        is_sent_late = bool(kept) and (layout.job.overlaps_sends or chunk.chunk.rank in kept)
+        if is_sent_late or split.weights.alive_after.any():
+            raise ConfigError(
+                "a weight gradient that reads what another chunk gave or takes is not modelled by this version: an "
+                "input that a chunk of the same rank keeps, or a gradient that leaves",
+                where="training.schedule",
+                expected="a schedule with whole backwards, or another layout",
+                got=f"{chunk.module}, blocks {chunk.chunk.first} to {chunk.chunk.last - 1}",
+                nearest="1f1b",
+            )

@@ -49,17 +49,14 @@ SHAPE_COEFFICIENTS = (
 def used_positions(operator: Operator, efficiency: Efficiency) -> tuple[int, ...]:
     """Positions in an operator's shape key that its latency depends on, beyond its FLOP and bytes."""
     kind, width = operator.kind, len(operator.key)
-    if kind in _ATTENTION and width == len(ATTENTION_KEY) and (efficiency.s0_tokens or _has_tail(efficiency)):
+    has_tail = efficiency.tiles_at_once > 0 and efficiency.tile_rest > 0
+    if kind in _ATTENTION and width == len(ATTENTION_KEY) and (efficiency.s0_tokens or has_tail):
         return (0, 2, 3, 7)
     if kind in _PRODUCTS and width in (len(PRODUCT_KEY), len(GROUPED_KEY)) and efficiency.tiles_at_once:
         return tuple(range(width))
     if kind in _ROW_WISE and width == len(ROW_KEY) and efficiency.row0:
         return (1,)
     return ()
-
-
-def _has_tail(efficiency: Efficiency) -> bool:
-    return efficiency.tiles_at_once > 0 and efficiency.tile_rest > 0
 
 
 class ShapeFactors:

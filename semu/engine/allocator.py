@@ -1,5 +1,7 @@
 """A model of PyTorch's caching allocator: what stays reserved on the device while a program allocates and frees.
 
+``reserve`` is the door; the loop over allocations is ``semu.engine.kernels.allocator``.
+
 Requests are rounded up to 512 bytes. Those of at most 1 MiB are cut from segments of 2 MiB (the small pool), larger
 ones from segments of 20 MiB, and from 10 MiB on from segments of their own size rounded up to 2 MiB (the large pool).
 Of the free blocks that are large enough the smallest is taken; what is left over is split off where it is at least
@@ -17,20 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_BLOCK_BYTES = 512
-SMALL_REQUEST_BYTES = 1 << 20
-SMALL_SEGMENT_BYTES = 2 << 20
-LARGE_SEGMENT_BYTES = 20 << 20
-OWN_SEGMENT_BYTES = 10 << 20
-SEGMENT_UNIT_BYTES = 2 << 20
-RULES = (
-    MIN_BLOCK_BYTES,
-    SMALL_REQUEST_BYTES,
-    SMALL_SEGMENT_BYTES,
-    LARGE_SEGMENT_BYTES,
-    OWN_SEGMENT_BYTES,
-    SEGMENT_UNIT_BYTES,
-)
+RULES = {
+    "kMinBlockSize": 512,
+    "kSmallSize": 1 << 20,
+    "kSmallBuffer": 2 << 20,
+    "kLargeBuffer": 20 << 20,
+    "kMinLargeAlloc": 10 << 20,
+    "kRoundLarge": 2 << 20,
+}
+"""Sizes [bytes] by their names in PyTorch, in the order that the kernel takes."""
 MOST_REPEATS = 4
 """An iteration is replayed until it reserves nothing more, but not more often than this."""
 
@@ -80,7 +77,7 @@ def reserve(trace: AllocationTrace, *, capacity_bytes: int, repeats: int = MOST_
         trace.first,
         repeats,
         len(slots),
-        np.array(RULES, dtype=np.int64),
+        np.array([*RULES.values()], dtype=np.int64),
         capacity_bytes,
         out,
     )

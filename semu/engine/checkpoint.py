@@ -8,7 +8,7 @@ one are its operators timed again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from semu.engine.nodes import added_edges, node_graph
@@ -90,17 +90,14 @@ class Checkpoint:
         places = self.places.followed_by(new)
         if added is None:
             nodes = node_graph(self.alone, places)
-            marked = frozenset(zip(new.source.tolist(), new.target.tolist(), strict=True))
-            return GraphTimeline(
-                self.simulation,
-                Checkpoint(self.simulation, self.alone, places, nodes, wanted),
-                self.alone,
-                nodes.resume(rank=rank, marked=marked),
+            times = nodes.resume(
+                rank=rank, marked=frozenset(zip(new.source.tolist(), new.target.tolist(), strict=True))
             )
-        times = self.nodes.resume(added, rank=rank)
+        else:
+            nodes, times = _joined(self.nodes, added), self.nodes.resume(added, rank=rank)
         state = self
-        if len(new.source) or wanted != self.priority:
-            state = Checkpoint(self.simulation, self.alone, places, _joined(self.nodes, added), wanted)
+        if nodes is not self.nodes or wanted != self.priority:
+            state = replace(self, places=places, nodes=nodes, priority=wanted)
         return GraphTimeline(self.simulation, state, self.alone, times)
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from semu.compile.segments import cost_stage
 from semu.compile.stage import StageProgram, csr
-from semu.engine.partition import Partition, UnitShape
+from semu.engine.graph_units import GraphUnits, UnitShape
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Consolidated:
         start, end: per variant, float64[num_ops of the unit] [s], relative to the unit's start.
     """
 
-    partition: Partition
+    partition: GraphUnits
     latency: NDArray[np.float64]
     variant: NDArray[np.int32]
     programs: tuple[StageProgram, ...]
@@ -52,7 +52,7 @@ class Consolidated:
 
 
 def consolidate(
-    partition: Partition, latency: NDArray[np.float64], size: NDArray[np.int64], *, reuse: bool = True
+    partition: GraphUnits, latency: NDArray[np.float64], size: NDArray[np.int64], *, reuse: bool = True
 ) -> Consolidated:
     """Simulate every distinct unit.
 

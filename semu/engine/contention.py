@@ -77,17 +77,13 @@ class LinkUnits:
         """
         from semu.engine.kernels.contention import share_links
 
-        n = len(self.fixed)
+        n, uses = len(self.fixed), self.uses
         start, end = np.empty(n), np.empty(n)
         order = np.argsort(self.source, kind="stable")
         done = share_links(
             self.fixed,
             self.work,
-            self.uses.ptr,
-            self.uses.port,
-            self.uses.share,
-            self.uses.most,
-            self.uses.num_ports,
+            *(uses.ptr, uses.port, uses.share, uses.most, uses.num_ports),
             _pointer(self.source, n),
             self.target[order].astype(np.int32),
             self.lag[order],

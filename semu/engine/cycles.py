@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from semu.errors import GraphError
 
+LONGEST = 12
+"""A longer cycle is not printed in full."""
+
 
 def find_cycle(source: NDArray[np.int32], target: NDArray[np.int32], done: NDArray[np.int32], n: int) -> list[int]:
     """A cycle among the units that are not done, the shortest through one of its units.
@@ -63,21 +66,20 @@ def cycle_error(
     n: int,
     name: Callable[[int], str],
     added: Set[tuple[int, int]],
-    limit: int = 12,
 ) -> GraphError:
     """The error that prints the cycle; edges that were added are marked.
 
     Args:
         source, target: int32[k], edges. done: units that could be dispatched. n: number of units. name: name of a unit.
-        added: (source, target) of the edges to mark. limit: longest cycle printed in full.
+        added: (source, target) of the edges to mark.
     """
     cycle = find_cycle(source, target, done, n)
     pieces = []
     for position, unit in enumerate(cycle):
         following = cycle[(position + 1) % len(cycle)]
         pieces.append(f"{name(unit)} {'=>' if (unit, following) in added else '->'}")
-    if len(pieces) > limit:
-        pieces[limit // 2 : len(pieces) - limit // 2] = [f"... {len(pieces) - limit} more ... ->"]
+    if len(pieces) > LONGEST:
+        pieces[LONGEST // 2 : len(pieces) - LONGEST // 2] = [f"... {len(pieces) - LONGEST} more ... ->"]
     text = " ".join(pieces) + (f" {name(cycle[0])}" if cycle else "")
     return GraphError(
         f"the edges close a cycle: {text} (=> is an added edge)",

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import ROLES
+from semu.engine.graph_units import GraphUnits
 from semu.engine.memory import MemoryCurve, PeakMemory, compress_steps
-from semu.engine.partition import Partition
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class GraphMemory:
         capacity_bytes: of a pool.
     """
 
-    partition: Partition
+    partition: GraphUnits
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     size_bytes: NDArray[np.int64]
@@ -34,6 +34,16 @@ class GraphMemory:
         return tuple(dict.fromkeys(storage.pool for storage in self.partition.graph.storages))
 
     @cached_property
+    def touches(self) -> list[tuple[int, int]]:
+        """(storage, operator) for every tensor that an operator reads or writes, in order of operators."""
+        graph = self.partition.graph
+        return [
+            (graph.tensors[tensor].storage, operator.index)
+            for operator in graph.operators
+            for tensor in (*operator.inputs, *operator.outputs)
+        ]
+
+    @cached_property
     def lifetimes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """When each storage is allocated and freed [s]; infinite where it never is.
 
@@ -42,12 +52,7 @@ class GraphMemory:
         """
         graph = self.partition.graph
         n = len(graph.storages)
-        touch: list[int] = []
-        by: list[int] = []
-        for operator in graph.operators:
-            for tensor in (*operator.inputs, *operator.outputs):
-                touch.append(graph.tensors[tensor].storage)
-                by.append(operator.index)
+        touch, by = np.array(self.touches, dtype=np.int64).reshape(-1, 2).T
         begin, stop = np.full(n, np.inf), np.full(n, -np.inf)
         np.minimum.at(begin, touch, self.start[by])
         np.maximum.at(stop, touch, self.end[by])
@@ -72,17 +77,15 @@ class GraphMemory:
         result = dict.fromkeys(self.pools, 0)
         comes: dict[int, int] = {}
         goes: dict[int, int] = {}
-        for operator in graph.operators:
-            for tensor in (*operator.inputs, *operator.outputs):
-                store = graph.tensors[tensor].storage
-                if self.start[operator.index] == begin[store]:
-                    comes.setdefault(store, operator.index)
-                if self.end[operator.index] == stop[store]:
-                    goes[store] = operator.index
+        for store, operator in self.touches:
+            if self.start[operator] == begin[store]:
+                comes.setdefault(store, operator)
+            if self.end[operator] == stop[store]:
+                goes[store] = operator
         for sign, who in ((1, comes), (-1, goes)):
-            for store, operator_index in who.items():
+            for store, operator in who.items():
                 storage = graph.storages[store]
-                if first <= operator_index < last and not storage.role.is_static and (sign < 0 or store not in kept):
+                if first <= operator < last and not storage.role.is_static and (sign < 0 or store not in kept):
                     result[storage.pool] += sign * int(size[store])
         return result
 
@@ -104,9 +107,7 @@ class GraphMemory:
         chosen = np.array(mine, dtype=np.int64)
         chosen = chosen[np.isfinite(begin[chosen])]
         freed = chosen[np.isfinite(stop[chosen])]
-        roles = np.array(
-            [ROLES.index(graph.storages[index].role) for index in range(len(graph.storages))], dtype=np.int64
-        )
+        roles = np.array([ROLES.index(storage.role) for storage in graph.storages], dtype=np.int64)
         time = np.concatenate(([0.0], begin[chosen], stop[freed]))
         kind = np.concatenate(([-1], np.ones(len(chosen)), np.where(stop[freed] > begin[freed], 0, 2)))
         delta = np.zeros((len(ROLES), len(time)), dtype=np.int64)

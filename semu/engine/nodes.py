@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.stage import StageProgram
+from semu.compile.stage import StageProgram, csr, pointer
 from semu.engine.consolidation import Consolidated
 from semu.engine.sides import PlaceEdges
 from semu.engine.unit_graph import Edges, Slots, UnitGraph
@@ -28,7 +28,7 @@ def node_graph(alone: Consolidated, places: PlaceEdges) -> UnitGraph:
     )
     return UnitGraph.build(
         alone.unit_latency[alone.variant][None, :],
-        [unit.streams for unit in units],
+        csr([unit.streams for unit in units]),
         len(alone.partition.streams),
         edges,
         lambda number: units[number].name,
@@ -78,12 +78,12 @@ def _slots(alone: Consolidated, places: PlaceEdges) -> tuple[Slots, NDArray[np.i
         filled += whole.last - whole.first
     lengths = np.concatenate([np.diff(program.pred_ptr) for program in programs])
     slots = Slots(
-        ptr=np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=num_units)))).astype(np.int32),
+        ptr=pointer(np.bincount(owner, minlength=num_units).tolist()),
         op=np.ascontiguousarray(op),
         start=start[None, :],
         prog=prog,
-        prog_ptr=np.concatenate(([0], np.cumsum([p.num_ops for p in programs]))).astype(np.int32),
-        op_pred_ptr=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+        prog_ptr=pointer(program.num_ops for program in programs),
+        op_pred_ptr=pointer(lengths.tolist()),
         op_pred=np.concatenate([program.pred for program in programs]).astype(np.int32),
         op_stream=np.concatenate([program.stream for program in programs]).astype(np.int32),
         prog_streams=np.array([program.num_streams for program in programs], dtype=np.int32),

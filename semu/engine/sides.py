@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.partition import Partition
+from semu.engine.graph_units import GraphUnits
 from semu.errors import GraphError
 from semu.graph.graph import Graph
 from semu.graph.replicas import Unrolled
@@ -54,7 +54,7 @@ class Sides:
         graph: the caller's graph. unrolled: its chains written out. partition: units of the latter.
     """
 
-    def __init__(self, graph: Graph, unrolled: Unrolled, partition: Partition) -> None:
+    def __init__(self, graph: Graph, unrolled: Unrolled, partition: GraphUnits) -> None:
         self.graph, self.unrolled, self.partition = graph, unrolled, partition
         self._by_path: dict[str, int] = {}
         self._twice: set[str] = set()
@@ -214,14 +214,10 @@ class Sides:
         )
 
     def _copies(self, operator: int) -> tuple[int, ...]:
-        if not 0 <= operator < len(self.unrolled.operators):
-            raise GraphError(
-                "unknown operator",
-                where="edges",
-                expected=f"0 to {len(self.unrolled.operators) - 1}",
-                got=operator,
-                nearest=min(max(operator, 0), len(self.unrolled.operators) - 1),
-            )
+        last = len(self.unrolled.operators) - 1
+        if not 0 <= operator <= last:
+            nearest = min(max(operator, 0), last)
+            raise GraphError("unknown operator", where="edges", expected=f"0 to {last}", got=operator, nearest=nearest)
         return self.unrolled.operators[operator]
 
     def _end_of(self, operator: int) -> Place:

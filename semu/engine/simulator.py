@@ -16,8 +16,8 @@ from semu.costs.roofline import CostModel, LatencyRules
 from semu.engine.checkpoint import Checkpoint
 from semu.engine.consolidation import Consolidated, consolidate
 from semu.engine.graph_timeline import GraphSpan, GraphTimeline, Totals
+from semu.engine.graph_units import GraphUnits
 from semu.engine.nodes import node_graph
-from semu.engine.partition import Partition
 from semu.engine.sides import Side, Sides
 from semu.engine.symbols import check_sizes, check_symbols
 from semu.errors import GraphError
@@ -92,7 +92,7 @@ class Simulation:
     @cached_property
     def alone(self) -> Consolidated:
         """Every unit simulated alone; equal ones once."""
-        return consolidate(Partition(self._unrolled.graph), *self._costs, reuse=self._reuse)
+        return consolidate(GraphUnits(self._unrolled.graph), *self._costs, reuse=self._reuse)
 
     @cached_property
     def sides(self) -> Sides:

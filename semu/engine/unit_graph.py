@@ -70,14 +70,9 @@ class Edges:
                 got=f"{table.dtype} of shape {list(table.shape)}",
             )
         if table.size and (table.min() < 0 or table.max() >= num_units):
-            wrong = int(table[(table < 0) | (table >= num_units)][0])
-            raise GraphError(
-                "no such unit",
-                where="restore",
-                expected=f"0 to {num_units - 1}",
-                got=wrong,
-                nearest=min(max(wrong, 0), num_units - 1),
-            )
+            wrong, last = int(table[(table < 0) | (table >= num_units)][0]), num_units - 1
+            nearest = min(max(wrong, 0), last)
+            raise GraphError("no such unit", where="restore", expected=f"0 to {last}", got=wrong, nearest=nearest)
         return cls.between(table, num_variants)
 
     def followed_by(self, other: Edges) -> Edges:
@@ -204,7 +199,7 @@ class UnitGraph:
     def build(
         cls,
         latency: F64,
-        holds: Sequence[Sequence[int]] | tuple[I32, I32],
+        holds: tuple[I32, I32],
         num_streams: int,
         edges: Edges,
         name: Callable[[int], str],
@@ -213,15 +208,11 @@ class UnitGraph:
         """Sort the edges by source.
 
         Args:
-            latency: as the attribute. holds: streams of each unit, as lists or as CSR (pointer, values).
+            latency: as the attribute. holds: ``hold_ptr`` and ``hold``.
             edges: in any order. name, slots: as the attributes.
         """
         num_variants, num_units = latency.shape
-        if isinstance(holds, tuple) and len(holds) == 2 and isinstance(holds[0], np.ndarray):
-            hold_ptr, hold = np.asarray(holds[0], dtype=np.int32), np.asarray(holds[1], dtype=np.int32)
-        else:
-            hold_ptr = np.concatenate(([0], np.cumsum([len(h) for h in holds]))).astype(np.int32)
-            hold = np.array([stream for h in holds for stream in h], dtype=np.int32)
+        hold_ptr, hold = (np.asarray(column, dtype=np.int32) for column in holds)
         order = np.argsort(edges.source, kind="stable")
         lag = edges.lag if edges.lag.shape[1] == 0 else np.ascontiguousarray(edges.lag[:, order])
         counts = np.bincount(edges.source, minlength=num_units)
@@ -249,12 +240,9 @@ class UnitGraph:
         """
         if isinstance(variant, bool) or not 0 <= variant < len(self.latency):
             last = len(self.latency) - 1
+            expected, nearest = f"0 to {last}", min(max(int(variant), 0), last)
             raise ConfigError(
-                "no such distinct replica",
-                where="replica",
-                expected=f"0 to {last}",
-                got=variant,
-                nearest=min(max(int(variant), 0), last),
+                "no such distinct replica", where="replica", expected=expected, got=variant, nearest=nearest
             )
         row = slice(variant, variant + 1)
         edges, slots = self.edges, self.slots

@@ -120,12 +120,13 @@ class Value:
 
     Attributes:
         kind: type of its value in a run file; None: it is no key of ``[training]``.
-        read: (value, place) -> the value as ``Training`` keeps it; raises ConfigError.
+        read: (value, place) -> the value as ``Training`` keeps it; raises ConfigError. By default the value itself,
+            which the part checks.
         words: the legal words; empty: any.
     """
 
     kind: ValueKind | None
-    read: Callable[[Any, str], object]
+    read: Callable[[Any, str], object] = lambda value, _: value
     words: tuple[str, ...] = ()
 
 
@@ -227,12 +228,3 @@ def word(kind: type[_E], legal: tuple[_E, ...] = (), what: str = "") -> Value:
         return member
 
     return Value(ValueKind.STRING, read, words)
-
-
-def read_by(
-    kind: ValueKind | None,
-    read: Callable[[Any, str], object] = lambda value, _: value,
-    words: tuple[str, ...] = (),
-) -> Value:
-    """A value with a check of its own; without one, any value, which the part checks."""
-    return Value(kind, read, words)

@@ -22,12 +22,12 @@ from semu.job.declare import (
     Influence,
     OptionalWord,
     Shown,
+    Value,
     ValueKind,
     Word,
     number,
     option,
     part,
-    read_by,
     word,
 )
 from semu.job.kinds import (
@@ -189,7 +189,7 @@ class MemoryOptions(AbstractOptions):
 
     recompute: Converted[Recompute, Recompute | str | Sequence[str]] = option(
         Recompute.NONE,
-        read_by(ValueKind.WORDS, words=tuple(mode.value for mode in Recompute)),
+        Value(ValueKind.WORDS, words=tuple(mode.value for mode in Recompute)),
         "activation recomputation; a list (selective) of the module kinds"
         " (semu.nn.trace.recompute_plan.RECOMPUTE_KINDS) and module paths that are recomputed",
         shown=ALWAYS,
@@ -206,7 +206,7 @@ class MemoryOptions(AbstractOptions):
     )
     recompute_modules: Converted[tuple[str, ...] | None, Sequence[str] | None] = option(
         None,
-        read_by(None),
+        Value(None),
         "what selective recomputes; None: the attention core; a list as recompute lands here",
         shown=ELSEWHERE,
     )
@@ -220,13 +220,13 @@ class MemoryOptions(AbstractOptions):
         None, COUNT, 'of every so many layers the last is recomputed (torchtitan\'s selective_ac_option = "2")'
     )
     offload: Converted[tuple[str, ...] | None, Sequence[str] | str | None] = option(
-        None, read_by(ValueKind.WORDS), f"what lives on the host, some of {', '.join(OFFLOADS)}; None: nothing"
+        None, Value(ValueKind.WORDS), f"what lives on the host, some of {', '.join(OFFLOADS)}; None: nothing"
     )
     offload_layers: Converted[tuple[str, ...] | None, Sequence[str] | None] = option(
-        None, read_by(ValueKind.STRINGS), "paths of the layers whose activations and weights do; None: all layers"
+        None, Value(ValueKind.STRINGS), "paths of the layers whose activations and weights do; None: all layers"
     )
     offload_fraction: float | None = option(
-        None, read_by(ValueKind.NUMBER), "share of the layers whose activations and weights do, 0 to 1; None: all"
+        None, Value(ValueKind.NUMBER), "share of the layers whose activations and weights do, 0 to 1; None: all"
     )
     workspaces: Word[Workspaces] = option(
         Workspaces.NONE, word(Workspaces), "whose workspaces count into the peaks", influence=STEP
@@ -307,7 +307,7 @@ class ExpertOptions(AbstractOptions):
 
     moe_imbalance: Converted[float | tuple[float, ...], float | Sequence[float]] = option(
         1.0,
-        read_by(ValueKind.LOADS, _read_loads),
+        Value(ValueKind.LOADS, _read_loads),
         "rows of the worst rank of an expert-parallel group / mean rows, >= 1, or a list of what every expert gets, in"
         " any unit; the worst rank's rows decide times and memory",
         shown=ELSEWHERE,
@@ -345,27 +345,27 @@ class ScheduleOptions(AbstractOptions):
 
     schedule: str = option(
         "1f1b",
-        read_by(ValueKind.STRING),
+        Value(ValueKind.STRING),
         "name of the pipeline schedule, see semu.schedule.ALL_SCHEDULES",
         influence=MICROBATCHES,
         shown=ALWAYS,
     )
     schedule_file: str | None = option(
         None,
-        read_by(ValueKind.STRING, _read_path),
+        Value(ValueKind.STRING, _read_path),
         "the schedule as a file (semu.schedule.files: text or CSV), in the place of schedule",
         influence=MICROBATCHES,
     )
     activation_limit: Converted[float | None, str | float | None] = option(
         None,
-        read_by(ValueKind.STRING, _read_limit),
+        Value(ValueKind.STRING, _read_limit),
         'of an automatic schedule: the activations of so many microbatches on each rank, in multiples of pp: "p",'
         ' "1.5p", "2p"; None: what the schedule\'s name says',
         influence=MICROBATCHES,
     )
     overlap: Converted[Overlap, Overlap | None] = option(
         Overlap(),
-        read_by(None, _read_overlap),
+        Value(None, _read_overlap),
         "which communication may hide behind computation (run.toml [overlap])",
         shown=ELSEWHERE,
     )

@@ -50,7 +50,10 @@ def summarize(report: ReportData, budget: Budget | None = None) -> str:
     for label, text in facts(report, budget):
         lines += _wrapped(label, text)
     lines += ["", *_assumed(report)]
-    return "\n".join(lines[:LINES])
+    notes = [line for text in report.warnings for line in _wrapped("note", text)]
+    if len(lines) + len(notes) > LINES:
+        notes = [*notes[: max(0, LINES - len(lines) - 1)], f"{'':<{_LABEL}}more with --details"]
+    return "\n".join([*lines, *notes][:LINES])
 
 
 def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[str, str]]:

@@ -66,9 +66,9 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     changes = overrides if overrides is not None else Overrides()
     config, places, setup = read_source(os.fspath(name_or_path))
     changes.apply(config, places)
-    told = complete_run(config, places, resolve_tables) if is_model_alone(os.fspath(name_or_path)) else ()
+    decided = complete_run(config, places, resolve_tables) if is_model_alone(os.fspath(name_or_path)) else ()
     run = resolve_tables(config, places, setup)
-    run = replace(run, notes=(*told, *run.notes))
+    run = replace(run, notes=(*decided, *run.notes))
     if changes.seed is not None and run.config["batch"]["kind"] == "text":
         return replace(run, notes=(*run.notes, "--seed has no effect: a batch of text sequences draws nothing"))
     return run
@@ -146,10 +146,15 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
         "training": options_table(Training(), "training"),
         "overlap": options_table(Overlap(), "overlap"),
         "batch": {},
+        "cost": {},
     }
     del defaults["training"]["global_batch"]
     defaults["parallel"]["dp"] = _replicas(defaults, config)
-    resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
+    resolved = {
+        name: ordered(defaults[name] | config.get(name, {}), name)
+        for name in TABLES
+        if name != "cost" or "cost" in config
+    }
     if "transformer" in resolved["model"]:
         with places.located():
             resolved["model"]["transformer"] = TransformerConfig.from_table(resolved["model"]["transformer"]).to_table()

@@ -56,11 +56,8 @@ def compare_schedules(
     Raises:
         ConfigError: an unknown name, a size or a cost that is none.
     """
-    for where, size in (
-        ("num_ranks", num_ranks),
-        ("num_microbatches", num_microbatches),
-        ("num_slots", num_slots),
-    ):
+    sizes = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slots": num_slots}
+    for where, size in sizes.items():
         check_integer(size, where, "a size")
     found: list[Compared] = []
     refused: dict[str, str] = {}

@@ -59,11 +59,8 @@ class Contracted:
         """Whether nothing was to be contracted."""
         return self.whole.num_chunks == self.shape.num_chunks and not self.whole.is_cut
 
-    def write_out(self, orders: Iterable[Iterable[StageKey]]) -> Iterator[Iterator[StageKey]]:
-        """Orders of the chain's ranks as orders of the pipeline's."""
-        return (self._expand(order) for order in orders)
-
-    def _expand(self, order: Iterable[StageKey]) -> Iterator[StageKey]:
+    def write_out(self, order: Iterable[StageKey]) -> Iterator[StageKey]:
+        """The order of a rank of the chain as an order of the pipeline's."""
         for stage in order:
             chunks = self.chunks[stage.chunk]
             for chunk in chunks if stage.phase is Phase.FORWARD else reversed(chunks):

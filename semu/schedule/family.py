@@ -142,7 +142,7 @@ class ScheduleFamily:
         contracted = Contracted.of(shape) if self.is_fixed and self.adapt is None else None
         if contracted is None or contracted.is_whole:
             return Schedule.build(self.name, self.orders(shape))
-        return Schedule.build(self.name, contracted.write_out(self.orders(contracted.shape)))
+        return Schedule.build(self.name, map(contracted.write_out, self.orders(contracted.shape)))
 
     def on(self, study: PipelineStudy) -> Schedule:
         """The schedule of a pipeline, made for its costs where the family can.

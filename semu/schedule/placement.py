@@ -116,6 +116,7 @@ def stage_flow(num_ranks: int, num_microbatches: int, modules: Sequence[FlowModu
             ranks.append(rank)
         last[module.name] = len(ranks) - 1
         back[module.name] = module.trains or any(back[name] for name in module.reads)
+    cuts = [(cut,) * num_microbatches if isinstance(cut, int) else cut for cut in (m.sub_microbatches for m in modules)]
     return PipelineShape(
         num_ranks,
         num_microbatches,
@@ -125,20 +126,10 @@ def stage_flow(num_ranks: int, num_microbatches: int, modules: Sequence[FlowModu
         tuple(slots),
         tuple(module.name for module in modules for _ in module.ranks),
         tuple(_most(module) for module in modules for _ in module.ranks),
-        part_counts=_part_counts(num_microbatches, modules),
+        part_counts=tuple(cut for cut, module in zip(cuts, modules, strict=True) for _ in module.ranks),
     )
 
 
 def _most(module: FlowModule) -> int:
     cut = module.sub_microbatches
     return cut if isinstance(cut, int) else max(1, *cut, 0)
-
-
-def _part_counts(num_microbatches: int, modules: Sequence[FlowModule]) -> tuple[tuple[int, ...], ...]:
-    """Of every chunk, where some module cuts microbatches unequally."""
-    if all(isinstance(module.sub_microbatches, int) for module in modules):
-        return ()
-    cuts = [
-        m.sub_microbatches if isinstance(m.sub_microbatches, tuple) else (_most(m),) * num_microbatches for m in modules
-    ]
-    return tuple(cut for cut, module in zip(cuts, modules, strict=True) for _ in module.ranks)

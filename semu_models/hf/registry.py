@@ -8,13 +8,14 @@ from types import MappingProxyType
 from semu.checks import find_named
 from semu_models.hf.audio import AUDIO
 from semu_models.hf.dialect import Dialect
+from semu_models.hf.gpt import OWN_NAMES
 from semu_models.hf.moe import MOE
 from semu_models.hf.text import TEXT
 from semu_models.hf.twin import TWIN
 from semu_models.hf.vision import VISION
 from semu_models.hf.vision_language import VISION_LANGUAGE
 
-_DIALECTS: tuple[Dialect, ...] = (*TEXT, *MOE, *VISION, *VISION_LANGUAGE, *AUDIO, *TWIN)
+_DIALECTS: tuple[Dialect, ...] = (*TEXT, *OWN_NAMES, *MOE, *VISION, *VISION_LANGUAGE, *AUDIO, *TWIN)
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({name: item for item in _DIALECTS for name in item.model_types})
 """Dialects by the ``model_type`` that they read."""

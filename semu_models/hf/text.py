@@ -18,13 +18,14 @@ from semu_models.hf.dialect import (
     switch,
     words,
 )
-from semu_models.hf.gpt import GPT2
 from semu_models.hf.values import Values
 from semu_models.text.decoder import DecoderConfig, decoder_model
 from semu_models.text.gemma import Gemma2Config, Gemma3Config
+from semu_models.text.glm import Glm4Config, GlmConfig
 from semu_models.text.language import language_model
 from semu_models.text.llama import LlamaConfig
 from semu_models.text.mistral import MistralConfig
+from semu_models.text.olmo import Olmo2Config
 from semu_models.text.qwen import QwenConfig
 from semu_models.text.qwen3 import Qwen3Config
 
@@ -33,7 +34,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def decoder_spellings(**defaults: Any) -> dict[str, Spelling]:
-    """The fields that decoder-only models share, with a model type's own defaults.
+    """The fields that decoder-only models share, with a model type's defaults.
 
     Args:
         defaults: layers, hidden, ffn, heads, vocab, context; kv_heads and head_dim (None: they follow from others),
@@ -152,6 +153,29 @@ def _gemma3(values: Values) -> Gemma3Config:
     )
 
 
+def _rotary_dim(values: Values, sizes: Mapping[str, Any]) -> int | None:
+    """Features of a head that are rotated, None: all."""
+    share = float(values.get("rotary_share"))
+    if not 0 < share <= 1:
+        raise values.error("rotary_share", "not a share of a head", expected="0 < share <= 1", got=share, nearest=1.0)
+    return None if share == 1 else max(1, int(sizes["head_dim"] * share))
+
+
+def _phi3(values: Values) -> LlamaConfig:
+    sizes = decoder_sizes(values)
+    return LlamaConfig(**sizes, **windows(values, [True] * sizes["layers"]), rotary_dim=_rotary_dim(values, sizes))
+
+
+def _olmo2(values: Values) -> Olmo2Config:
+    return Olmo2Config(**decoder_sizes(values), attention_bias=values.switch("attention_bias"))
+
+
+def _glm(values: Values) -> GlmConfig:
+    sizes = decoder_sizes(values)
+    kind = Glm4Config if values.model_type == "glm4" else GlmConfig
+    return kind(**sizes, qkv_bias=values.switch("qkv_bias"), rotary_dim=_rotary_dim(values, sizes))
+
+
 _BIASES = {"attention_bias": switch("attention_bias", default=False)}
 _GELU_TANH = Fixed(("gelu_pytorch_tanh", None), "the feed-forward network would have another activation")
 _ONE_WAY = Fixed((None, False), "attention would not be causal")
@@ -264,5 +288,61 @@ GEMMA3_TEXT = replace(
     architectures=("Gemma3ForCausalLM",),
 )
 
-TEXT = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3_TEXT, GPT2)
+
+def _rotary_share(default: float) -> dict[str, Spelling]:
+    keys = ("partial_rotary_factor", "rope_parameters.partial_rotary_factor", "rope_scaling.partial_rotary_factor")
+    return {"rotary_share": number(*keys, default=default)}
+
+
+_PLAIN = Fixed((1, None), "layers would attend in another way")
+
+PHI3 = Dialect(
+    family="phi",
+    model_types=("phi3",),
+    spellings={
+        **decoder_spellings(layers=32, hidden=3072, ffn=8192, heads=32, vocab=32064, context=4096),
+        **_rotary_share(1.0),
+        "window": optional_size("sliding_window", default=None),
+    },
+    config=_phi3,
+    model=model_of,
+    fixed={
+        "hidden_act": SILU,
+        **dict.fromkeys(("attention_dropout", "resid_pdrop", "embd_pdrop"), NO_DROPOUT),
+        **dict.fromkeys(("full_attn_mod", "interpolate_factor"), _PLAIN),
+        "attention_bias": Fixed((False, None), "transformers' class has no biases"),
+    },
+    architectures=("Phi3ForCausalLM",),
+)
+
+OLMO2 = Dialect(
+    family="olmo",
+    model_types=("olmo2",),
+    spellings={
+        **decoder_spellings(layers=32, hidden=4096, ffn=11008, heads=32, vocab=50304, context=2048),
+        **_BIASES,
+    },
+    config=_olmo2,
+    model=model_of,
+    fixed=LLAMA.fixed,
+    architectures=("Olmo2ForCausalLM",),
+)
+
+GLM = Dialect(
+    family="glm",
+    model_types=("glm", "glm4"),
+    spellings={
+        **decoder_spellings(
+            layers=40, hidden=4096, ffn=13696, heads=32, kv_heads=2, head_dim=128, vocab=151552, context=131072
+        ),
+        **_rotary_share(0.5),
+        "qkv_bias": switch("attention_bias", default=True),
+    },
+    config=_glm,
+    model=model_of,
+    fixed=LLAMA.fixed,
+    architectures=("Glm4ForCausalLM", "GlmForCausalLM"),
+)
+
+TEXT = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3_TEXT, PHI3, OLMO2, GLM)
 """Dense language models."""

@@ -1,7 +1,7 @@
-"""``Decoder``: the chain of blocks that all decoder-only language models have, whatever their layers are.
+"""``Decoder``: the chain of blocks that all decoder-only language models have.
 
-``DecoderConfig`` and ``DecoderStyle`` describe the families whose layers differ in data only; each has a file of its
-own, which says what is special about it.
+``DecoderConfig`` and ``DecoderStyle`` describe the families whose layers differ in data only; the file of a family says
+what is special about it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from semu.nn import (
 
 @dataclass(frozen=True)
 class DecoderStyle:
-    """What the layers of a family are like, whatever their sizes.
+    """Properties of the layers of a family, sizes aside.
 
     Attributes:
-        rms_norm, rotary, gated, activation, placement, qk_norm, sinks: as ``TransformerLayer``.
+        rms_norm, rotary, gated, activation, placement, qk_norm, whole_norm, sinks: as ``TransformerLayer``.
         qkv_bias: queries, keys and values have biases.
         softcap: bound of the attention's scores. logit_softcap: of the logits. None: there is none.
-        scaled_embedding: token embeddings are multiplied by sqrt(hidden).
-        full_every: every so-manieth layer attends to the whole sequence although there is a window; None: no layer.
+        scaled_embedding: token embeddings are multiplied by sqrt(hidden). embedding_norm: a norm is behind them.
+        full_every: every ``full_every``-th layer attends to the whole sequence although there is a window; None: none.
     """
 
     rms_norm: bool = True
@@ -45,11 +45,13 @@ class DecoderStyle:
     activation: Activation | None = None
     placement: NormPlacement = NormPlacement.PRE
     qk_norm: bool = False
+    whole_norm: bool = False
     qkv_bias: bool = False
     sinks: bool = False
     softcap: float | None = None
     logit_softcap: float | None = None
     scaled_embedding: bool = False
+    embedding_norm: bool = False
     full_every: int | None = None
 
 
@@ -66,6 +68,7 @@ class DecoderConfig:
         attention_bias, mlp_bias: all projections of the attention, of the feed-forward network have biases.
         window: reach of the sliding windows [tokens]; None: every layer attends to the whole sequence.
         windowed: which layers have the window; None: as the style says.
+        rotary_dim: features of a head that are rotated; None: all.
         STYLE: of the family.
     Raises:
         ConfigError: a size below 1, heads that do not divide, not one entry of ``windowed`` per layer.
@@ -83,6 +86,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     window: int | None = None
     windowed: tuple[bool, ...] | None = None
+    rotary_dim: int | None = None
     STYLE: ClassVar[DecoderStyle] = DecoderStyle()
 
     def __post_init__(self) -> None:
@@ -100,7 +104,7 @@ class DecoderConfig:
 
     @property
     def style(self) -> DecoderStyle:
-        """What the layers are like."""
+        """Properties of the layers."""
         return self.STYLE
 
     def window_of(self, layer: int) -> Window | None:
@@ -115,7 +119,7 @@ class DecoderConfig:
         """A mixture of experts in place of a layer's feed-forward network; None: there is none."""
         return None
 
-    def layer(self, number: int) -> TransformerLayer:
+    def layer(self, number: int) -> Module:
         """A new layer. ``number``: from 0."""
         style = self.style
         return TransformerLayer(
@@ -125,6 +129,7 @@ class DecoderConfig:
             self.kv_heads,
             head_dim=self.head_dim,
             rotary=style.rotary,
+            rotary_dim=self.rotary_dim,
             gated=style.gated,
             rms_norm=style.rms_norm,
             bias=False,
@@ -132,6 +137,7 @@ class DecoderConfig:
             mlp_bias=self.mlp_bias,
             qkv_bias=True if style.qkv_bias else None,
             qk_norm=style.qk_norm,
+            whole_norm=style.whole_norm,
             mlp=self.mixture(number),
             activation=style.activation,
             placement=style.placement,
@@ -151,7 +157,8 @@ class Decoder(Sequential):
         tied: the output projection shares the token table.
         rms_norm: the final norm is RMS instead of layer norm.
         dropout: probability behind the embedding.
-        scaled: embeddings are multiplied by sqrt(hidden). softcap: bound of the logits; None: there is none.
+        scaled: embeddings are multiplied by sqrt(hidden). embedding_norm: a layer norm behind the embedding.
+        softcap: bound of the logits; None: there is none.
     """
 
     def __init__(
@@ -166,9 +173,10 @@ class Decoder(Sequential):
         rms_norm: bool = False,
         dropout: float = 0.0,
         scaled: bool = False,
+        embedding_norm: bool = False,
         softcap: float | None = None,
     ) -> None:
-        embedding = Embedding(vocab, hidden, positions=positions, dropout=dropout, scaled=scaled)
+        embedding = Embedding(vocab, hidden, positions=positions, dropout=dropout, scaled=scaled, norm=embedding_norm)
         head = LMHead(hidden, vocab, rms_norm=rms_norm, tied=embedding if tied else None, softcap=softcap)
         super().__init__({"embedding": embedding, **{f"layers.{i}": layer(i) for i in range(layers)}, "head": head})
 
@@ -186,6 +194,7 @@ class ConfiguredDecoder(Decoder):
             tied=config.tied,
             rms_norm=style.rms_norm,
             scaled=style.scaled_embedding,
+            embedding_norm=style.embedding_norm,
             softcap=style.logit_softcap,
         )
         self.config = config

@@ -33,11 +33,11 @@ def traced(module: Module, tp: int = 1) -> TracedBlock:
 
 
 def test_norms_stand_where_they_are_asked_to() -> None:
-    pre, post, sandwich = (
+    pre, post, sandwich, behind = (
         TransformerLayer(H, F, HEADS, bias=False, rms_norm=True, placement=placement) for placement in NormPlacement
     )
     assert sandwich.num_parameters() - pre.num_parameters() == 2 * H
-    assert post.num_parameters() == pre.num_parameters()
+    assert post.num_parameters() == pre.num_parameters() == behind.num_parameters()
     order = [op.path for op in forward(traced(pre))]
     assert order[0] == "attention_norm.rms_norm" and order[-1] == "add"
     order = [op.path for op in forward(traced(post))]
@@ -46,6 +46,9 @@ def test_norms_stand_where_they_are_asked_to() -> None:
     norms = [path.split(".")[0] for path in order if path.endswith("rms_norm")]
     assert norms == ["attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"]
     assert order[order.index("attention_out_norm.rms_norm") + 1] == "add"
+    order = [op.path for op in forward(traced(behind))]
+    norms = [path.split(".")[0] for path in order if path.endswith("rms_norm")]
+    assert norms == ["attention_out_norm", "mlp_out_norm"] and order[-1] == "add"
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=("plain", "gated"))

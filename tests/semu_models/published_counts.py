@@ -1,8 +1,9 @@
 """Parameters of published models, counted by transformers on its meta device: what semu must give, to the last one.
 
 From ``AutoModelForCausalLM.from_config`` (or the class that ``architectures`` names) under transformers 5.23.0 and
-4.57.6, which agree, on the fixtures of ``tests/semu_models/hf/configs``; distinct parameters, a tied table once. The
-fixtures hold the published hyper-parameters: the papers' tables and the released config.json of each model.
+4.57.6, which agree (Phi, OLMo, GLM, Falcon and BLOOM: 5.23.0 alone), on the fixtures of
+``tests/semu_models/hf/configs``; distinct parameters, a tied table once. The fixtures hold the published
+hyper-parameters: the papers' tables and the released config.json of each model.
 """
 
 from __future__ import annotations
@@ -77,5 +78,16 @@ PUBLISHED: dict[str, tuple[int, str]] = {
     "clip-vit-b-32": (151_277_313, "2103.00020 Table 20; openai/clip-vit-base-patch32"),
     "clip-vit-l-14": (427_616_513, "2103.00020 Table 20; openai/clip-vit-large-patch14"),
     "siglip-so400m-dual": (877_960_498, "2303.15343 §4; google/siglip-so400m-patch14-384"),
+    "phi3-mini-4k": (3_821_079_552, "2404.14219; microsoft/Phi-3-mini-4k-instruct"),
+    "phi4-mini": (3_836_021_760, "2503.01743; microsoft/Phi-4-mini-instruct"),
+    "olmo2-7b": (7_298_617_344, "2501.00656; allenai/OLMo-2-1124-7B"),
+    "olmo2-32b": (32_234_279_936, "2501.00656; allenai/OLMo-2-0325-32B"),
+    "glm4-9b-0414": (9_400_279_040, "THUDM/GLM-4-9B-0414"),
+    "falcon-7b": (6_921_720_704, "2311.16867; tiiuae/falcon-7b"),
+    "falcon-11b": (11_102_822_400, "tiiuae/falcon-11B"),
+    "falcon-40b": (41_303_293_952, "2311.16867; tiiuae/falcon-40b"),
+    "falcon-rw-1b": (1_311_625_216, "2306.01116; tiiuae/falcon-rw-1b"),
+    "bloom-7b1": (7_069_016_064, "2211.05100; bigscience/bloom-7b1"),
+    "bloom-176b": (176_247_271_424, "2211.05100; bigscience/bloom"),
 }
 """Name of a fixture -> (parameters, where its hyper-parameters are published)."""

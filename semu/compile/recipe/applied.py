@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.compile.chunk import ChunkStages
-from semu.compile.layout import Cut, Layout
+from semu.compile.layout import Layout, ModelCut
 from semu.compile.model_memo import cut_key, state_of, trace_key
 from semu.compile.recipe.recipe import Recipe
 from semu.compile.recipe.sub_microbatches import SubMicrobatches, check_symbols
@@ -33,7 +33,7 @@ def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> La
         ConfigError: variants that this version cannot tell apart.
     """
     joined = _joined(layout, plan, cutting)
-    cut = Cut(joined.chunks, layout.cut.num_ranks)
+    cut = ModelCut(joined.chunks, layout.cut.num_ranks)
     parts = tuple(_parts(layout, cutting, chunk.module) for chunk in layout.chunks)
     choice = _choice(plan, parts, joined.numbers)
     recipe = Recipe(plan, cutting, (*joined.chunks, *joined.more), joined.numbers, parts, choice)

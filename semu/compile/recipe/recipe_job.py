@@ -54,27 +54,16 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
     if not (is_cut or has_variants):
         return
     what = "sub-microbatches" if is_cut else "variants of chunks"
+    options: tuple[str, ...] = ("recompute_layers", "recompute_every", "recompute_policy")
+    options += ("offload_layers", "offload_fraction") if has_variants else ()
+    given = {name: getattr(training, name) for name in options}
     for where, expected, got, is_bad in (
         ("parallel.zero", "0 or 1", parallel.zero, parallel.zero > 1),
         ("parallel.modules", "one parallelism for all modules", ", ".join(parallel.modules), bool(parallel.modules)),
         ("parallel.placement", "circular", parallel.placement, parallel.placement != "circular"),
         ("training.launch", "false", training.launch, training.launch),
         ("training.offload", "no offloaded weights", "weights", training.offload_plan.weights),
-        ("training.recompute_layers", "nothing", training.recompute_layers, training.recompute_layers is not None),
-        ("training.recompute_every", "nothing", training.recompute_every, training.recompute_every is not None),
-        ("training.recompute_policy", "nothing", training.recompute_policy, training.recompute_policy is not None),
-        (
-            "training.offload_layers",
-            "nothing",
-            training.offload_layers,
-            has_variants and training.offload_layers is not None,
-        ),
-        (
-            "training.offload_fraction",
-            "nothing",
-            training.offload_fraction,
-            has_variants and training.offload_fraction is not None,
-        ),
+        *((f"training.{name}", "nothing", value, value is not None) for name, value in given.items()),
         ("model", "a model whose losses stay within a replica", "contrastive", job.model.reads_replicas),
     ):
         if is_bad:

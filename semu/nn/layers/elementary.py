@@ -78,7 +78,8 @@ class LayerScale(Module):
 class Embedding(Module):
     """Token table [vocab, width]; with ``positions``, a learned position table is added; then dropout.
 
-    ``scaled``: the rows are multiplied by sqrt(width) (1706.03762 §3.4; Gemma).
+    ``scaled``: the rows are multiplied by sqrt(width) (1706.03762 §3.4; Gemma). ``norm``: a layer norm behind the table
+    (BLOOM, 2211.05100).
     """
 
     def __init__(
@@ -89,10 +90,12 @@ class Embedding(Module):
         *,
         dropout: float = 0.0,
         scaled: bool = False,
+        norm: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = dropout
         self.scaled = scaled
+        self.norm = LayerNorm(width) if norm else None
         self.weight = Parameter(num_embeddings, width)
         self.positions = Parameter(positions, width) if positions is not None else None
 
@@ -102,7 +105,8 @@ class Embedding(Module):
         if self.positions is not None:
             x = F.add_parameter(x, self.positions, self.positions.shape[0])
         x = F.shard_tokens(x)
-        return F.dropout(F.scale(x) if self.scaled else x, self.dropout)
+        x = F.scale(x) if self.scaled else x
+        return F.dropout(x if self.norm is None else self.norm(x), self.dropout)
 
 
 class GELU(Module):

@@ -19,10 +19,13 @@ class SelfAttention(Module):
     Args:
         hidden: width. heads: query heads. kv_heads: key/value heads, a divisor of heads; None: heads.
         head_dim: None: hidden / heads. causal: mask the future. rotary: rotate q and k (RoPE).
+        rotary_dim: features of a head that are rotated; None: all.
         bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
         key_bias: false: queries and values have biases, keys do not (Whisper, 2212.04356).
         dropout: probability on the attention probabilities; a fused kernel keeps no mask of it.
         qk_norm: RMS norm of every query's and key's head before the rotation (Qwen3, 2505.09388 §2).
+        whole_norm: those norms are over all heads together (OLMo 2, 2501.00656). Where heads are split, queries and
+            keys are exchanged for shards of the tokens before the norm and back behind it, as OLMo-core does.
         window: how far a token sees; None: the whole sequence.
         sinks: a learned logit per head takes part in the softmax (GPT-OSS, 2508.10925 §2.2); split with the heads.
         softcap: bound of the scores (Gemma 2, 2408.00118 §2); None: there is none.
@@ -41,16 +44,20 @@ class SelfAttention(Module):
         head_dim: int | None = None,
         causal: bool = True,
         rotary: bool = False,
+        rotary_dim: int | None = None,
         bias: bool = True,
         qkv_bias: bool | None = None,
         key_bias: bool = True,
         dropout: float = 0.0,
         qk_norm: bool = False,
+        whole_norm: bool = False,
         window: Window | None = None,
         sinks: bool = False,
         softcap: float | None = None,
     ) -> None:
         super().__init__()
+        self.rotary_dim = rotary_dim
+        self.whole_norm = whole_norm
         self.dropout = dropout
         self.window = window
         self.softcap = softcap
@@ -70,17 +77,18 @@ class SelfAttention(Module):
             bias_features=None if key_bias else parts[0] + parts[2],
         )
         self.out = Linear(heads * self.head_dim, hidden, bias=bias)
-        self.query_norm = RMSNorm(self.head_dim) if qk_norm else None
-        self.key_norm = RMSNorm(self.head_dim) if qk_norm else None
+        query_width, key_width = parts[:2] if whole_norm else (self.head_dim, self.head_dim)
+        self.query_norm = RMSNorm(query_width) if qk_norm or whole_norm else None
+        self.key_norm = RMSNorm(key_width) if qk_norm or whole_norm else None
         self.sinks = Parameter(heads) if sinks else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         q, k, v = F.split_heads(self.qkv(x), (self.heads, self.kv_heads, self.kv_heads), self.head_dim)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
         if self.rotary:
-            q, k = F.rope(q), F.rope(k)
+            q, k = F.rope(q, self.rotary_dim), F.rope(k, self.rotary_dim)
         context = F.attention(
             q,
             k,
@@ -93,6 +101,16 @@ class SelfAttention(Module):
         )
         out: Tensor = self.out(context.flatten())
         return out
+
+    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """[tokens, heads, head_dim], split over heads -> the same, every head or all heads together normalised."""
+        if not self.whole_norm:
+            return norm(x)  # type: ignore[no-any-return]
+        is_split = x.shards[1] > 1
+        rows = F.flatten(x)
+        rows = norm(F.all_to_all(rows, gather=1, scatter=0) if is_split else rows)
+        rows = F.all_to_all(rows, gather=0, scatter=1) if is_split else rows
+        return F.unflatten(rows, norm.weight.shape[0] // self.head_dim, self.head_dim)
 
 
 class CrossAttention(Module):
@@ -163,11 +181,12 @@ class MLP(Module):
 
 class NormPlacement(Enum):
     """Where a layer's norms stand: before its two branches (2002.04745), behind the additions (1706.03762 §3.1, BERT),
-    or before and behind the branches (Gemma 2, 2408.00118 §2)."""
+    before and behind the branches (Gemma 2, 2408.00118 §2), or behind them alone (OLMo 2, 2501.00656)."""
 
     PRE = "pre"
     POST = "post"
     SANDWICH = "sandwich"
+    BEHIND = "behind"
 
 
 class TransformerLayer(Module):
@@ -183,7 +202,7 @@ class TransformerLayer(Module):
         attention: in place of the self-attention, e.g. latent attention.
         activation: of the MLP; None: see ``MLP``. placement: of the norms.
         attention_bias, mlp_bias: biases of one branch; None: as ``bias``.
-        window, sinks, softcap, key_bias: see ``SelfAttention``.
+        rotary_dim, whole_norm, window, sinks, softcap, key_bias: see ``SelfAttention``.
         layer_scale: every branch is multiplied by a learned number per feature.
     """
 
@@ -199,12 +218,14 @@ class TransformerLayer(Module):
         head_dim: int | None = None,
         causal: bool = True,
         rotary: bool = False,
+        rotary_dim: int | None = None,
         gated: bool = False,
         rms_norm: bool = False,
         bias: bool = True,
         qkv_bias: bool | None = None,
         dropout: float = 0.0,
         qk_norm: bool = False,
+        whole_norm: bool = False,
         mlp: Module | None = None,
         attention: Module | None = None,
         activation: Activation | None = None,
@@ -223,7 +244,8 @@ class TransformerLayer(Module):
         def _norm() -> Module:
             return RMSNorm(hidden) if rms_norm else LayerNorm(hidden)
 
-        self.attention_norm = _norm()
+        is_behind = placement is NormPlacement.BEHIND
+        self.attention_norm = None if is_behind else _norm()
         if attention is None:
             attention = SelfAttention(
                 hidden,
@@ -232,44 +254,43 @@ class TransformerLayer(Module):
                 head_dim=head_dim,
                 causal=causal,
                 rotary=rotary,
+                rotary_dim=rotary_dim,
                 bias=bias if attention_bias is None else attention_bias,
                 qkv_bias=qkv_bias,
                 key_bias=key_bias,
                 dropout=dropout,
                 qk_norm=qk_norm,
+                whole_norm=whole_norm,
                 window=window,
                 sinks=sinks,
                 softcap=softcap,
             )
         self.attention = attention
-        self.mlp_norm = _norm()
+        self.mlp_norm = None if is_behind else _norm()
         if mlp is None:
             mlp_bias = bias if mlp_bias is None else mlp_bias
             mlp = MLP(hidden, ffn, gated=gated, bias=mlp_bias, activation=activation)
         self.mlp = mlp
         self.attention_dropout = Dropout(dropout)
         self.mlp_dropout = Dropout(dropout)
-        is_sandwich = placement is NormPlacement.SANDWICH
-        self.attention_out_norm = _norm() if is_sandwich else None
-        self.mlp_out_norm = _norm() if is_sandwich else None
+        has_out_norms = is_behind or placement is NormPlacement.SANDWICH
+        self.attention_out_norm = _norm() if has_out_norms else None
+        self.mlp_out_norm = _norm() if has_out_norms else None
         self.attention_scale = LayerScale(hidden) if layer_scale else None
         self.mlp_scale = LayerScale(hidden) if layer_scale else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         is_post = self.placement is NormPlacement.POST
-        branch = self.attention(x if is_post else self.attention_norm(x))
-        branch = _after(branch, self.attention_out_norm, self.attention_scale)
-        x = x + self.attention_dropout(branch)
-        if is_post:
-            x = self.attention_norm(x)
-        branch = _after(self.mlp(x if is_post else self.mlp_norm(x)), self.mlp_out_norm, self.mlp_scale)
-        out: Tensor = x + self.mlp_dropout(branch)
-        return self.mlp_norm(out) if is_post else out
+        first, second = (None, None) if is_post else (self.attention_norm, self.mlp_norm)
+        branch = _after(self.attention(_after(x, first)), self.attention_out_norm, self.attention_scale)
+        x = _after(x + self.attention_dropout(branch), self.attention_norm if is_post else None)
+        branch = _after(self.mlp(_after(x, second)), self.mlp_out_norm, self.mlp_scale)
+        return _after(x + self.mlp_dropout(branch), self.mlp_norm if is_post else None)
 
 
 def _after(branch: Tensor, *modules: Module | None) -> Tensor:
-    """Run the modules behind a branch, in order, those that exist."""
+    """``branch`` through modules in order, those that exist."""
     for module in modules:
         if module is not None:
             branch = module(branch)

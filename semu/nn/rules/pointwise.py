@@ -12,7 +12,7 @@ from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
-from semu.nn.trace.eager import GATE, GATE_BACKWARD, ROTARY, ROTARY_BACKWARD, eager_passes
+from semu.nn.trace.eager import GATE, GATE_BACKWARD, ROTARY, ROTARY_BACKWARD, ROTARY_JOIN, eager_passes
 from semu.nn.trace.tensor import Tensor, laid_out_like
 
 
@@ -163,10 +163,18 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x.trace.recorded([x], y, _backward)
 
 
-def rope(x: Tensor) -> Tensor:
-    """Rotary position embedding of [tokens, heads, dim] (2104.09864). Saves nothing; backward rotates back."""
+def rope(x: Tensor, rotated: int | None = None) -> Tensor:
+    """Rotary position embedding of [tokens, heads, dim] (2104.09864). Saves nothing; backward rotates back.
+
+    ``rotated``: features of a head that are rotated (None: all). One kernel writes all of them, and copies the rest
+    (Transformer Engine's fused kernel); eager mode works on those features alone, then joins them with the rest.
+    """
+    features = x.shape[-1]
+    share = rotated / features if rotated is not None and isinstance(features, int) else 1.0
+    join = 0 if share == 1.0 else ROTARY_JOIN
 
     def _rotate(source: Tensor, eager_bytes: int, name: str) -> Tensor:
+        eager_bytes = round((eager_bytes + join) * share)
         eager_passes(source, eager_bytes, name)
         return x.trace.emit(OpKind.ROPE, [source], like=source, mem_bytes=2 * source.size_bytes, name=name)
 

@@ -24,6 +24,8 @@ from semu.nn.trace.tensor import Tensor
 RMS_NORM, RMS_NORM_BACKWARD = 32, 86
 GATE, GATE_BACKWARD = 4, 8
 ROTARY, ROTARY_BACKWARD = 16, 16
+ROTARY_JOIN = 4
+"""More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
 
 
 def eager_passes(x: Tensor, bytes_per_element: int, name: str, phase: Phase | None = None) -> None:

@@ -21,11 +21,9 @@ from semu.schedule.placement import Placement
 from semu.schedule.shape import PipelineShape, StageKey
 
 
-def _even(p: int, m: int, v: int) -> Misfit | None:
-    return Misfit("both directions interlock on an even number of ranks", "even", p, p + 1) if p % 2 else None
-
-
-def _two_copies(p: int, m: int, v: int) -> Misfit | None:
+def _interlocks(p: int, m: int, v: int) -> Misfit | None:
+    if p % 2:
+        return Misfit("both directions interlock on an even number of ranks", "even", p, p + 1)
     return Misfit("one chunk of each direction per rank", "2 virtual stages per rank", v, 2) if v != 2 else None
 
 
@@ -47,17 +45,13 @@ def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
         yield [stage for _, stage in sorted(turns, key=lambda turn: turn[0])]
 
 
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return (2 * m + p - 2) * f if m % p == 0 and f == i + w else None
-
-
 chimera = ScheduleFamily(
     "chimera",
     _orders,
     "2107.06925 §3",
     Placement.BIDIRECTIONAL,
-    rules=(_even, _two_copies),
-    makespan=_makespan,
+    rules=(_interlocks,),
+    makespan=lambda p, m, v, f, i, w: (2 * m + p - 2) * f if m % p == 0 and f == i + w else None,
     activations=lambda p, m, v: min(m, p),
     is_fixed=True,
     runs_two_copies=True,

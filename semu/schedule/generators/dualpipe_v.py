@@ -53,10 +53,6 @@ def _closing(rank: int) -> Iterator[tuple[int, str]]:
         yield 1, f"{second}1 {first}0"
 
 
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return (6 * m + p - 1) * f if f == i == w else None
-
-
 dualpipe_v = ScheduleFamily(
     "dualpipe-v",
     _orders,
@@ -64,7 +60,7 @@ dualpipe_v = ScheduleFamily(
     Placement.V_SHAPE,
     splits_backward=True,
     rules=(two_slots, _enough),
-    makespan=_makespan,
+    makespan=lambda p, m, v, f, i, w: (6 * m + p - 1) * f if f == i == w else None,
     activations=lambda p, m, v: 2 * p + 1,
     is_fixed=True,
     compared=0,

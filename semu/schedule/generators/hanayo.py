@@ -36,17 +36,13 @@ def _adapt(study: PipelineStudy) -> Schedule:
     return min(found, key=lambda schedule: study.evaluate(schedule).makespan_s)
 
 
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return 2 * (m * v + p - 1) * f if m % p == 0 and f == i + w else None
-
-
 hanayo = ScheduleFamily(
     "hanayo",
     _orders,
     "2308.15762 §3",
     Placement.V_SHAPE,
     rules=(_waves,),
-    makespan=_makespan,
+    makespan=lambda p, m, v, f, i, w: 2 * (m * v + p - 1) * f if m % p == 0 and f == i + w else None,
     activations=lambda p, m, v: p * v if m % p == 0 else None,
     is_fixed=True,
     adapt=_adapt,

@@ -38,10 +38,6 @@ def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
         yield alternate(shape, rank, warm_up, delay=rank, turn=grouped_turn(size, v))
 
 
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return (3 * m * v + p - 1) * f if m % p == 0 and f == i == w else None
-
-
 interleaved_zb = ScheduleFamily(
     "interleaved-zb",
     _orders,
@@ -49,6 +45,6 @@ interleaved_zb = ScheduleFamily(
     Placement.CIRCULAR,
     splits_backward=True,
     rules=(_equal_groups,),
-    makespan=_makespan,
+    makespan=lambda p, m, v, f, i, w: (3 * m * v + p - 1) * f if m % p == 0 and f == i == w else None,
     activations=lambda p, m, v: [p * v] * p if m % p == 0 else None,
 )

@@ -16,17 +16,12 @@ from semu.schedule.family import ScheduleFamily
 from semu.schedule.generators.gpipe import gpipe
 from semu.schedule.placement import Placement
 
-
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return (m * v + p - 1) * (f + i + w) if m >= p or v == 1 else None
-
-
 looped_bfs = ScheduleFamily(
     "looped-bfs",
     lambda shape: gpipe(shape).orders,
     "2211.05953 §4.1",
     Placement.CIRCULAR,
-    makespan=_makespan,
+    makespan=lambda p, m, v, f, i, w: (m * v + p - 1) * (f + i + w) if m >= p or v == 1 else None,
     activations=lambda p, m, v: [m * v] * p,
     runs_two_copies=True,
     compared=0,

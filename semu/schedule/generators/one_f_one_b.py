@@ -6,8 +6,8 @@
     rank 3 |      F0B0--F1B1--F2B2--F3B3--F4B4--F5B5--            |
 
 Equal stages of forward time f and backward time b: makespan (m + p - 1)(f + b), bubble ratio (p - 1) / (m + p - 1) as
-GPipe, but rank r holds at most min(m, p - r) microbatches' activations. Several virtual stages per rank take turns as
-in Megatron-LM: see ``interleaved``.
+GPipe, but rank r holds at most min(m, p - r) microbatches' activations. The turns are those of ``interleaved`` with one
+virtual stage per rank (v = 1); several virtual stages take turns as in Megatron-LM.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.errors import MemoryLimitError
-from semu.schedule.family import Makespan, ScheduleFamily, one_slot
+from semu.schedule.family import ScheduleFamily, one_slot
 from semu.schedule.generators.zb_h1 import zb_h1
 from semu.schedule.generators.zb_h2 import zb_h2
 from semu.schedule.rules.list_scheduler import (
@@ -98,10 +98,6 @@ def zb_auto_of_job(study: PipelineStudy, times: float, ends_apart: bool, name: s
     return min(candidates, key=cost)
 
 
-def _equal(closed_form: Makespan) -> Makespan:
-    return lambda p, m, v, f, i, w: closed_form(p, m, v, f, i, w) if f == i == w else None
-
-
 def _family(name: str, times: int, reached: ScheduleFamily, compared: int | None = None) -> ScheduleFamily:
     """Within the activations of ``times`` p microbatches."""
 
@@ -114,7 +110,7 @@ def _family(name: str, times: int, reached: ScheduleFamily, compared: int | None
         "2401.10241 §3",
         splits_backward=True,
         rules=(one_slot,),
-        makespan=_equal(reached.makespan),
+        makespan=lambda p, m, v, f, i, w: reached.makespan(p, m, v, f, i, w) if f == i == w else None,
         adapt=adapt,
         adapt_within=lambda study, limit, ends_apart: zb_auto_of_job(study, limit, ends_apart, name),
         activation_limit=times,

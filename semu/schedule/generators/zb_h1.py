@@ -23,17 +23,13 @@ def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
     return (alternate(shape, rank, p - 1 - rank, delay=rank) for rank in range(p))
 
 
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return m * (f + i + w) + (p - 1) * (f + i - w) if m >= p and w <= min(f, i) else None
-
-
 zb_h1 = ScheduleFamily(
     "zb-h1",
     _orders,
     "2401.10241 §2.2",
     splits_backward=True,
     rules=(one_slot,),
-    makespan=_makespan,
+    makespan=lambda p, m, v, f, i, w: m * (f + i + w) + (p - 1) * (f + i - w) if m >= p and w <= min(f, i) else None,
     activations=lambda p, m, v: [min(m, p)] * p,
     compared=0,
     is_tried=True,

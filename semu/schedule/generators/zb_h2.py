@@ -24,16 +24,12 @@ def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
     return (alternate(shape, rank, 2 * (p - 1 - rank), delay=2 * rank) for rank in range(p))
 
 
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return 3 * m * f + (p - 1) * f if m >= 2 * p - 1 and f == i == w else None
-
-
 zb_h2 = ScheduleFamily(
     "zb-h2",
     _orders,
     "2401.10241 §2.2",
     splits_backward=True,
     rules=(one_slot,),
-    makespan=_makespan,
+    makespan=lambda p, m, v, f, i, w: 3 * m * f + (p - 1) * f if m >= 2 * p - 1 and f == i == w else None,
     activations=lambda p, m, v: [min(m, 2 * p - 1)] * p,
 )

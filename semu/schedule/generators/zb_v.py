@@ -42,10 +42,6 @@ def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
         )
 
 
-def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return (6 * m + p - 1) * f if m >= 2 * p - 1 and f == i == w else None
-
-
 zb_v = ScheduleFamily(
     "zb-v",
     _orders,
@@ -53,7 +49,7 @@ zb_v = ScheduleFamily(
     Placement.V_SHAPE,
     splits_backward=True,
     rules=(two_slots,),
-    makespan=_makespan,
+    makespan=lambda p, m, v, f, i, w: (6 * m + p - 1) * f if m >= 2 * p - 1 and f == i == w else None,
     activations=lambda p, m, v: [2 * min(m, p)] * p if m >= 2 * p - 1 else None,
     is_fixed=True,
     compared=0,

@@ -27,13 +27,11 @@ class Rollouts:
     Attributes:
         makespan_s: float64[B] [s], with the chosen candidates; infinite where the memory does not suffice.
         lean_s: float64[B] [s], the same order with the leanest candidates.
-        memory_gap: float64[B], certified gap of the choice on the worst rank: its time in sum over a bound of it.
         missing: int64[B, 2], where the memory does not suffice: a rank and the bytes that it lacks; else -1 and 0.
     """
 
     makespan_s: F64
     lean_s: F64
-    memory_gap: F64
     missing: I64
 
 
@@ -87,17 +85,17 @@ class Interleaver:
             got = f"{len(forward)} and {len(backward)}"
             raise ConfigError("as many of both", where="back_sequences", expected="one per sequence", got=got)
         size, problem, tables = len(forward), self.problem, self.tables
-        makespan, lean, gap = np.zeros(size), np.zeros(size), np.zeros(size)
+        makespan, lean = np.zeros(size), np.zeros(size)
         count, missing = np.zeros(size, dtype=np.int64), np.zeros((size, 2), dtype=np.int64)
         given, way = (tables.flow, tables.queues, self._limits), (tables.room, forward, backward)
         times = (self._start, self._end, makespan)
         if self.given is None:
-            found: tuple[Any, ...] = (self._order, self._choice, times, lean, gap, count, missing)
+            found: tuple[Any, ...] = (self._order, self._choice, times, lean, count, missing)
             kernels.rollouts(*given, candidates(problem), *way, self.goal, self.rounds, worth_s, *found)
         else:
             kernels.interleave(*given, self._costs, *way, (self._order, self._run), times, count, missing)
             lean = makespan
-        return Rollouts(makespan, lean, gap, missing)
+        return Rollouts(makespan, lean, missing)
 
     def solution(self, sequence: ArrayLike, back_sequence: ArrayLike | None = None) -> Solution:
         """The schedule of one sequence.

@@ -120,19 +120,15 @@ class OrderResult:
     """Result of a search over sequences.
 
     Attributes:
-        sequence: the best one. others: the next best ones, of different makespans. makespan_s: of the best [s].
-        default_s: of the default sequence [s].
-        curve: incumbents, the default sequence's first. rollouts: evaluated. time_s: spent [s].
+        sequence: the best one. others: the next best ones, of different makespans.
+        curve: incumbents, the default sequence's first. rollouts: evaluated.
         ended_by: ``bound``, ``rollouts``, ``time``, ``stale``, ``stopped``, ``exhausted`` or ``interrupt``.
     """
 
     sequence: I32
     others: tuple[I32, ...]
-    makespan_s: float
-    default_s: float
     curve: tuple[Incumbent, ...]
     rollouts: int
-    time_s: float
     ended_by: str
 
 
@@ -207,12 +203,7 @@ def search_orders(
                 turn += 1
         except KeyboardInterrupt:
             ended_by = "interrupt"
-    spent, default_s = time.perf_counter() - began, float(default.makespan_s[0])
-    if record.is_max and default_s == np.inf:
-        default_s = -np.inf
-    return OrderResult(
-        record.sequence, record.others(), record.makespan_s, default_s, tuple(record.curve), done, spent, ended_by
-    )
+    return OrderResult(record.sequence, record.others(), tuple(record.curve), done, ended_by)
 
 
 class _Record:

@@ -64,7 +64,9 @@ def _reasons(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Setti
         text = f"rank {rank} ({what}) is busy {format_time(most)}, {most / usual:.1f} x as long as the median rank"
         yield text, [{"parallel.partition": "latency"}] if parallel.partition == "parameters" else []
     elif parallel.pp > 1 and report.bubble_ratio > SHARE:
-        text = f"{parallel.pp} pipeline ranks idle {report.bubble_ratio:.0%} with {report.num_microbatches} microbatches"
+        text = (
+            f"{parallel.pp} pipeline ranks idle {report.bubble_ratio:.0%} with {report.num_microbatches} microbatches"
+        )
         interleaved = {"training.schedule": "interleaved", "parallel.vpp": 2}
         yield text, [interleaved] if parallel.vpp == 1 and training.schedule == "1f1b" else []
     waits = report.breakdown_s.get("exposed_communication")
@@ -79,7 +81,9 @@ def _reasons(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Setti
     spare = report.room.usable_bytes - max(report.held_memory_bytes)
     is_costly = training.recompute is not Recompute.NONE and report.hfu > 1.1 * report.mfu
     if is_costly and spare > 0.15 * report.capacity_bytes:
-        text = f"recomputation takes {1 - report.mfu / report.hfu:.0%} of the FLOP while {spare / GIB:.0f} GiB stay free"
+        text = (
+            f"recomputation takes {1 - report.mfu / report.hfu:.0%} of the FLOP while {spare / GIB:.0f} GiB stay free"
+        )
         less = ["selective", "none"] if training.recompute is Recompute.FULL else ["none"]
         yield text, [{"training.recompute": word} for word in less]
 

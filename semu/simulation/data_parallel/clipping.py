@@ -88,7 +88,7 @@ def norm_group(layout: Layout) -> CommGroup:
     many replicas as have all experts."""
     parallel, mesh = layout.job.parallel, layout.mesh
     span = 1
-    if any(layout.experts_by(rank) for rank in range(parallel.pp)):
+    if any(held.is_expert for rank in range(parallel.pp) for _, _, held in layout.held_by(rank)):
         span = -(-parallel.ep * parallel.expert_tensor_ranks // parallel.tp)
     if span > parallel.cp:
         span = -(-span // parallel.cp) * parallel.cp  # whole replicas

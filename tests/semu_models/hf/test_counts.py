@@ -46,6 +46,9 @@ def test_transformers_counts_the_same(name: str) -> None:
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "vocab_size": 96}
 FEW = {"num_key_value_heads": 2}
+FALCON = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
+QUARTER = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25}
+PAD = {"pad_token_id": 0}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {**SMALL, **FEW}),
@@ -69,6 +72,29 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v2", {**SMALL, **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 3, "first_k_dense_replace": 2}),
     ("gpt_oss", {**SMALL, **FEW, "num_local_experts": 4, "num_experts_per_tok": 2}),
     ("gpt_oss", {**SMALL, **FEW, "num_local_experts": 4, "attention_bias": False, "head_dim": 16}),
+    ("phi3", {**SMALL, **PAD, **FEW, "sliding_window": 8, "partial_rotary_factor": 0.5}),
+    ("phi3", {**SMALL, **PAD, "tie_word_embeddings": True, "head_dim": 16}),
+    ("olmo2", {**SMALL, **FEW}),
+    ("olmo2", {**SMALL, **FEW, "attention_bias": True, "tie_word_embeddings": True}),
+    ("glm4", {**SMALL, **PAD, **FEW, "head_dim": 8}),
+    (
+        "glm4",
+        {
+            **SMALL,
+            **PAD,
+            **FEW,
+            "attention_bias": False,
+            "rope_parameters": QUARTER,
+        },
+    ),
+    ("glm", {**SMALL, **PAD, **FEW, "tie_word_embeddings": True}),
+    ("falcon", {**FALCON}),
+    ("falcon", {**FALCON, "multi_query": False, "bias": True, "ffn_hidden_size": 40}),
+    ("falcon", {**FALCON, "multi_query": False, "parallel_attn": False, "alibi": True, "tie_word_embeddings": False}),
+    ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("falcon", {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "activation": "relu"}),
+    ("bloom", {"n_layer": 3, "hidden_size": 48, "n_head": 6, "vocab_size": 96}),
+    ("bloom", {"num_hidden_layers": 3, "n_embed": 48, "num_attention_heads": 6, "tie_word_embeddings": False}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""``Partition``: a graph as units that the engine dispatches: atomic stages, and operators outside them (DESIGN §3.8).
+"""``GraphUnits``: a graph as units that the engine dispatches: atomic stages, and operators outside them (DESIGN §3.8).
 
 A graph without stages is one unit. Units of equal structure, whatever they are called, share one ``UnitShape``.
 """
@@ -70,7 +70,7 @@ class Unit:
     subgraph: int | None
 
 
-class Partition:
+class GraphUnits:
     """Units of a graph.
 
     Args:
