@@ -20,7 +20,7 @@ from semu.present.report_data import (
     ReportData,
     TopOperator,
 )
-from semu.present.report_text import render
+from semu.present.report_text import render, render_provenance
 from semu.present.summary import facts, summarize
 
 __all__ = [
@@ -51,6 +51,10 @@ class Report(ReportData, Tabular):
     def details(self) -> str:
         """The whole report as text: figures, where the time goes, memory of every rank, what costs most, provenance."""
         return render(self)
+
+    def provenance_text(self) -> str:
+        """Where the coefficients come from that most of the time depends on."""
+        return render_provenance(self)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """The figures as one flat record; what is a list or a table is left out."""

@@ -1,6 +1,6 @@
 """``render``: a report as the table that people read, at most 110 columns wide, without boxes.
 
-Objects: ``render``, ``align_columns``.
+Objects: ``render``, ``render_provenance``, ``align_columns``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ def render(report: ReportData) -> str:
     parts = (_summary, _breakdown, _ranks, _nearest_fit, _operators, _notes)
     sections = [[report.title], *(list(part(report)) for part in parts)]
     lines = [line for section in sections if section for line in (*section, "")][:-1]
+    return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
+
+
+def render_provenance(report: ReportData) -> str:
+    """The operators that cost most, the sources of their coefficients, and the share of the time that each covers."""
+    lines = [*_operators(report), "", *_notes(report)]
     return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from semu.errors import ConfigError
 from semu.present.report_data import ReportData
 from semu.present.uncertainty import LEVEL
 from semu.units import GIB, format_count, format_time
@@ -44,13 +46,26 @@ class Budget:
         return found
 
 
+def read_tokens(text: str, *, where: str) -> float:
+    """A number of tokens: digits, and K, M, B or T.
+
+    Raises:
+        ConfigError: something else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigError("not a number of tokens", where=where, expected="a number like 300B, 15T or 2e12", got=text)
+    return float(match[1]) * {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[match[2].upper()]
+
+
 def summarize(report: ReportData, budget: Budget | None = None) -> str:
     """The first screen of a report; no line ends with a newline or is longer than ``WIDTH``."""
     lines = [_short(report.title), ""]
     for label, text in facts(report, budget):
         lines += _wrapped(label, text)
     lines += ["", *_assumed(report)]
-    notes = [line for text in report.warnings for line in _wrapped("note", text)]
+    said = sorted(report.warnings, key=lambda text: text.startswith("not modelled"))
+    notes = [line for text in said for line in _wrapped("note", text)]
     if len(lines) + len(notes) > LINES:
         notes = [*notes[: max(0, LINES - len(lines) - 1)], f"{'':<{_LABEL}}more with --details"]
     return "\n".join([*lines, *notes][:LINES])

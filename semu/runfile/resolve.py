@@ -150,11 +150,8 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
     }
     del defaults["training"]["global_batch"]
     defaults["parallel"]["dp"] = _replicas(defaults, config)
-    resolved = {
-        name: ordered(defaults[name] | config.get(name, {}), name)
-        for name in TABLES
-        if name != "cost" or "cost" in config
-    }
+    names = [name for name in TABLES if name != "cost" or "cost" in config]
+    resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in names}
     if "transformer" in resolved["model"]:
         with places.located():
             resolved["model"]["transformer"] = TransformerConfig.from_table(resolved["model"]["transformer"]).to_table()

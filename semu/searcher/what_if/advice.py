@@ -1,4 +1,4 @@
-"""``advise``: why an iteration is slow, and which of a few changes makes it faster; each is simulated before it is named.
+"""``advise``: why an iteration is slow, and which of a few changes makes it faster, as simulated.
 
 The reasons come from the report: a pipeline rank that is busy longer than the others, few microbatches, waiting for a
 group, recomputation with memory to spare. Each has one or two changes that people try first.
