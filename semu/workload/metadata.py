@@ -202,9 +202,6 @@ class _Listed:
     sizes: tuple[str, str]
     stream: str
 
-    def example(self, sizes: Mapping[str, tuple[int, int]]) -> str:
-        return json.dumps(dict(zip(self.sizes, sizes[self.stream], strict=True)))
-
 
 _IMAGES = _Listed("images", "an image", ("patches", "tokens"), "vision")
 _AUDIO = _Listed("audio", "a clip of sound", ("frames", "tokens"), "audio")
@@ -264,7 +261,8 @@ def _read_items(
     for index, item in enumerate(value):
         where = f"{what.key}[{index}]"
         if not isinstance(item, dict):
-            raise ConfigError(f"not {what.item}", where=where, expected=what.example(_DEFAULT_SIZES), got=item)
+            example = json.dumps(dict(zip(what.sizes, _DEFAULT_SIZES[what.stream], strict=True)))
+            raise ConfigError(f"not {what.item}", where=where, expected=example, got=item)
         for key in item:
             check_word(key, what.sizes, f"key of {where}", place)
         for key in what.sizes:

@@ -172,7 +172,7 @@ def _line(row: Any, count: int) -> str:
 
 def _stream(job: TrainingJob, path: str | None) -> Iterator[AbstractBatch]:
     """The batches to train."""
-    from semu.searcher.planner.prefetch import own_batches
+    from semu.searcher.planner.own_stream import own_batches
 
     if path is None:
         return own_batches(job)
