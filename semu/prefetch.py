@@ -15,16 +15,13 @@ _POLL_S = 0.05
 class Prefetcher(Generic[T]):
     """Items of an iterator, fetched ahead of their use by a thread.
 
-    With one item ahead it is a double buffer (PipeWeaver §7.1): one item in use, one ready, and the source is asked
-    for no other before the first of them is taken. What the source raises comes at its place among the items.
-
-    Args:
-        source: such as the metadata of a data loader. ahead: items that wait at most, >= 1.
+    A double buffer (PipeWeaver §7.1): one item in use, one ready, and the source, such as the metadata of a data
+    loader, is asked for no other before the first of them is taken. What it raises comes at its place among the items.
     """
 
-    def __init__(self, source: Iterable[T], *, ahead: int = 1) -> None:
+    def __init__(self, source: Iterable[T]) -> None:
         self._source = source
-        self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
+        self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
         self._end: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="semu-prefetch", daemon=True)

@@ -115,7 +115,7 @@ def _flags(data: Mapping[str, Any]) -> Iterator[Flag]:
                 if key not in ("same", "dest")
             }
             for spelling in (name, *told.get("same", ())):
-                yield Flag(spelling, told.get("dest", _dest(name)), Treatment.UNDERSTOOD, purpose, **options)
+                yield Flag(spelling, told.get("dest", name.replace("-", "_")), Treatment.UNDERSTOOD, purpose, **options)
     for treatment, key in ((Treatment.UNMODELLED, "unmodelled"), (Treatment.IGNORED, "ignored")):
         for purpose, table in data[key].items():
             harmless = table.get("harmless", {})
@@ -124,17 +124,13 @@ def _flags(data: Mapping[str, Any]) -> Iterator[Flag]:
             for name in dict.fromkeys((*table["flags"], *harmless, *own)):
                 kind = "switch" if name in data["switches"] else "word"
                 told = tuple(harmless.get(name, ()))
-                yield Flag(name, _dest(name), treatment, purpose, table["why"], type=kind, harmless=told)
+                yield Flag(name, name.replace("-", "_"), treatment, purpose, table["why"], type=kind, harmless=told)
             for name, dest in table.get("off", {}).items():
                 yield Flag(name, dest, treatment, purpose, table["why"], type="off", harmless=(True,))
 
 
 def _name(written: str) -> str:
     return written.removeprefix("--").replace("_", "-")
-
-
-def _dest(name: str) -> str:
-    return name.replace("-", "_")
 
 
 FLAGS = FlagTable(tomllib.loads(files("semu.imports.megatron").joinpath("flags.toml").read_text("utf-8")))

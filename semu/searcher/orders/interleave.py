@@ -43,19 +43,10 @@ class Interleaver:
     Args:
         problem: what to schedule.
         choice: int16[n], candidates that are given, none is chosen then; None: the leanest, then ``choose_memory``.
-        memory_goal, memory_rounds: see ``MEMORY_GOAL`` and ``MEMORY_ROUNDS``.
     """
 
-    def __init__(
-        self,
-        problem: SearchProblem,
-        choice: ArrayLike | None = None,
-        *,
-        memory_goal: float = MEMORY_GOAL,
-        memory_rounds: int = MEMORY_ROUNDS,
-    ) -> None:
+    def __init__(self, problem: SearchProblem, choice: ArrayLike | None = None) -> None:
         self.problem, self.tables = problem, tables_of(problem)
-        self.goal, self.rounds = float(memory_goal), int(memory_rounds)
         self.given = None if choice is None else checked_choice(problem, choice)
         total, n = int(problem.rank_ptr[-1]), problem.num_pairs
         self._order, self._run = np.zeros((1, total), dtype=np.int32), np.zeros((1, total), dtype=np.int32)
@@ -91,7 +82,7 @@ class Interleaver:
         times = (self._start, self._end, makespan)
         if self.given is None:
             found: tuple[Any, ...] = (self._order, self._choice, times, lean, count, missing)
-            kernels.rollouts(*given, candidates(problem), *way, self.goal, self.rounds, worth_s, *found)
+            kernels.rollouts(*given, candidates(problem), *way, MEMORY_GOAL, MEMORY_ROUNDS, worth_s, *found)
         else:
             kernels.interleave(*given, self._costs, *way, (self._order, self._run), times, count, missing)
             lean = makespan
