@@ -1,4 +1,4 @@
-"""``PARTS``: every part of README.md and docs/ that a command of seconds makes, as functions that write its Markdown."""
+"""``PARTS``: what commands of seconds make of README.md and docs/, as functions that write its Markdown."""
 
 from __future__ import annotations
 
