@@ -185,10 +185,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def settle(bench: Bench, progress: Callable[[str], None], seconds: float) -> None:
-    """Heat the device with large products until their rate stays.
+    """Heat the device with large products until their rate is constant.
 
     Args:
-        bench: the device. progress: told what happens. seconds: most time to spend [s]; 0: none.
+        bench: the device. progress: called with a line per step. seconds: most time to spend [s]; 0: none.
     """
     if not bench.is_cuda or seconds <= 0:
         return

@@ -12,11 +12,11 @@ from calibration.table import Value
 
 @dataclass(frozen=True)
 class Case:
-    """One row to be.
+    """One row to measure.
 
     Attributes:
-        table: name of the schema. row: the key columns that say what is measured, without ``device``.
-        set_bytes: bytes of operands and results of a call. options: what else its builder needs to know.
+        table: name of the schema. row: the key columns of the measurement, without ``device``.
+        set_bytes: bytes of operands and results of a call. options: further arguments of its builder.
     """
 
     table: str

@@ -54,7 +54,7 @@ class GroupStopwatch:
 
 
 def _build(bench: Bench, kind: str, count: int, ranks: int, dtype: str, group: Any) -> Call:
-    """A call on buffers of its own; ``count`` elements as nccl-tests counts them (``SCHEMA.md``)."""
+    """A call on new buffers; ``count`` elements as nccl-tests counts them (``SCHEMA.md``)."""
     whole = bench.random(count, dtype=dtype)
     if kind == "all_reduce":
         return lambda: dist.all_reduce(whole, group=group)
@@ -101,11 +101,11 @@ def measure_collectives(
     *,
     quick: bool = False,
 ) -> list[str]:
-    """Measure what is not there yet.
+    """Measure the rows that the table lacks.
 
     Args:
         bench: this rank's device. world: all ranks. table: rank 0's; None on the others. topology: for the column.
-        progress: told of each row. quick: small sizes.
+        progress: called with a line per row. quick: small sizes.
     Returns:
         What was skipped, with the reason.
     """

@@ -123,13 +123,13 @@ def compare(rows: Iterable[Mapping[str, str]], device: str, software: str = "ker
     figures = []
     for row in rows:
         case = StepCase.of(row)
-        found = simulated(case, device, software)
+        predicted = simulated(case, device, software)
         for name in TIMES:
             seconds = _positive(row, f"{name}_us") * 1e-6
-            figures.append(Figure(case.label(), name, "s", found[name], seconds))
+            figures.append(Figure(case.label(), name, "s", predicted[name], seconds))
         for name, column in MEMORY.items():
             if row[column]:
-                figures.append(Figure(case.label(), name, "bytes", found[name], _positive(row, column)))
+                figures.append(Figure(case.label(), name, "bytes", predicted[name], _positive(row, column)))
     return figures
 
 

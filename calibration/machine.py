@@ -39,11 +39,11 @@ QUERIES = (
     "pcie.link.gen.current,pcie.link.width.current"
 )
 SAME = ("device", "driver_name", "driver", "torch", "cuda")
-"""What must not change within a folder."""
+"""Keys whose values all runs in a folder share."""
 
 
 def table_name(driver_name: str) -> str:
-    """The tables' name of a GPU, e.g. ``H100-SXM`` for ``NVIDIA H100 80GB HBM3``; an unknown one keeps its own."""
+    """The tables' name of a GPU, e.g. ``H100-SXM`` for ``NVIDIA H100 80GB HBM3``; otherwise the driver's."""
     words = driver_name.removeprefix("NVIDIA ").strip()
     return next((name for part, name in NAMES if words.startswith(part)), words.replace(" ", "-"))
 
@@ -96,18 +96,18 @@ def record_run(folder: Path, record: Mapping[str, object]) -> None:
     path = folder / "machine.json"
     runs: list[object] = []
     if path.exists():
-        known = load_record(folder)
+        recorded = load_record(folder)
         for name in SAME:
-            if known.get(name) != record.get(name):
+            if recorded.get(name) != record.get(name):
                 raise ConfigError(
                     f"this folder is another {name}'s; measure into a new one",
                     where=str(path),
-                    expected=f"{name} = {known.get(name)}",
+                    expected=f"{name} = {recorded.get(name)}",
                     got=record.get(name),
                 )
-        earlier = known.get("runs")
+        earlier = recorded.get("runs")
         runs = list(earlier) if isinstance(earlier, list) else []
-        first = {key: value for key, value in known.items() if key != "runs"}
+        first = {key: value for key, value in recorded.items() if key != "runs"}
     else:
         first = {key: value for key, value in record.items() if key not in ("date", "gpus", "options")}
     runs.append({"date": record["date"], "gpus": record.get("gpus"), "options": record.get("options")})

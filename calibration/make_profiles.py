@@ -1,4 +1,4 @@
-"""Remake the fitted sections of the shipped profiles from the public microbenchmarks, and what is derived from them.
+"""Remake the fitted sections of the shipped profiles from public microbenchmarks, and the sections derived from them.
 
     python calibration/make_profiles.py [--data DIR] [--date YYYY-MM-DD] [--check]
 
@@ -162,11 +162,11 @@ def h800() -> None:
         numbers["net"] = min(1.0, asymptote * (1.0 + numbers["few_ranks"] / 7.0))
         numbers["switch"] = 1.0
         numbers["short_net"] *= 450e9 / 200e9  # short messages do not feel the missing links
-        own = text
+        source = text
         if kind == "all_reduce":
             numbers["switch"] = reduced / numbers["net"]
-            own += "; with all eight GPUs 215 GB/s of bus bandwidth, in the switch (a user's report)"
-        write("h800-400g", section, numbers, own)
+            source += "; with all eight GPUs 215 GB/s of bus bandwidth, in the switch (a user's report)"
+        write("h800-400g", section, numbers, source)
 
 
 def value(device: str, section: str, name: str) -> float:
@@ -182,18 +182,18 @@ def carry(source: str, section: str, device: str, target: str, text: str) -> Non
     """One device's coefficients as another's."""
     numbers = coefficients_of(load_profile(source), section)
     names = CURVE if "attention" in section else ("mem", "t0_s", "row0")
-    own = (
+    kept = (
         {name: numbers[name] for name in ("flop", *names)} if "attention" in section else {n: numbers[n] for n in names}
     )
-    write(device, target, own, text)
+    write(device, target, kept, text)
 
 
 def scaled(device: str, section: str, target: str, factor: float, text: str) -> None:
     """A head dimension from another of the same device."""
     numbers = coefficients_of(load_profile(device), section)
-    own = {name: numbers[name] for name in ("flop", *CURVE)}
-    own["flop"] = min(1.0, own["flop"] * factor)
-    write(device, target, own, text)
+    kept = {name: numbers[name] for name in ("flop", *CURVE)}
+    kept["flop"] = min(1.0, kept["flop"] * factor)
+    write(device, target, kept, text)
 
 
 def write(device: str, section: str, numbers: dict[str, float], text: str) -> None:

@@ -37,7 +37,7 @@ def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:
     Args:
         arguments: without the program's name. num_processes: that torchrun started.
     Raises:
-        ConfigError: a family that is unknown or not for so many processes, a time below 0.
+        ConfigError: an unknown family, one that does not fit the number of processes, a time below 0.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the measurement; made, or gone on with")
@@ -49,9 +49,9 @@ def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, figures that mean nothing")
     parser.add_argument("--compiled", action="store_true", help="element-wise kernels of torch.compile, too")
     parser.add_argument("--settle", type=float, default=60.0, help="most seconds of heating up at first; default 60")
-    found = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     possible = FAMILIES[:-1] if num_processes == 1 else ("collectives",)
-    named = tuple(word.strip() for word in found.only.split(",") if word.strip())
+    named = tuple(word.strip() for word in parsed.only.split(",") if word.strip())
     for word in named:
         if word not in FAMILIES:
             raise unknown_name("family", word, FAMILIES, where="--only")
@@ -60,9 +60,9 @@ def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:
             raise ConfigError(
                 f"{word} is not for {num_processes} processes", where="--only", expected=wanted, got=num_processes
             )
-    if found.settle < 0:
-        raise ConfigError("out of range", where="--settle", expected="seconds >= 0", got=found.settle, nearest=0)
-    if found.device == "cpu" and not found.quick:
+    if parsed.settle < 0:
+        raise ConfigError("out of range", where="--settle", expected="seconds >= 0", got=parsed.settle, nearest=0)
+    if parsed.device == "cpu" and not parsed.quick:
         raise ConfigError(
             "the suite's sizes are a GPU's",
             where="--device",
@@ -71,15 +71,15 @@ def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:
             nearest="--device cpu --quick",
         )
     return Options(
-        found.out,
+        parsed.out,
         named or possible,
-        found.device,
-        found.device_name,
-        found.source or found.out.resolve().name,
-        found.topology,
-        found.quick,
-        found.compiled,
-        found.settle,
+        parsed.device,
+        parsed.device_name,
+        parsed.source or parsed.out.resolve().name,
+        parsed.topology,
+        parsed.quick,
+        parsed.compiled,
+        parsed.settle,
     )
 
 

@@ -1,4 +1,4 @@
-"""One run of the suite: opens the folder, heats the device, measures what is not there yet."""
+"""One run of the suite: opens the folder, heats the device, measures the rows that the tables lack."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _reason(error: Exception) -> str:
 
 
 def _measure_kernels(bench: Bench, tables: dict[str, Table], cases: list[Case], progress: Progress) -> list[str]:
-    """Measure what is not there yet; what cannot be measured is told."""
+    """Measure the cases that the tables lack; returns the skipped ones with the reason."""
     skipped = []
     todo = [case for case in cases if not tables[case.table].has({"device": bench.name, **case.row})]
     for number, case in enumerate(todo, start=1):
@@ -106,12 +106,12 @@ def _processes(options: Options, world: World) -> Iterator[None]:
 
 
 def _versions(device: torch.device) -> dict[str, object]:
-    found: dict[str, object] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
+    versions: dict[str, object] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
     if device.type == "cuda":
-        found["cudnn"] = torch.backends.cudnn.version()
+        versions["cudnn"] = torch.backends.cudnn.version()
         if dist.is_nccl_available():
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
 
 
 def measure_all(
@@ -124,8 +124,8 @@ def measure_all(
     """Run the suite.
 
     Args:
-        options: of the command line. kernels, steps: what there is to measure. date: of now, ISO 8601.
-        progress: told of every row.
+        options: of the command line. kernels, steps: to measure. date: today's, ISO 8601.
+        progress: called with a line per row.
     Returns:
         Rows by table, of the files that this run could write.
     Raises:

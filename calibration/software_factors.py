@@ -2,17 +2,18 @@
 
     python calibration/software_factors.py [--runs FILE] [--device NAME] [--software NAME] [--write] [--json]
 
-One set of factors for all dense runs of a device under a framework, whatever their group; runs of models with experts
-have kernels of their own and are left out. The factors minimise
+One set of factors for all dense runs of a device under a framework, over all groups; runs of models with experts use
+other kernels and are left out. The factors minimise
 
     sum over runs of w H(log predicted - log measured) + ridge,
 
-H being Huber's function (quadratic to 0.08), w such that a group counts as the square root of its runs, and the ridge
-a pull to what changes nothing: a run is worth 0.04, the prior spreads are below. A factor that matters to fewer than
-four runs stays neutral, and no more factors are fitted than half of the runs, those that matter most. A predicted time
-is nearly linear in the factors, so each round takes slopes from simulations and solves for that line. Beside the error
-on the runs themselves the script prints that of leaving out: each group by factors from the other groups, or, where a
-device has one group, each half of its runs by those of the other half. Without ``--write`` nothing is changed.
+with Huber's function H (quadratic to 0.08), weights w by which a group counts as the square root of its runs, and a
+ridge that pulls towards neutral factors: the spread of a run is 0.04, the prior spreads are below. A factor that
+matters to fewer than four runs stays neutral; of the others, at most half as many as runs are fitted, those that matter
+most. A predicted time is nearly linear in the factors, so each round takes slopes from simulations and solves on that
+line. The script prints the error on the fitted runs and the error on runs left out: each group by factors from the
+other groups, or, where a device has one group, each half of its runs by factors from the other half. Only ``--write``
+changes files.
 
 Factors are refitted after every change of the profiles' efficiencies (``make_profiles.py``), never tuned by hand.
 """
@@ -48,7 +49,7 @@ ROW_SPREAD = 0.04
 HUBER = 0.08
 ROUNDS = 4
 LEAST_RUNS = 4
-"""So many runs a device needs, and so many to which a factor matters."""
+"""Runs that a device needs, and runs that a fitted factor must matter to."""
 MATTERS = 0.01
 """A factor matters to a run whose time its prior spread changes by this share."""
 
@@ -151,11 +152,11 @@ class Line:
 
 
 def worth_fitting(line: Line) -> list[int]:
-    """Positions of the factors that enough runs can tell something about, of at most half as many as runs."""
+    """Positions of the factors that matter to enough runs; at most half as many as runs."""
     values = np.where(NEUTRAL > 0, line.at, 1.0)
     moves = np.abs(line.slope) * values * np.array([HOW[name].prior for name in NAMES]) / line.time[:, None]
-    told = [number for number in range(len(NAMES)) if (moves[:, number] >= MATTERS).sum() >= LEAST_RUNS]
-    ranked = sorted(told, key=lambda number: -moves[:, number].mean())
+    candidates = [number for number in range(len(NAMES)) if (moves[:, number] >= MATTERS).sum() >= LEAST_RUNS]
+    ranked = sorted(candidates, key=lambda number: -moves[:, number].mean())
     return sorted(ranked[: len(line.time) // 2])
 
 
@@ -201,9 +202,8 @@ def fit(samples: Sequence[Sample]) -> tuple[F64, Line, list[int]]:
     for _ in range(ROUNDS):
         line = Line.near(samples, factors)
         free = worth_fitting(line)
-        found = solve(line, measured, groups, free)
-        is_done = np.abs(found - factors).max() < 1e-3
-        factors = found
+        previous, factors = factors, solve(line, measured, groups, free)
+        is_done = np.abs(factors - previous).max() < 1e-3
         if is_done:
             break
     return np.array([float(number_text(value)) for value in factors]), line, free
@@ -225,8 +225,8 @@ def left_out(samples: Sequence[Sample], line: Line, free: Sequence[int]) -> dict
     result = {}
     for name, away in parts.items():
         kept = np.flatnonzero(~away)
-        own = Line(line.at, line.time[kept], line.slope[kept])
-        factors = solve(own, measured[kept], [groups[number] for number in kept], free)
+        rest = Line(line.at, line.time[kept], line.slope[kept])
+        factors = solve(rest, measured[kept], [groups[number] for number in kept], free)
         predicted = np.array([samples[number].predicted_s(factors) for number in np.flatnonzero(away)])
         result[name] = mape(predicted, measured[away])
     return result
@@ -259,10 +259,10 @@ class Result:
         lines = [f"[software.{self.software}]"]
         for name, value in self.factors.items():
             error = number_text(self.error / 100)
-            told = f'provenance = "fitted", source = {toml_string(source)}, relative_error = {error}'
+            origin = f'provenance = "fitted", source = {toml_string(source)}, relative_error = {error}'
             if value == FACTORS[name]:  # said, lest it be inherited from another device
-                told = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
-            lines.append(f"{name} = {{ value = {number_text(value)}, {told} }}")
+                origin = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
+            lines.append(f"{name} = {{ value = {number_text(value)}, {origin} }}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:

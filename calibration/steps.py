@@ -92,7 +92,7 @@ LAYER_7B = StepCase("layer", 1, 4096, 11008, 32, 32, 0, 2048, 2)
 LAYER_1B = StepCase("layer", 1, 2048, 5632, 16, 16, 0, 2048, 4)
 MODEL_500M = StepCase("model", 8, 2048, 5632, 16, 16, 32000, 2048, 4)
 MODEL_1B = StepCase("model", 16, 2048, 8192, 32, 8, 128256, 4096, 2)
-"""As Llama 3.2 1B, with an output table of its own."""
+"""As Llama 3.2 1B, with an untied output table."""
 
 
 def step_cases(*, quick: bool = False) -> list[StepCase]:

@@ -19,7 +19,7 @@ REMARK = " | "
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns of one CSV file (``SCHEMA.md`` says what they mean).
+    """Columns of one CSV file (their meaning: ``SCHEMA.md``).
 
     Attributes:
         name: of the file, without ``.csv``. columns: in order. key: the columns that say what was measured; no two

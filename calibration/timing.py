@@ -151,7 +151,7 @@ def num_copies(set_bytes: int, cache_bytes: int, free_bytes: int, *, most: int =
         set_bytes: bytes that one call touches. cache_bytes: of the L2 cache. free_bytes: of device memory that may be
             used. most: limit of their number.
     Returns:
-        At least 1: so many that together they are four times the cache, where ``free_bytes`` and ``most`` allow it.
+        Number of sets, at least 1: together four times the cache, where ``free_bytes`` and ``most`` allow it.
     """
     if set_bytes <= 0:
         return 1

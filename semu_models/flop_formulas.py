@@ -101,8 +101,8 @@ def token_work(*bodies: Module) -> TokenWork | None:
     """The work of a token that runs through all of some modules once.
 
     Returns:
-        None where the module has parts that this closed form does not know (cross-attention, learned position grids,
-        layers of one's own): trace it, or simulate the job and divide ``model_flop`` by the tokens.
+        None where the closed form does not cover a part (cross-attention, learned position grids, user-defined
+        layers): trace the module, or simulate the job and divide ``model_flop`` by the tokens.
     """
     counter = _Counter()
     if not all(counter.visit(body) for body in bodies):
@@ -143,7 +143,7 @@ class _Counter:
         self.scores: list[Scores] = []
 
     def visit(self, module: Module) -> bool:
-        """Add a module and what lies below; false where something is not known."""
+        """Add a module and all modules below; false where the closed form does not cover one."""
         if not module.is_per_token:
             return False
         if isinstance(module, MixtureOfExperts):

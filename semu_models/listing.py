@@ -16,7 +16,7 @@ LENGTH = 4096
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A shipped model and what it counts.
+    """A shipped model with its parameters and FLOP.
 
     Attributes:
         entry: of ``MODELS``. parameters: all. active_parameters: those that a token uses.

@@ -148,5 +148,5 @@ def has_compiled_kernels() -> bool:
     folder = os.environ.get("NUMBA_CACHE_DIR")
     package = Path(__file__).parents[1]
     if folder is None and not os.access(package, os.W_OK):
-        return True  # numba then caches in a folder of its own choice
+        return True  # numba then chooses the folder of its cache
     return any(Path(folder if folder is not None else package).rglob("*kernels*.nbi"))

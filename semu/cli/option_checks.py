@@ -10,11 +10,7 @@ from semu.errors import ConfigError
 
 
 def given_flags(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """Flags of those options that the command line gives; 0 is a value.
-
-    Args:
-        names: of the options, as attributes of ``arguments``.
-    """
+    """Flags of the options among ``names`` (attributes of ``arguments``) that the command line gives; 0 is a value."""
     values = {name: getattr(arguments, name) for name in names}
     given = [name for name, value in values.items() if value is not None and value is not False and value != []]
     return ["--set" if name == "assignments" else "--" + name.replace("_", "-") for name in given]

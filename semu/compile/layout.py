@@ -166,9 +166,9 @@ class Layout:
         """What stages run: the chunks in order of data flow, then their further variants."""
         return self.recipe.kinds
 
-    def is_seam(self, source: int, target: int) -> bool:
+    def parts_differ(self, source: int, target: int) -> bool:
         """Whether microbatches are joined or cut between two chunks."""
-        return self.recipe.cutting.is_seam(self.chunks[source].module, self.chunks[target].module)
+        return self.recipe.cutting.parts_differ(self.chunks[source].module, self.chunks[target].module)
 
     @property
     def chunks(self) -> tuple[ChunkStages, ...]:

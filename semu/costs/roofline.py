@@ -14,7 +14,8 @@ from semu.costs.shape_factors import ATTENTION_KEY, SHAPE_COEFFICIENTS, ShapeFac
 from semu.errors import ConfigError
 from semu.graph.dim import DimTable, as_int
 from semu.graph.operator import Operator, Phase
-from semu.hardware.device import Device, DeviceKind, DeviceProfile, Direction, Stream
+from semu.hardware.capabilities import DeviceProfile
+from semu.hardware.device import Device, DeviceKind, Direction, Stream
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import DType, OpKind, Provenance
 from semu.hardware.network import CommGroup

@@ -7,6 +7,7 @@ gradient branches off such a way, the gradient that arrives there is kept; the s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,28 +15,19 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 
-class Holder:
-    """Gradients of a stage's outputs, put here before its backward runs."""
-
-    __slots__ = ("gradients",)
-
-    def __init__(self) -> None:
-        self.gradients: Sequence[torch.Tensor | None] = ()
-
-
 class _Join(torch.autograd.Function):
     """Ends a graph: many outputs in, one number out."""
 
     @staticmethod
-    def forward(ctx: Any, holder: Holder, *outputs: torch.Tensor) -> torch.Tensor:
-        """The number means nothing."""
-        ctx.holder = holder
+    def forward(ctx: Any, gradients: list[torch.Tensor | None], *outputs: torch.Tensor) -> torch.Tensor:
+        """The number means nothing. ``gradients``: of the outputs, filled before the backward runs."""
+        ctx.gradients = gradients
         return outputs[0].new_empty(())
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        """What the holder holds."""
-        return (None, *ctx.holder.gradients)
+        """The gradients that were filled in."""
+        return (None, *ctx.gradients)
 
 
 class Anchor:
@@ -46,8 +38,8 @@ class Anchor:
     """
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
-        self._holder = Holder()
-        self._root: torch.Tensor = _Join.apply(self._holder, *outputs)
+        self._gradients: list[torch.Tensor | None] = []
+        self._root: torch.Tensor = _Join.apply(self._gradients, *outputs)
         self._ways: _Ways | None = None
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -56,7 +48,7 @@ class Anchor:
         Args:
             gradients: of the outputs.
         """
-        self._holder.gradients = gradients
+        self._gradients[:] = gradients
         torch.autograd.backward(self._root, self._root.detach())  # any number will do
 
     def input_gradients(
@@ -69,7 +61,7 @@ class Anchor:
         Returns:
             Gradients of the inputs; None for one that nothing depends on.
         """
-        self._holder.gradients = gradients
+        self._gradients[:] = gradients
         self._ways = _Ways(self._root, inputs)
         if not inputs:
             return []
@@ -125,7 +117,6 @@ class _Ways:
                     parameters[node] = {id(variable): variable}
             elif any(child in to_input for child in _children(node)):
                 to_input.add(node)
-        reached: dict[int, int] = {}
         self.branches: dict[Any, list[torch.Tensor]] = {}
         found = {}
         for node in order:
@@ -136,19 +127,18 @@ class _Ways:
                         own |= parameters[child]
                 if own:
                     found[node] = own
-                    for key in own:
-                        reached[key] = reached.get(key, 0) + 1
             elif node not in parameters:
                 joined: dict[int, torch.Tensor] = {}
                 for child in _children(node):
                     joined |= parameters[child]
                 parameters[node] = joined
+        reached = Counter(key for own in found.values() for key in own)
         every = {key: one for own in parameters.values() for key, one in own.items()}
         for node, own in found.items():
             alone = [one for key, one in own.items() if reached[key] == 1]
             if alone:
                 self.branches[node] = alone
-        self.rest = [one for key, one in every.items() if reached.get(key, 0) != 1]
+        self.rest = [one for key, one in every.items() if reached[key] != 1]
         self.kept: dict[Any, tuple[torch.Tensor | None, ...]] = {}
 
     def keeper(self, node: Any) -> Any:

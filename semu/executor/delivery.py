@@ -8,8 +8,7 @@ waiting blocks a connection.
 
 from __future__ import annotations
 
-import queue
-import threading
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -17,6 +16,7 @@ from typing import Any
 
 from semu.errors import ExecutorError, SemuError
 from semu.plan.plan import ExecutionPlan
+from semu.prefetch import Prefetcher
 
 AHEAD = 2
 """Plans in the store at most: of the present iteration and of the next one."""
@@ -88,40 +88,25 @@ def received_plans(
     Raises:
         ExecutorError: no plan came, the planner has failed, or what came is no plan that this version reads.
     """
-    found: queue.Queue[ExecutionPlan | ExecutorError | None] = queue.Queue(maxsize=1)
-    is_over = threading.Event()
-
-    def read() -> None:
-        """Read until the end or an error."""
-        number = 0
-        while not is_over.is_set():
-            item: ExecutionPlan | ExecutorError | None
-            try:
-                item = _take(store, name, number, num_readers, timeout_s)
-            except ExecutorError as error:
-                item = error
-            except Exception as error:  # whatever it is, nobody may wait for it
-                item = ExecutorError(f"{type(error).__name__}: {error}", where=f"plan {number} of {name}")
-            while not is_over.is_set():
-                with suppress(queue.Full):
-                    found.put(item, timeout=0.2)
-                    break
-            if not isinstance(item, ExecutionPlan):
-                return
-            number += 1
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
+    plans = Prefetcher(_read(store, num_readers, timeout_s, name))
     try:
-        while True:
-            item = found.get()
-            if item is None:
-                return
-            if isinstance(item, ExecutorError):
-                raise item
-            yield item
+        yield from plans
     finally:
-        is_over.set()
+        plans.close()
+
+
+def _read(store: Any, num_readers: int, timeout_s: float, name: str) -> Iterator[ExecutionPlan]:
+    """Plans until the end or an error."""
+    for number in itertools.count():
+        try:
+            plan = _take(store, name, number, num_readers, timeout_s)
+        except ExecutorError:
+            raise
+        except Exception as error:  # whatever it is, nobody may wait for a plan
+            raise ExecutorError(f"{type(error).__name__}: {error}", where=f"plan {number} of {name}") from error
+        if plan is None:
+            return
+        yield plan
 
 
 def _take(store: Any, name: str, number: int, num_readers: int, timeout_s: float) -> ExecutionPlan | None:

@@ -127,22 +127,15 @@ def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list
     return found
 
 
-def stages_of_plan(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], replica: int) -> list[Stage]:
-    """All pairs of a plan with their edges, on one replica.
+def linked_stages(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], replica: int) -> list[Stage]:
+    """All pairs of a plan with their edges, on one replica, by the modules alone: no edge has a message.
 
     Args:
         plan: the plan. sources: module -> modules that it reads, in the order in which it gets them.
         replica: data-parallel replica.
     Raises:
-        ExecutorError: modules that do not fit; messages that are not what crosses ranks.
+        ExecutorError: modules that do not fit.
     """
-    stages = linked_stages(plan, sources, replica)
-    _carry(plan, stages)
-    return stages
-
-
-def linked_stages(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], replica: int) -> list[Stage]:
-    """The same by the modules alone, without a look at the plan's messages."""
     places = places_of(plan, sources)
     pairs = plan.pairs
     items = pairs.items[replica].tolist()
@@ -193,8 +186,8 @@ def _meeting(source: Stage, given: int, target: Stage, taken: int) -> Edge:
     return _edge(source, target, (first, max(first, last)))
 
 
-def _carry(plan: ExecutionPlan, stages: Sequence[Stage]) -> None:
-    """Match edges and messages.
+def match_messages(plan: ExecutionPlan, stages: Sequence[Stage]) -> None:
+    """Give the edges of all stages their messages.
 
     Raises:
         ExecutorError: an edge across ranks without a message, a message without an edge.

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -107,8 +107,8 @@ def launch(
     try:
         for number in range(world_size):
             mine, theirs = context.Pipe(duplex=False)
-            own = Place(number, world_size, HOST, store.port, backend, timeout_s)
-            process = context.Process(target=_run, args=(work, own, tuple(arguments), theirs), daemon=True)
+            target = (work, replace(place, world_rank=number), tuple(arguments), theirs)
+            process = context.Process(target=_run, args=target, daemon=True)
             process.start()
             theirs.close()
             processes.append(process)
@@ -124,10 +124,8 @@ def launch(
 
 
 def _serve(serve: Callable[[Any], object], place: Place) -> None:
-    try:
+    with suppress(Exception):  # the ranks have been told, or are gone
         serve(place.connect())
-    except Exception:
-        return  # the ranks have been told, or are gone
 
 
 def _collect(processes: list[Any], pipes: list[Connection], timeout_s: float) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semu.errors import ExecutorError
-from semu.executor.edges import Edge, Stage, stages_of_plan
+from semu.executor.edges import Edge, Stage, linked_stages, match_messages
 from semu.executor.model import PipelineModel
 from semu.executor.recording import PHASES
 from semu.executor.shapes import StageShapes
@@ -18,12 +18,14 @@ class End:
     """A rank's end of a message.
 
     Attributes:
-        message: its number. edge: what it carries. is_gradient: backwards. peer, tag: for the communicator.
+        message: its number. edge: what it carries. is_gradient: backwards. is_send: else this rank receives it.
+        peer, tag: for the communicator.
     """
 
     message: int
     edge: Edge
     is_gradient: bool
+    is_send: bool
     peer: int
     tag: int
 
@@ -34,15 +36,13 @@ class Step:
 
     Attributes:
         action: number of the first action in the rank's list. kind: of that action.
-        stage: of computation, else None. ends: of communication, those with something to carry on this replica;
-            ``sends``: for launches, which of them are sends.
+        stage: of computation, else None. ends: of communication, those with something to carry on this replica.
     """
 
     action: int
     kind: ActionKind
     stage: Stage | None
     ends: tuple[End, ...]
-    sends: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class Program:
         for end in step.ends:
             source = int(plan.messages.source[end.message])
             stage = stage_text(plan, self.stages[source // 2], "B" if source % 2 else "F")
-            receives = int(plan.messages.target_rank[end.message]) == self.rank
-            said.append(f"message {end.message} {'from' if receives else 'to'} rank {end.peer}, of {stage}")
+            said.append(f"message {end.message} {'to' if end.is_send else 'from'} rank {end.peer}, of {stage}")
         return f"action {step.action}, {step.kind} of " + "; ".join(said)
 
 
@@ -89,7 +88,8 @@ def make_program(plan: ExecutionPlan, model: PipelineModel, rank: int, replica: 
     Raises:
         ExecutorError: a plan for other chunks than the model has, or with messages that do not fit its modules.
     """
-    stages = stages_of_plan(plan, model.sources, replica)
+    stages = linked_stages(plan, model.sources, replica)
+    match_messages(plan, stages)
     _check_model(plan, model, rank)
     messages = plan.messages
     edges = {}
@@ -110,19 +110,14 @@ def make_program(plan: ExecutionPlan, model: PipelineModel, rank: int, replica: 
             continue
         is_gradient = bool(sources[target] % 2)
         edge = edges[-2 - target if is_gradient else target]
-        receives = kind in (ActionKind.IRECV, ActionKind.WAIT_IRECV)
-        peer = peers[0 if receives else 1][target]
-        ends = () if edge.is_empty else (End(target, edge, is_gradient, peer, tags[target]),)
-        if kind in (ActionKind.ISEND, ActionKind.IRECV):
-            sends = (not receives,) * len(ends)
-            if batch >= 0 and batch == open_batch:
-                steps[-1].ends += ends
-                steps[-1].sends += sends
-                continue
-            open_batch = batch
-            steps.append(Step(number, kind, None, ends, sends))
+        is_send = kind in (ActionKind.ISEND, ActionKind.WAIT_ISEND)
+        peer = peers[1 if is_send else 0][target]
+        ends = () if edge.is_empty else (End(target, edge, is_gradient, is_send, peer, tags[target]),)
+        is_launch = kind in (ActionKind.ISEND, ActionKind.IRECV)
+        if is_launch and batch >= 0 and batch == open_batch:
+            steps[-1].ends += ends
         else:
-            open_batch = -1
+            open_batch = batch if is_launch else -1
             steps.append(Step(number, kind, None, ends))
     kept = tuple(step for step in steps if step.ends or (step.stage is not None and not step.stage.is_empty))
     return Program(plan, rank, replica, kept, tuple(stages), StageShapes(plan, model, stages))

@@ -11,7 +11,7 @@ import torch
 from semu.errors import ExecutorError, SemuError
 from semu.executor.communicator import Communicator, Handle, Operation, Tensors
 from semu.executor.copies import gradients_of, sum_copies
-from semu.executor.edges import Edge, Stage
+from semu.executor.edges import Edge
 from semu.executor.model import PipelineModel
 from semu.executor.program import End, Program, Step, make_program
 from semu.executor.recording import Recording, common_zero, own_clock, recorder_on
@@ -168,10 +168,10 @@ class Runner:
 
     # -- communication -----------------------------------------------------------------------------------------------
     def _launch(self, step: Step) -> None:
-        operations = []
-        for end, is_send in zip(step.ends, step.sends, strict=True):
-            tensors = self._taken(end) if is_send else self._buffers(end)
-            operations.append(Operation(is_send, end.peer, end.tag, tensors))
+        operations = [
+            Operation(end.is_send, end.peer, end.tag, self._taken(end) if end.is_send else self._buffers(end))
+            for end in step.ends
+        ]
         handles = self.communicator.launch(operations)
         for end, operation, handle in zip(step.ends, operations, handles, strict=True):
             self._flying[end.message] = (handle, operation.tensors)
@@ -280,7 +280,7 @@ class Runner:
 
 
 def _pair(step: Step) -> int:
-    assert isinstance(step.stage, Stage)
+    assert step.stage is not None
     return step.stage.pair
 
 

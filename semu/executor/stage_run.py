@@ -60,7 +60,8 @@ class StageRun:
         module = model.modules[self._program.plan.chunks[stage.chunk].module]
         values: list[Any] = []
         if stage.is_first and module.load is not None:
-            values += (_moved(value, device) for value in as_tuple(module.load(stage.microbatch, *stage.items)))
+            loaded = as_tuple(module.load(stage.microbatch, *stage.items))
+            values += (value.to(device) if isinstance(value, torch.Tensor) else value for value in loaded)
         for group in stage.reads:
             values += self._read(group, waiting)
         with torch.set_grad_enabled(stage.has_backward):
@@ -194,7 +195,3 @@ class StageRun:
             leaf.grad = None
         for number, edge in enumerate(read.edges):
             waiting[edge] = tuple(column[number] for column in columns)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value

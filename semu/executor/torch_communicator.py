@@ -70,9 +70,10 @@ class TorchCommunicator:
             device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
         self.device = torch.device(device)
         limit = timedelta(seconds=timeout_s)
-        self._replicas = self._new_groups(
-            [[self._world(rank, r) for r in range(num_replicas)] for rank in range(self.num_ranks)], limit
-        )
+        self._replicas: Any = None
+        if num_replicas > 1:  # every rank makes all groups and keeps the one that it is in
+            members = [[self._world(rank, r) for r in range(num_replicas)] for rank in range(self.num_ranks)]
+            self._replicas = [dist.new_group(group, timeout=limit) for group in members][self.rank]
         self._pairs: dict[tuple[int, int], Any] = {}
         if self._is_batched:
             self._connect(list(permutations(range(self.num_ranks), 2)) if pairs is None else sorted(set(pairs)), limit)
@@ -91,13 +92,6 @@ class TorchCommunicator:
 
     def _world(self, rank: int, replica: int) -> int:
         return rank * self.num_replicas + replica
-
-    def _new_groups(self, groups: Sequence[list[int]], limit: timedelta) -> Any:
-        """Make groups, and keep the one that this rank is in; None: groups of one rank."""
-        if len(groups[0]) == 1:
-            return None
-        made = [dist.new_group(group, timeout=limit) for group in groups]
-        return made[self.rank]
 
     def launch(self, operations: Sequence[Operation]) -> list[Any]:
         """Start operations: alone, or as ``batch_isend_irecv``."""

@@ -112,13 +112,9 @@ def calibrate(
         if source not in names:
             flag = "--without" if source in without else "--beside"
             raise unknown_name("source", source, names, where=flag)
-    refusals = list(measured.refusals)
-    chosen = []
-    for sample in measured.samples:
-        if _names(without, sample.source):
-            refusals.append(Refusal(sample.where, f"source {sample.source}: left out on request"))
-        else:
-            chosen.append(sample)
+    removed = [sample for sample in measured.samples if _names(without, sample.source)]
+    chosen = [sample for sample in measured.samples if not _names(without, sample.source)]
+    refusals = [*measured.refusals, *(Refusal(s.where, f"source {s.source}: left out on request") for s in removed)]
     sections: dict[str, CalibratedSection] = {}
     for section, samples in _forward_first(by_section(chosen)):
         if not has_arithmetic(profile, section):

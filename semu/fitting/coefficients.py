@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semu.fitting.forms import QUANTISE
-from semu.hardware.capabilities import DeviceProfile, VariantKey, parse_variant
+from semu.hardware.capabilities import DeviceProfile, parse_variant
 from semu.hardware.efficiency import Efficiency, coefficient_names
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import OpKind, Port
@@ -19,21 +19,11 @@ def coefficients_of(profile: DeviceProfile, section: str) -> dict[str, float]:
     if group == "link":
         return dict(profile.links[Port(name)].of(OpKind(rest[0])).numbers)
     kind, variant = OpKind(name), parse_variant(rest[0]) if rest else None
-    efficiency = _efficiency(profile, kind, variant)
+    efficiency = profile.efficiency(kind, head_dim=variant if isinstance(variant, int) else None)
+    if variant is not None:
+        efficiency = profile.variants.get((kind, variant), efficiency)
     values = {name: float(getattr(efficiency, name)) for name in coefficient_names(Efficiency)}
     if variant is Fp8Recipe.BLOCKWISE:
         cast = profile.variants.get((OpKind.CAST, Fp8Recipe.BLOCKWISE), profile.efficiencies[OpKind.CAST])
         values[QUANTISE] = cast.mem
     return values
-
-
-def _efficiency(profile: DeviceProfile, kind: OpKind, variant: VariantKey | None) -> Efficiency:
-    if variant is None:
-        return profile.efficiencies[kind]
-    if (kind, variant) in profile.variants:
-        return profile.variants[kind, variant]
-    if isinstance(variant, int):
-        return profile.efficiency(kind, head_dim=variant)
-    if isinstance(variant, Fp8Recipe):
-        return profile.scaled(variant).efficiencies[kind]
-    return profile.efficiencies[kind]

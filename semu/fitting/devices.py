@@ -6,7 +6,7 @@ HBM3``), profiles by the names of ``semu list devices``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -81,6 +81,16 @@ def profile_name(device: str, *, where: str = "--device") -> str:
         aliases = {alias for item in KNOWN_DEVICES.values() for alias in item.aliases}
         raise unknown_name("device", device, {*KNOWN_DEVICES, *aliases}, where=where)
     return device if device in names else names[-1]
+
+
+def named_device(names: Iterable[str], profile: str) -> str:
+    """What a file calls its GPUs; the profile where the file names none, or where semu does not ship the profile.
+
+    Args:
+        names: of the GPUs, some of them empty. profile: name of the device's profile.
+    """
+    named = next((name.strip() for name in names if name.strip()), "")
+    return named if named and profile in KNOWN_DEVICES else profile
 
 
 def is_device(text: str, profile: str) -> bool:

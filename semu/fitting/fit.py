@@ -39,7 +39,7 @@ class FittedSection:
     """A section's fit.
 
     Attributes:
-        section: name. values: all coefficients. fitted: names of those that were fitted.
+        section: name. values: all coefficients. fitted: names of the fitted ones.
         sites: source -> its factors. num_rows: source -> rows that were fitted on.
     """
 
@@ -98,10 +98,10 @@ def fit_section(
     """
     sources = [str(source) for source in np.unique(samples.sources)]
     trusted = [source for source in sources if is_trusted(source)]
-    base = np.isin(samples.sources, trusted)
+    base, extra = np.isin(samples.sources, trusted), np.broadcast_to(extra, len(samples))
     values = dict(model.fixed)
     if trusted:
-        values = _fit_base(samples.take(base), model, peaks, _some(extra, base), trusted)
+        values = _fit_base(samples.take(base), model, peaks, extra[base], trusted)
     sites: dict[str, Factors] = {}
     counts = {source: int((samples.sources == source).sum()) for source in sources}
     for source in sources:
@@ -112,18 +112,12 @@ def fit_section(
                 names = tuple(name for name in names if name not in CACHE)
             if source != SKEWED:
                 names = tuple(name for name in names if name != FLOOR)
-            sites[source] = _fit_factors(rows, values, names, peaks, _some(extra, chosen))
+            sites[source] = _fit_factors(rows, values, names, peaks, extra[chosen])
     fitted = tuple(free.name for free in model.free) if trusted else ()
     return FittedSection(samples.section, values, fitted, dict(sorted(sites.items())), counts)
 
 
-def _some(extra: Values | float, chosen: NDArray[np.bool_]) -> Values | float:
-    return extra[chosen] if isinstance(extra, np.ndarray) else extra
-
-
-def _fit_base(
-    samples: Samples, model: Model, peaks: Peaks, extra: Values | float, sources: list[str]
-) -> dict[str, float]:
+def _fit_base(samples: Samples, model: Model, peaks: Peaks, extra: Values, sources: list[str]) -> dict[str, float]:
     """Coefficients, fitted together with the factors of each source."""
     if len(samples) == 0:
         raise ConfigError("no rows to fit on", where=samples.section, expected="one row at least", got=0)
@@ -175,7 +169,7 @@ def _fit_base(
 
 
 def _fit_factors(
-    samples: Samples, values: Mapping[str, float], names: tuple[str, ...], peaks: Peaks, extra: Values | float
+    samples: Samples, values: Mapping[str, float], names: tuple[str, ...], peaks: Peaks, extra: Values
 ) -> Factors:
     """Factors of one source on given coefficients."""
     log_time = np.log(samples.time_s)

@@ -116,7 +116,8 @@ def model_of(samples: Samples, current: Mapping[str, float], profile: str) -> Mo
         fixed["p"] = 3.0
         if device is not None:
             fixed["tiles_at_once"] = float(device.multiprocessors)
-        free = _PRODUCT if fixed["tiles_at_once"] else _only(_PRODUCT, "flop", "mem", "t0_s", "power")
+        untiled = tuple(item for item in _PRODUCT if not item.name.startswith("tile_"))
+        free = _PRODUCT if fixed["tiles_at_once"] else untiled
         if not is_many:
             free = (Free("flop", min(0.9, current["flop"]), 0.1, 1.0),)
         if is_many and (samples.column("quantised") > 0).any():
@@ -165,10 +166,6 @@ def is_beside_the_cache(samples: Samples, cache_bytes: float) -> bool:
     moved = samples.column("bytes")
     below, above = int((moved <= cache_bytes).sum()), int((moved >= 2.0 * cache_bytes).sum())
     return min(below, above) >= _FEWEST_BESIDE
-
-
-def _only(free: tuple[Free, ...], *names: str) -> tuple[Free, ...]:
-    return tuple(item for item in free if item.name in names)
 
 
 def _link_model(samples: Samples, fixed: dict[str, float], has_switch_reduction: bool) -> Model:

@@ -22,11 +22,6 @@ def profile_path(name_or_path: str) -> Path:
     return PROFILE_DIR / f"{name_or_path}.toml" if name_or_path in list_profiles() else Path(name_or_path)
 
 
-def _same_device(profile: str) -> tuple[str, ...]:
-    """Profiles that share a device, and differ in its network cards alone."""
-    return profile_names(KNOWN_DEVICES[profile].aliases[0])
-
-
 def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
     """A profile's factors: section -> source -> ``time`` or coefficient -> factor, ``floor_s`` -> least time [s].
 
@@ -38,8 +33,9 @@ def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
     path = profile_path(name_or_path)
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     table, base = document.get("site"), document.get("base")
-    if table is None and isinstance(base, str) and base in KNOWN_DEVICES and path.stem in _same_device(base):
-        return load_sites(base)
+    siblings = profile_names(KNOWN_DEVICES[base].aliases[0]) if isinstance(base, str) and base in KNOWN_DEVICES else ()
+    if table is None and path.stem in siblings:
+        return load_sites(str(base))
     table = table or {}
     result: dict[str, dict[str, dict[str, float]]] = {}
     for source, sections in table.items():

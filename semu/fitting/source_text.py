@@ -1,11 +1,13 @@
-"""``read_source``: the bytes of a user's file, unpacked where it is gzip."""
+"""``read_source``: the bytes of a user's file, unpacked where it is gzip; ``parse_json``: what a JSON file holds."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 from semu.errors import ConfigError
 
@@ -32,14 +34,30 @@ def read_source(path: str | os.PathLike[str], expected: str) -> bytes:
     return content
 
 
+def parse_json(content: str | bytes, place: str, expected: str) -> Any:
+    """The document in a JSON file.
+
+    Args:
+        content: of the file. place: the file, for messages. expected: format of the file, for messages.
+    Raises:
+        ConfigError: no text, no JSON, or JSON of too many levels.
+    """
+    try:
+        return json.loads(content)
+    except UnicodeDecodeError as error:
+        raise ConfigError("not a text file", where=place, expected=expected, got=f"byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        at_end = error.pos >= len(error.doc.rstrip())
+        hint = "the file ends inside the document: is it truncated?" if at_end else error.msg
+        raise ConfigError(f"not JSON: {hint}", where=f"{place}:{error.lineno}", expected=expected) from error
+    except RecursionError as error:
+        raise ConfigError("JSON of too many levels", where=place, expected=expected) from error
+
+
 def _unpack(content: bytes, place: str) -> bytes:
     try:
         return gzip.decompress(content)
-    except EOFError as error:
-        raise ConfigError(
-            "the gzip file is truncated", where=place, expected="a whole gzip file", got=f"{len(content)} bytes"
-        ) from error
-    except (OSError, zlib.error) as error:
-        raise ConfigError(
-            f"the gzip file is damaged: {error}", where=place, expected="a whole gzip file", got=f"{len(content)} bytes"
-        ) from error
+    except (EOFError, OSError, zlib.error) as error:
+        what = "truncated" if isinstance(error, EOFError) else f"damaged: {error}"
+        got = f"{len(content)} bytes"
+        raise ConfigError(f"the gzip file is {what}", where=place, expected="a whole gzip file", got=got) from error

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.fitting.source_text import read_source
+from semu.fitting.source_text import parse_json, read_source
 
 EXPECTED = "a trace of torch.profiler (export_chrome_trace): JSON with traceEvents, plain or gzip"
 
@@ -22,17 +21,7 @@ def read_events(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], Map
         ConfigError: it cannot be read, is no JSON or no trace.
     """
     place = os.fspath(path)
-    content = read_source(path, EXPECTED)
-    try:
-        document = json.loads(content)
-    except UnicodeDecodeError as error:
-        raise ConfigError("not a text file", where=place, expected=EXPECTED, got=f"byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        at_end = error.pos >= len(error.doc.rstrip())
-        hint = "the file ends inside the document: is it truncated?" if at_end else error.msg
-        raise ConfigError(f"not JSON: {hint}", where=f"{place}:{error.lineno}", expected=EXPECTED) from error
-    except RecursionError as error:
-        raise ConfigError("JSON of too many levels", where=place, expected=EXPECTED) from error
+    document = parse_json(read_source(path, EXPECTED), place, EXPECTED)
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         got = f"keys {', '.join(list(document)[:5])}" if isinstance(document, dict) else type(document).__name__

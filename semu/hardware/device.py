@@ -1,8 +1,7 @@
-"""Devices and streams; ``DeviceProfile`` for convenience.
+"""Devices and streams: ``DeviceKind``, ``Direction``, ``Device``, ``Stream``.
 
 A GPU is one compute device and, per port (NVLink, NIC, PCIe), two link devices, out and in; each node has a host
-(DESIGN §3.1). Objects: ``DeviceKind``, ``Direction``, ``Device``, ``Stream``; re-exported: ``Number``, ``Host``,
-``DeviceProfile``.
+(DESIGN §3.1).
 """
 
 from __future__ import annotations
@@ -11,22 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from semu.errors import ConfigError
-from semu.hardware.capabilities import DeviceProfile, Host
 from semu.hardware.kinds import Port
-from semu.hardware.number import Number
-
-__all__ = [
-    "HOST_COPIES",
-    "OFFLOAD",
-    "RELOAD",
-    "Device",
-    "DeviceKind",
-    "DeviceProfile",
-    "Direction",
-    "Host",
-    "Number",
-    "Stream",
-]
 
 
 class DeviceKind(Enum):

@@ -31,5 +31,5 @@ class Fp8Recipe(Enum):
         return width + (SCALE_BYTES * -(-width // BLOCK) if self is Fp8Recipe.BLOCKWISE else 0)
 
     def scale_bytes(self, elements: int) -> int:
-        """Bytes of the scales of one copy of a weight with so many local elements."""
+        """Bytes of the scales of one copy of a weight. ``elements``: of the weight on the rank."""
         return SCALE_BYTES * -(-elements // BLOCK**2) if self is Fp8Recipe.BLOCKWISE else 0

@@ -23,7 +23,7 @@ defaults to the paper's form, alpha = 1 without fixed time. A user's device need
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ measurements, and how the fit was made."""
 
 _DEFAULT = "_default"
 _REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")
-_HOST = ("host.launch_s", "host.memory_bytes")
 _DERIVED_PEAKS = {DType.FP16: 1.0, DType.TF32: 1 / 2, DType.FP32: 1 / 16}
 """Fractions of the bf16 peak for precisions that a file without base leaves out: those of the A100."""
 
@@ -70,7 +69,9 @@ def load_profile(name_or_path: str) -> DeviceProfile:
         if name_or_path not in list_profiles():
             raise unknown_name("device", name_or_path, list_profiles())
         path = PROFILE_DIR / f"{name_or_path}.toml"
-    return _load_file(_existing(path))
+    path = _existing(path)
+    stat = path.stat()
+    return _load_cached(path, stat.st_mtime_ns, stat.st_size)
 
 
 @dataclass
@@ -93,11 +94,6 @@ def _existing(path: Path) -> Path:
         expected=f"a TOML file, or one of {', '.join(list_profiles())}",
         nearest=nearest_name(path.name, siblings),
     )
-
-
-def _load_file(path: Path) -> DeviceProfile:
-    stat = path.stat()
-    return _load_cached(path, stat.st_mtime_ns, stat.st_size)
 
 
 @memo.remembered(64)
@@ -206,26 +202,28 @@ def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
         if key in table:
             parts.numbers[key] = _number(table[key], key)
     for group, names in (("flop_per_s", [dtype.value for dtype in DType]), ("host", ["launch_s", "memory_bytes"])):
-        numbers = _table(table, group, group)
-        _refuse_unknown(numbers, names, f"{group}.")
+        numbers = _table(table, group, group, names)
         parts.numbers.update({f"{group}.{name}": _number(numbers[name], f"{group}.{name}") for name in numbers})
-    frameworks = _table(table, "software", "software")
-    _refuse_unknown(frameworks, [item.value for item in Software if item is not Software.KERNELS], "software.")
+    names = [item.value for item in Software if item is not Software.KERNELS]
+    frameworks = _table(table, "software", "software", names)
     for name in frameworks:
-        numbers = _table(frameworks, name, f"software.{name}")
-        _refuse_unknown(numbers, list(FACTORS), f"software.{name}.")
+        numbers = _table(frameworks, name, f"software.{name}", FACTORS)
         parts.numbers.update(
             {f"software.{name}.{key}": _number(numbers[key], f"software.{name}.{key}") for key in numbers}
         )
     compute = [kind.value for kind in OpKind if not kind.is_communication]
-    efficiency = _table(table, "efficiency", "efficiency")
-    _refuse_unknown(efficiency, compute, "efficiency.")
+    efficiency = _table(table, "efficiency", "efficiency", compute)
     for name in efficiency:
         _parse_efficiency(OpKind(name), _table(efficiency, name, f"efficiency.{name}"), parts)
-    links = _table(table, "link", "link")
-    _refuse_unknown(links, [port.value for port in Port], "link.")
-    for name in links:
-        _parse_link(Port(name), _table(links, name, f"link.{name}"), parts)
+    links = _table(table, "link", "link", [port.value for port in Port])
+    collectives = [kind.value for kind in OpKind if kind.is_communication]
+    for port in links:
+        kinds = _table(links, port, f"link.{port}", collectives)
+        for name in kinds:
+            pair, where = (Port(port), OpKind(name)), f"link.{port}.{name}"
+            numbers = _table(kinds, name, where)
+            with located(where):
+                parts.links[pair] = _section(numbers, parts.links.get(pair), CollectiveEfficiency)
     return parts
 
 
@@ -240,16 +238,6 @@ def _parse_efficiency(kind: OpKind, table: Mapping[str, object], parts: _Parts) 
             key = kind, parse_variant(name)
             with located(name):
                 parts.efficiencies[key] = _section(variant, parts.efficiencies.get(key), Efficiency)
-
-
-def _parse_link(port: Port, table: Mapping[str, object], parts: _Parts) -> None:
-    where = f"link.{port.value}"
-    _refuse_unknown(table, [kind.value for kind in OpKind if kind.is_communication], f"{where}.")
-    for name in table:
-        key = port, OpKind(name)
-        numbers = _table(table, name, f"{where}.{name}")
-        with located(f"{where}.{name}"):
-            parts.links[key] = _section(numbers, parts.links.get(key), CollectiveEfficiency)
 
 
 def _section(table: Mapping[str, object], below: Section | None, kind: type[Section]) -> Section:
@@ -294,14 +282,19 @@ def _label(table: Mapping[str, object]) -> tuple[Provenance, str]:
     return check_member(provenance, Provenance, "provenance"), source
 
 
-def _table(table: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
+def _table(
+    table: Mapping[str, object], key: str, where: str, legal: Collection[str] | None = None
+) -> Mapping[str, object]:
+    """The table of a key, empty where the key is absent. ``legal``: its keys; None: checked by what reads it."""
     value = table.get(key, {})
     if not isinstance(value, Mapping):
         raise ConfigError("not a table", where=where, expected=f"[{where}]", got=repr(value))
+    if legal is not None:
+        _refuse_unknown(value, legal, f"{where}.")
     return value
 
 
-def _refuse_unknown(table: Mapping[str, object], legal: set[str] | list[str], prefix: str) -> None:
+def _refuse_unknown(table: Mapping[str, object], legal: Collection[str], prefix: str) -> None:
     for key in table:
         check_word(key, legal, "key", f"{prefix}{key}")
 
@@ -353,7 +346,7 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         efficiencies=efficiencies,
         variants=variants,
         links=links,
-        host=Host(*(numbers[key] for key in _HOST)),
+        host=Host(numbers["host.launch_s"], numbers["host.memory_bytes"]),
         description=parts.description,
         software=software,
         interference=0.0,

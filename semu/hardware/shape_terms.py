@@ -82,8 +82,8 @@ def row_bytes_factor(width: Any, row0: Any) -> Any:
 
 
 def cache_factor(moved: Any, *, cache_bytes: Any, cached: Any) -> Any:
-    """Share of its time from memory that a kernel takes whose bytes may lie in the cache: 1 / cached up to the size of
-    the cache, 1 from twice the size on, linear in its bytes between, as more of them are gone when they are read again.
+    """Time of a kernel whose bytes may lie in the cache, over its time from memory: 1 / cached up to the size of the
+    cache, 1 from twice the size on, linear in the bytes between, of which ever more must be read from memory again.
 
     Args:
         moved: bytes, >= 0. cache_bytes: size of the cache, > 0. cached: rate in the cache over that of memory, >= 1.

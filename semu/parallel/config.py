@@ -63,7 +63,7 @@ class Parallel(ParallelSizes):
         reshard_after_forward: ZeRO-3 frees a block's gathered parameters after its forward and gathers them again
             for its backward (all but the model's last block; in a pipeline all); false: they stay from forward to
             backward, in a pipeline from the chunk's first forward to its last backward, which alone reduces gradients.
-        layout: which layers lie in which stage, said outright: a ``PipelineLayout`` or its table; goes before
+        layout: an explicit assignment of layers to stages, a ``PipelineLayout`` or its table; it replaces
             ``partition``.
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.

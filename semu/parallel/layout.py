@@ -1,4 +1,4 @@
-"""``PipelineLayout``: which layers lie in which pipeline stage, said outright (run.toml ``[parallel.layout]``).
+"""``PipelineLayout``: an explicit assignment of layers to pipeline stages (run.toml ``[parallel.layout]``).
 
 A layer is a member of the longest numbered family of a modality module's ``Sequential`` (``layers.0``, ``layers.1``,
 ...; every member where none is numbered). Members before the family (an embedding) lie with its first layer, those

@@ -20,11 +20,11 @@ SEGMENTS = ("mixed", "separated", "apart")
 
 
 def check_segments(kind: object, shares: object, *, vpp: int, has_layout: bool, partition_by: str) -> dict[str, int]:
-    """What can be said without the model; returns the shares.
+    """Check what does not depend on the model; returns the shares.
 
     Args:
         kind: one of ``SEGMENTS``. shares: module -> segments or ranks. vpp: virtual stages per rank.
-        has_layout: stages are said outright. partition_by: what is balanced.
+        has_layout: the job has a ``PipelineLayout``. partition_by: what is balanced.
     Raises:
         ConfigError: an unknown kind, shares without meaning, settings that contradict one another.
     """

@@ -14,7 +14,6 @@ from semu.plan.plan import ExecutionPlan
 I64 = NDArray[np.int64]
 
 LAUNCHES = (ActionKind.ISEND.code, ActionKind.IRECV.code)
-WAITS = (ActionKind.WAIT_ISEND.code, ActionKind.WAIT_IRECV.code)
 SENDS = (ActionKind.ISEND.code, ActionKind.WAIT_ISEND.code)
 NUM_STAGE_KINDS = sum(kind.is_stage for kind in KINDS)
 
@@ -24,7 +23,7 @@ class ActionColumns:
     """Actions of all ranks; ``a`` in all.
 
     Attributes:
-        plan: whose. ptr: int64[num_ranks + 1], first action of each rank.
+        plan: the plan. ptr: int64[num_ranks + 1], first action of each rank.
         kind, target, batch: int64[a], as ``RankActions``. rank: int64[a].
     """
 
@@ -66,12 +65,12 @@ class ActionColumns:
 
     @cached_property
     def stage_place(self) -> I64:
-        """int64[4, n], where each stage is among all actions, by kind; -1: nowhere. The last one where it is twice."""
+        """int64[4, n], place of each stage among all actions, by kind; -1: it does not run; of several the last."""
         return self._places(self.is_stage, 0, len(self.plan.pairs.chunk))
 
     @cached_property
     def message_place(self) -> I64:
-        """int64[4, m], the same of isend, wait_isend, irecv and wait_irecv of every message."""
+        """int64[4, m], places of isend, wait_isend, irecv and wait_irecv of every message; -1: none."""
         return self._places(~self.is_stage, NUM_STAGE_KINDS, len(self.plan.messages.source))
 
     def _places(self, chosen: NDArray[np.bool_], first: int, count: int) -> I64:
@@ -81,7 +80,7 @@ class ActionColumns:
         return place
 
     def locate(self, action: int) -> tuple[int, int]:
-        """Rank and position in its list, of an action among all."""
+        """Rank of an action, and its position in the rank's list."""
         rank = int(self.rank[action])
         return rank, action - int(self.ptr[rank])
 

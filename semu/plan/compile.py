@@ -59,8 +59,8 @@ def compile_plan(
         schedule: an order, a plan, a generator's name; None: that of the job.
         estimate: report of this schedule; None: the schedule is simulated.
         memory_limit_bytes: of every rank; None: what the search had, or the device's memory.
-        receives_ahead: receive buffers that a rank takes before a stage during which their messages begin, at most, and
-            no more than it has memory for; the senders of others wait for the end of the stage.
+        receives_ahead: most receive buffers that a rank takes before a stage because their messages begin during it,
+            as far as its memory goes; the senders of further messages wait for the end of the stage.
     Returns:
         The plan, with estimates of the slowest data-parallel replica.
     Raises:

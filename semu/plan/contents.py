@@ -164,7 +164,7 @@ class PlanContents:
         return table
 
     def memory(self) -> PlanMemory:
-        """What the pairs need under their variants, on that replica which needs most on their rank."""
+        """Memory of the pairs under their variants, on the replica that needs most on their rank."""
         checkpoint, stages = self.stages.checkpoint, self.stages
         shapes = checkpoint.replicas.shape
         arrays = graph_of(stages.units.shape)

@@ -23,8 +23,8 @@ class PlanFlow:
     """Dependencies between pairs; k in all.
 
     Attributes:
-        plan: whose. source, reader: int64[k], pairs, of which the second reads the forward result of the first.
-        is_seam: bool[k], whether they are of two modules. edge: int64[k], number of their chunks among ``chunks``.
+        plan: the plan. source, reader: int64[k], pairs; the reader's forward reads the result of the source's forward.
+        is_seam: bool[k], whether the pairs are of two modules. edge: int64[k], row of their chunks in ``chunks``.
         chunks: int64[num_edges, 2], chunks that read one another: source, reader.
     """
 

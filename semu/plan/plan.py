@@ -1,6 +1,6 @@
 """``ExecutionPlan``: what every pipeline rank does in one iteration, decisions only; estimates lie beside them.
 
-A *pair* is the forward stage of a chunk for one (sub-)microbatch with its backward, where it has one, as in
+A *pair* is the forward stage of a chunk for one (sub-)microbatch and its backward, where there is one, as in
 ``semu.searcher.problem``. A *message* is what one stage hands to a stage on another rank: an activation, or its
 gradient. Results that stay on a rank are no messages. All data-parallel replicas run the same actions, each on
 microbatches of its own.

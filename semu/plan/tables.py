@@ -186,13 +186,12 @@ class RankActions:
 
 @dataclass(frozen=True, eq=False)
 class PlanMemory:
-    """What stages need, as ``semu.searcher.problem.SearchProblem`` has it, under the variants of the plan; the stages
-    of a rank on that replica where it needs most.
+    """Memory of stages under the variants of the plan, on the replica that needs most on their rank.
 
     Attributes:
-        held_bytes: int64[n], from the start of the forward to the end of the backward; 0 without one.
-        forward_peak_bytes, backward_peak_bytes: int64[n], the highest of a stage above what its rank held before it
-            began, what arrives for it included; a forward's is at least what is held.
+        held_bytes: int64[n], from the start of the forward to the end of the backward; 0 without a backward.
+        forward_peak_bytes, backward_peak_bytes: int64[n], peak of a stage with what arrives for it, on top of what its
+            rank held before; of a forward at least ``held_bytes``.
         static_bytes: int64[num_ranks], what is always there.
     Raises:
         ScheduleError: arrays that are none of sizes.
@@ -220,9 +219,8 @@ class PlanEstimates:
         start_s, end_s: per rank, float64[a], of every action [s]; launches take no time.
         replica: the data-parallel replica that all times are of, the slowest one.
         transfer_start_s, transfer_end_s: float64[m], of every message [s]; empty: not said.
-        buffer_bytes: int64[num_ranks], at most so much more than ``peak_memory_bytes`` is allocated because receive
-            buffers are taken before, and sent tensors go after, the stage in the midst of which they do when simulated;
-            empty: not said.
+        buffer_bytes: int64[num_ranks], most that a rank allocates beyond ``peak_memory_bytes``: the simulation takes
+            receive buffers and frees sent tensors during a stage, the plan before and after it; empty: not said.
         memory: of stages; None: not said.
     Raises:
         ScheduleError: arrays of other shapes, times that are none.

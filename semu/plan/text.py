@@ -142,7 +142,9 @@ def _rank_lines(plan: PlanData, rank: int, words: list[str], messages: list[str]
     for at, (code, target, batch, span) in enumerate(zip(*columns, strict=True)):
         kind = KINDS[code]
         if kind.is_stage:
-            cells = _stage_cells(plan, kind, target, words)
+            variants = plan.chunks[int(plan.pairs.chunk[target])].variants
+            strategies = strategy_words(variants[int(plan.pairs.variant[target])])
+            cells = (kind.value, f"{words[target].format(kind.phase.value)} {strategies}", "", "", "")
         else:
             is_sent = kind in (ActionKind.ISEND, ActionKind.WAIT_ISEND)
             peer = f"to {ends[1][target]}" if is_sent else f"from {ends[0][target]}"
@@ -157,10 +159,3 @@ def _rank_lines(plan: PlanData, rank: int, words: list[str], messages: list[str]
         f"rank {rank}: {stages} stages, {sent} messages sent, {received} received",
         *(f"  {line}" for line in lines),
     ]
-
-
-def _stage_cells(plan: PlanData, kind: ActionKind, pair: int, words: list[str]) -> tuple[str, ...]:
-    chunk = plan.chunks[int(plan.pairs.chunk[pair])]
-    variant = chunk.variants[int(plan.pairs.variant[pair])]
-    what = words[pair].format(kind.phase.value)
-    return kind.value, f"{what} {strategy_words(variant)}", "", "", ""

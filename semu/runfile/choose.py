@@ -1,8 +1,8 @@
 """``choose_layout``: a cluster and a parallelism for a model that came with neither.
 
-Nodes of 8 H100 are doubled until some layout fits in memory; of those that fit on that many the one with the most
-samples per second counts. Layouts are: tp up to 8 and pp up to 16, powers of two; full recompute or none; experts
-spread over up to 8 data-parallel ranks, and over all; everything else as in any run.
+Nodes of 8 H100 are doubled until some layout fits in memory; of the layouts that fit on these nodes, the one with the
+most samples per second is taken. Layouts are: tp up to 8 and pp up to 16, powers of two; full recompute or none;
+experts spread over up to 8 data-parallel ranks, and over all; everything else as in any run.
 """
 
 from __future__ import annotations

@@ -42,11 +42,15 @@ class Overrides:
         Raises:
             ConfigError: a text that cannot be read, an unknown device.
         """
-        for flag, path, value in self._flags():
-            _assign(config, path, value, flag, places)
+        for flag, keys, setting in self._flags():
+            _assign(config, keys, setting, flag, places)
         for text in self.assignments:
-            path, parsed = _parse_assignment(text)
-            _assign(config, path, parsed, "--set", places)
+            key, equals, value = (part.strip() for part in text.partition("="))
+            path = _parse_key(key) if equals else None
+            if path is None:
+                expected = "key=value, e.g. training.seq_len=4096"
+                raise ConfigError("not an assignment", where="--set", expected=expected, got=text)
+            _assign(config, path, parse_value(key, value), "--set", places)
 
     def _flags(self) -> Iterator[tuple[str, tuple[str, ...], object]]:
         """(flag, path of the key, value) of each change that a flag makes."""
@@ -75,17 +79,6 @@ def _blamed(flag: str) -> Iterator[None]:
         is_file = error.where is not None and ".toml" in error.where
         error.where = f"{flag} {error.where}" if is_file else flag
         raise
-
-
-def _parse_assignment(text: str) -> tuple[tuple[str, ...], object]:
-    """``key=value`` as the key's path and a TOML value."""
-    key, equals, value = (part.strip() for part in text.partition("="))
-    path = _parse_key(key) if equals else None
-    if path is None:
-        raise ConfigError(
-            "not an assignment", where="--set", expected="key=value, e.g. training.seq_len=4096", got=text
-        )
-    return path, parse_value(key, value)
 
 
 def parse_value(key: str, value: str) -> object:

@@ -34,8 +34,8 @@ class Places:
     def where(self, key: str) -> str:
         """Place of a dotted key: ``run.toml:12 parallel.tp``, ``setup vlm-m parallel.tp`` or ``--set parallel.tp``.
 
-        A table of which a flag set some key stands at that flag; a key without a place of its own stands where the
-        nearest table around it stands.
+        A table stands at the flag that set one of its keys; a key that neither the file nor a flag has, at the nearest
+        table around it.
         """
         inside = [flag for name, flag in self.flags.items() if name.startswith(f"{key}.")]
         if inside:
@@ -52,7 +52,7 @@ class Places:
     def locate(self, error: SemuError) -> None:
         """Put the place of the offending key into an error that names a key of the schema.
 
-        An error from deeper down that blames a parallel size (``got tp = 3``) gets that size's place before its own.
+        An error that names another place but blames a parallel size (``got tp = 3``) gets the size's place in front.
         """
         if error.where is not None and _KEY.fullmatch(error.where):
             error.where = self.where(error.where)
@@ -104,8 +104,7 @@ def _split_message(message: str, text: str) -> tuple[str, int, str | None]:
 def _key_lines(text: str) -> dict[str, int]:
     """Line of every dotted key and table of a valid TOML text, from 1.
 
-    A statement is the shortest run of lines that is TOML by itself, so that strings and arrays over several lines need
-    no rules of their own.
+    A statement is the shortest run of lines that is TOML by itself: so strings and arrays may span several lines.
     """
     lines = text.split("\n")
     found: dict[str, int] = {}

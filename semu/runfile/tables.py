@@ -16,8 +16,7 @@ from semu.runfile.schema import SCHEMA
 def make_job(tables: Mapping[str, Mapping[str, Any]]) -> TrainingJob:
     """The training job of a run file's tables.
 
-    A key that run files do not have is a setting that this version cannot be told: it is refused like one that it
-    knows and does not model, after those.
+    A key that run files do not have is refused as a setting that is not modelled, after the keys that run files have.
 
     Args:
         tables: table -> key -> value, ``{"model": {"transformer": {...}}, "cluster": {...}, ...}``.

@@ -8,6 +8,7 @@ really take is found by simulating the whole chunk (``build``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -72,7 +73,7 @@ def best_counts(groups: Sequence[LayerGroup], most: int = MOST_CANDIDATES) -> li
 def _spread(layers: int, strategies: int) -> I64:
     """All counts that add up to ``layers``: int64[k, strategies]; in larger steps where those are too many."""
     step = 1
-    while _choose(layers // step + strategies, strategies - 1) > MOST_COUNTS:
+    while math.comb(layers // step + strategies, strategies - 1) > MOST_COUNTS:
         step += 1
     whole, rest = divmod(layers, step)
     table = np.zeros((1, 0), dtype=np.int64)
@@ -86,13 +87,6 @@ def _spread(layers: int, strategies: int) -> I64:
     if not rest:
         return table
     return np.concatenate([table + rest * np.eye(strategies, dtype=np.int64)[s] for s in range(strategies)])
-
-
-def _choose(n: int, k: int) -> float:
-    value = 1.0
-    for i in range(k):
-        value *= (n - i) / (i + 1)
-    return value
 
 
 def _front(time: F64, held: F64) -> I64:
@@ -181,7 +175,9 @@ def _lends(base: JobCheckpoint, chunk: ChunkStages) -> bool:
     """Whether a chunk of the same rank reads its result as it is: then its last layer runs as the job says."""
     number, rank = chunk.chunk.index, chunk.chunk.rank
     return any(
-        number in other.arrivals and other.chunk.rank == rank and not base.layout.is_seam(number, other.chunk.index)
+        number in other.arrivals
+        and other.chunk.rank == rank
+        and not base.layout.parts_differ(number, other.chunk.index)
         for other in base.layout.chunks
     )
 

@@ -9,7 +9,6 @@ equivalent and propagate better.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,14 +56,12 @@ def solve_exact(
     workers: int = 2,
     seed: int = 0,
     hint: tuple[NDArray[np.float64], NDArray[np.int16]] | None = None,
-    progress: Callable[[float, float], None] | None = None,
 ) -> ExactResult:
     """Solve a problem with CP-SAT.
 
     Args:
         problem: the stages. time_s: limit of wall time [s]. workers: threads. seed: of the solver.
         hint: starts of all stages [s] and the choice of a schedule to begin with.
-        progress: called with every incumbent: seconds since the start, makespan [s].
     Raises:
         ConfigError: no time or workers.
     """
@@ -85,8 +82,7 @@ def solve_exact(
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = seed
     started = time.perf_counter()
-    callback = _incumbents(model.tick_s, started, progress) if progress is not None else None
-    status = solver.solve(model.cp, callback)
+    status = solver.solve(model.cp)
     wall = time.perf_counter() - started
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         is_known = status == cp_model.INFEASIBLE
@@ -266,13 +262,3 @@ class _Model:
             ],
             dtype=np.int16,
         )
-
-
-def _incumbents(tick_s: float, started: float, progress: Callable[[float, float], None]) -> Any:
-    from ortools.sat.python import cp_model
-
-    class Incumbents(cp_model.CpSolverSolutionCallback):  # type: ignore[misc, unused-ignore]
-        def on_solution_callback(self) -> None:
-            progress(time.perf_counter() - started, self.objective_value * tick_s)
-
-    return Incumbents()

@@ -8,6 +8,7 @@ is above its limit for them, its candidates are chosen anew under a limit lower 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,16 +45,7 @@ def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]
         built = built.limited(limits)
         chosen = choose_candidates(built.problem, solution.order).choice
         found = evaluate(built.problem, solution.order, chosen)
-        solution = Solution(
-            found.ptr,
-            found.order,
-            found.choice,
-            found.start_s,
-            found.end_s,
-            found.makespan_s,
-            found.peak_bytes,
-            solution.lower_bound_s,
-        )
+        solution = replace(found, lower_bound_s=solution.lower_bound_s)
     raise _missing(built, built.excess_of(solution))
 
 

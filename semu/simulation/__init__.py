@@ -8,7 +8,7 @@ and optimizer timed too) and a ``Report`` (``results``). ``prepare`` makes the s
 and reserved memory, ``effects`` launches, contention, noise and uncertainty, ``schedules`` the schedule of a name and
 comparisons of many. ``estimate`` is the door for a search that needs the first figures only.
 
-What every stage runs is said by the job's recipe (``semu.compile.recipe``); without a ``StagePlan`` it is trivial.
+The job's recipe (``semu.compile.recipe``) says what every stage runs; without a ``StagePlan`` it is trivial.
 
 What is remembered between calls is in tables of ``semu.memo``, each declared in the file whose results it holds: of a
 model as long as nothing in it changes, of its cut into chunks, of the place of the chunks on a cluster, of the costs of

@@ -1,4 +1,4 @@
-"""Operators inside stages that units outside bound: edges into slots, and what it takes to time those stages again."""
+"""Operators inside stages that wait for units outside: edges into slots, and arrays that time those stages again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semu.simulation.context import SimulatedJob
 
 @dataclass(frozen=True)
 class Binding:
-    """Edges from other units to operators of one stage, which bound these and not the stage.
+    """Edges from other units to operators of one stage: the operators wait, not the stage.
 
     Attributes:
         unit: the stage. source: int[k], units. op: int[k], operators of the stage.

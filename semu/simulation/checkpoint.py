@@ -38,8 +38,7 @@ from semu.simulation.effects.noise import check_samples, sample_iterations
 from semu.simulation.iteration import Iteration, time_iteration
 from semu.simulation.pipeline import consolidated_units, run_pipeline
 from semu.simulation.results.assemble import assemble_report
-from semu.simulation.results.estimated import estimate_iteration
-from semu.simulation.results.stage_times import stage_table
+from semu.simulation.results.estimated import estimate_iteration, stage_table
 from semu.simulation.schedules.costs_of_pairs import PairCosts, pair_costs
 from semu.simulation.schedules.named import named_schedule
 

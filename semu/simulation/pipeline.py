@@ -85,9 +85,13 @@ def consolidated_units(
     slices = [piece for _, gather in sorted(gathers.items()) for piece in gather.slices]
     num_gathers = tuple([len(gather.slices) for _, gather in sorted(gathers.items())])
     latency = np.empty((len(replicas.count), units.num_units + len(slices)))
-    _fill_latencies(costed, units, replicas, latency[:, : units.num_units])
+    column = programs_of(costed.layout.recipe, units).column
+    for links in {id(links): links for links in replicas.links}.values():
+        alike = [number for number, other in enumerate(replicas.links) if other is links]
+        by_row, row = _distinct_latencies(costed, units, links)
+        place = row * by_row.shape[1] + replicas.shape[alike].take(column, axis=1)
+        latency[alike, : units.num_units] = by_row.ravel().take(place)
     latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
-
     graph = _GRAPHS.get(units, (len(latency), num_gathers), lambda: _graph(units, num_gathers, latency.shape))
     return replace(graph, latency=latency, name=partial(_name, units, slices))
 
@@ -114,26 +118,11 @@ def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ..
     )
 
 
-def _fill_latencies(costed: CostedJob, units: PipelineUnits, replicas: Replicas, latency: NDArray[np.float64]) -> None:
-    """Latency of every stage and transfer of every replica: float64[num_replicas, num_units] [s], written."""
-    column = programs_of(costed.layout.recipe, units).column
-    for links in {id(links): links for links in replicas.links}.values():
-        alike = [number for number, other in enumerate(replicas.links) if other is links]
-        by_row, row = _distinct_latencies(costed, units, links)
-        place = row * by_row.shape[1] + replicas.shape[alike].take(column, axis=1)
-        latency[alike] = by_row.ravel().take(place)
-
-
 def _distinct_latencies(
     costed: CostedJob, units: PipelineUnits, links: tuple[CommGroup, ...]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Latencies of all distinct stages and transfers for every shape, and which of them each unit is.
-
-    Args:
-        links: of every pair of ranks.
-    Returns:
-        float64[num_distinct, num_shapes] [s]; int64[num_units].
-    """
+    """Latencies of all distinct stages and transfers for every shape: float64[num_distinct, num_shapes] [s]; and
+    which of them each unit is: int64[num_units]."""
     programs = programs_of(costed.layout.recipe, units)
 
     def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -237,7 +226,7 @@ class _Added:
     """What a schedule adds to the units of a pipeline.
 
     Attributes:
-        edges: of the schedule, and of those whom stages wait for inside. slots: which operators these bind.
+        edges: of the schedule, and from units to operators inside stages. slots: these operators.
         order: as ``UnitGraph.forced_order``.
     """
 

@@ -31,10 +31,24 @@ def collectives(
     model: CostModel, names: Sequence[str], kind: OpKind, group: CommGroup, buffer_bytes: Sequence[int]
 ) -> list[OuterSlice]:
     """Collectives of one kind over several buffers, each as if it began at time 0 (see ``moved``)."""
+
+    def find() -> list[OuterSlice]:
+        factor = wire_factor(kind, group.num_ranks)
+        wire = [factor.numerator * size // factor.denominator for size in buffer_bytes]
+        if kind in model.rules:  # a custom rule may ask for the name
+            each = zip(names, wire, strict=True)
+            latency = [float(model.outer_latency(kind, name, group=group, net_bytes=size)[0]) for name, size in each]
+        else:
+            latency = model.outer_latency(kind, "", group=group, net_bytes=np.array(wire, dtype=np.int64)).tolist()
+        provenance = model.outer_provenance(kind, group)
+        return [
+            OuterSlice(name, kind, group.name, 0.0, seconds, size, group.num_ranks, provenance, group.port)
+            for name, seconds, size in zip(names, latency, wire, strict=True)
+        ]
+
     if kind in model.rules:
-        return _collectives(model, names, kind, group, buffer_bytes)
-    key = (tuple(names), kind, group, tuple(buffer_bytes))
-    return _COLLECTIVES.get(model, key, lambda: _collectives(model, names, kind, group, buffer_bytes))
+        return find()
+    return _COLLECTIVES.get(model, (tuple(names), kind, group, tuple(buffer_bytes)), find)
 
 
 _COLLECTIVES = memo.ScopedTable[list[OuterSlice]](
@@ -45,25 +59,6 @@ _EDGES = memo.ScopedTable["NDArray[np.int64]"](
     "bytes between costed chunks, by the costs of the chunk that tells them, direction and tensors", 4096
 )
 _SENT = memo.ScopedTable["tuple[ChunkTransfers, ...]"]("transfers between costed chunks, by lowered schedule", 256)
-
-
-def _collectives(
-    model: CostModel, names: Sequence[str], kind: OpKind, group: CommGroup, buffer_bytes: Sequence[int]
-) -> list[OuterSlice]:
-    factor = wire_factor(kind, group.num_ranks)
-    wire = [factor.numerator * size // factor.denominator for size in buffer_bytes]
-    if kind in model.rules:  # a custom rule may ask for the name
-        latency = [
-            float(model.outer_latency(kind, name, group=group, net_bytes=size)[0])
-            for name, size in zip(names, wire, strict=True)
-        ]
-    else:
-        latency = model.outer_latency(kind, "", group=group, net_bytes=np.array(wire, dtype=np.int64)).tolist()
-    provenance = model.outer_provenance(kind, group)
-    return [
-        OuterSlice(name, kind, group.name, 0.0, seconds, size, group.num_ranks, provenance, group.port)
-        for name, seconds, size in zip(names, latency, wire, strict=True)
-    ]
 
 
 def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s: float) -> OuterSlice:

@@ -1,4 +1,4 @@
-"""``UnitPrograms``: what the units of a pipeline run under a recipe, whatever the batch and the device."""
+"""``UnitPrograms``: what the units of a pipeline run under a recipe, for any batch and device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A row in the words of a run file: ``run_tables``. The one place that says what a published setting means to semu.
 
-Settings that this version of semu cannot be told keep their names here, and whoever makes the job of the tables
-refuses them by name. What a row leaves open follows rules that hold for every row:
+Settings that run files do not have keep their names in the tables; ``make_job`` refuses them by name. What a row
+leaves open follows rules that hold for every row:
 
 * attention: a closed form of 2205.05198 keeps the s x s matrices, so does a kernel that the row calls ``unfused`` or
   ``local``, and one that the row does not tell where Megatron-LM trains a model with learned positions in fp16, or in
@@ -84,7 +84,7 @@ class Settings:
     Attributes:
         micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
         grad_dtype: of the gradient buffers; None: semu's default. layers: recomputed of each chunk; None: all.
-        sharding: a word of the row's ``sharding_kind``; None: the row's own.
+        sharding: a word of ``sharding_kind``; None: that of the row.
     """
 
     micro_batch: int

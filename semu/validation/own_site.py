@@ -1,4 +1,4 @@
-"""A site's own runs -> factors on top of a profile, and a profile that has them in it: ``calibrate_runs``.
+"""Runs of a site -> factors on top of a profile (``calibrate_runs``), and a profile with the factors applied.
 
 The rows of a runs file (the schema of ``semu validate --runs``) are simulated on the device; their times and the
 simulated ones give the factors (``semu.fitting.site_runs``). In the new profile a factor on computation divides the
@@ -123,9 +123,9 @@ def calibrate_runs(rows: Sequence[RowResult], device: str) -> OwnSite:
             got="; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "no rows",
         )
     factors = site_factors(list(runs.values()))
-    told = {name: evidence(run) for name, run in runs.items()}
+    evidences = {name: evidence(run) for name, run in runs.items()}
     left_out = {
-        name: _error(run, factors_of([other for key, other in told.items() if key != name]).time_s(run))
+        name: _error(run, factors_of([other for key, other in evidences.items() if key != name]).time_s(run))
         for name, run in runs.items()
         if len(runs) > 1
     }
@@ -136,13 +136,13 @@ def _error(run: RunTimes, predicted_s: float) -> float:
     return 100 * (predicted_s / run.measured_s - 1)
 
 
-def site_profile_text(site: OwnSite, profile: DeviceProfile, name: str, base: str, told: str) -> str:
+def site_profile_text(site: OwnSite, profile: DeviceProfile, name: str, base: str, origin: str) -> str:
     """A profile on top of ``base`` with the factors in its coefficients.
 
     Args:
-        site: the factors. profile: what ``base`` names. name: of the new profile. told: command and date.
+        site: the factors. profile: what ``base`` names. name: of the new profile. origin: command and date.
     """
-    lines = [f"# {told}", f"name = {toml_string(name)}", f"base = {toml_string(base)}", ""]
+    lines = [f"# {origin}", f"name = {toml_string(name)}", f"base = {toml_string(base)}", ""]
     for header, section in profile.sections().items():
         if header.startswith("link."):
             lines += _section(header, section, site.factors.communication, ("net",), ("t0_s", "hop_s", "c_s"))

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from semu.checks import check_member, is_integer, is_number
 from semu.errors import ConfigError
+from semu.fitting.source_text import parse_json
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.row import BadRow, Measure, Row, Scope, Shape, Trust
 
@@ -47,14 +48,7 @@ def read_rows(path: str | os.PathLike[str]) -> tuple[Row | BadRow, ...]:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError("not UTF-8 text", where=where, expected="a JSON file", got=error.reason) from error
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"not valid JSON: {error.msg}", where=f"{where}:{error.lineno}", expected="a list of objects"
-        ) from error
-    except RecursionError as error:
-        raise ConfigError("nested too deeply", where=where, expected="a list of objects") from error
+    data = parse_json(text, where, "a list of objects")
     if not isinstance(data, list):
         raise ConfigError("not a list of runs", where=where, expected="a list of objects", got=type(data).__name__)
     return parse_rows(data)

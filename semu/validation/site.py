@@ -151,7 +151,7 @@ def _cells(score: ChoiceScore) -> tuple[str, str, str, str]:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _TimedRow:
     """A row that can be scored: its name, times, and the MFU at which its measured time follows."""
 
     id: str
@@ -169,24 +169,24 @@ def calibrate_sites(rows: Sequence[RowResult], count: int) -> SiteCalibration:
         ConfigError: a count below one.
     """
     check_integer(count, "--site", "a number of rows")
-    members: dict[str, list[_Known]] = {}
+    members: dict[str, list[_TimedRow]] = {}
     for row in rows:
         run = run_times(row)
         if run is not None and row.is_scored:
-            members.setdefault(row.group, []).append(_Known(row.id, run, row.measured_mfu))
+            members.setdefault(row.group, []).append(_TimedRow(row.id, run, row.measured_mfu))
     groups: list[SiteScore] = []
     before: list[float] = []
     after: list[float] = []
-    for name, own in members.items():
-        if len(own) <= count:
+    for name, timed in members.items():
+        if len(timed) <= count:
             continue
-        told = [evidence(item.run) for item in own]
-        factors = factors_of(told[:count])
-        others = own[count:]
+        evidences = [evidence(item.run) for item in timed]
+        factors = factors_of(evidences[:count])
+        others = timed[count:]
         errors = [_error(item.run, item.run.predicted_s) for item in others]
         scaled = [_error(item.run, factors.time_s(item.run)) for item in others]
-        calibrated = tuple(item.id for item in own[:count])
-        choices = _over_choices(own, told, count)
+        calibrated = tuple(item.id for item in timed[:count])
+        choices = _over_choices(timed, evidences, count)
         groups.append(SiteScore(name, factors, calibrated, len(others), fmean(errors), fmean(scaled), choices))
         before += errors
         after += scaled
@@ -197,22 +197,19 @@ def _error(run: RunTimes, predicted_s: float) -> float:
     return 100 * abs(predicted_s / run.measured_s - 1)
 
 
-def _over_choices(own: Sequence[_Known], told: Sequence[F64], count: int) -> ChoiceScore:
-    sums: dict[str, list[float]] = {"before": [], "after": [], "null": []}
-    choices = _choices(len(own), count)
-    for known in choices:
-        others = [item for number, item in enumerate(own) if number not in known]
-        factors = factors_of([told[number] for number in known])
-        sums["before"].append(fmean(_error(item.run, item.run.predicted_s) for item in others))
-        sums["after"].append(fmean(_error(item.run, factors.time_s(item.run)) for item in others))
-        mfus = [own[number].mfu for number in known]
-        if all(mfu is not None for mfu in mfus):
-            mean = math.exp(fmean(math.log(mfu) for mfu in mfus if mfu is not None))
-            sums["null"].append(fmean(100 * abs(item.mfu / mean - 1) for item in others if item.mfu is not None))
-    means = {name: fmean(values) if values else None for name, values in sums.items()}
-    assert means["before"] is not None
-    assert means["after"] is not None
-    return ChoiceScore(len(choices), means["before"], means["after"], means["null"])
+def _over_choices(rows: Sequence[_TimedRow], evidences: Sequence[F64], count: int) -> ChoiceScore:
+    before, after, null = [], [], []
+    choices = _choices(len(rows), count)
+    for chosen in choices:
+        others = [item for number, item in enumerate(rows) if number not in chosen]
+        factors = factors_of([evidences[number] for number in chosen])
+        before.append(fmean(_error(item.run, item.run.predicted_s) for item in others))
+        after.append(fmean(_error(item.run, factors.time_s(item.run)) for item in others))
+        mfus = [mfu for number in chosen if (mfu := rows[number].mfu) is not None]
+        if len(mfus) == count:
+            mean = math.exp(fmean(map(math.log, mfus)))
+            null.append(fmean(100 * abs(item.mfu / mean - 1) for item in others if item.mfu is not None))
+    return ChoiceScore(len(choices), fmean(before), fmean(after), fmean(null) if null else None)
 
 
 def _choices(n: int, count: int) -> list[tuple[int, ...]]:

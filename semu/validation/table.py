@@ -57,7 +57,7 @@ def _errors(result: Scores, quantity: Quantity) -> Iterator[str]:
     shown = [*groups, result.overall] if len(groups) > 1 else groups
     rows = [_cells(group, group.scores[quantity], has_null=has_null) for group in shown]
     for line in align_columns([heads, *rows], (False, *[True] * (len(heads) - 2), False)):
-        yield _cut(line, WIDTH)
+        yield cut(line, WIDTH)
 
 
 def _cells(group: GroupScore, errors: Errors, *, has_null: bool) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def _cells(group: GroupScore, errors: Errors, *, has_null: bool) -> tuple[str, .
 
 def _null(result: Scores) -> list[str]:
     parts = [f"{mfu.device} {mfu.precision} {mfu.mfu:.1%} (n = {mfu.n})" for mfu in result.null_model]
-    return _wrap("null model, one MFU per device and precision: " + ", ".join(parts)) if parts else []
+    return wrap("null model, one MFU per device and precision: " + ", ".join(parts)) if parts else []
 
 
 def _reasons(result: Scores) -> Iterator[str]:
@@ -79,12 +79,12 @@ def _reasons(result: Scores) -> Iterator[str]:
     if refused:
         yield "refused"
         for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0])):
-            yield from _wrap(f"{count:>4}  {reason}", indent=6)
+            yield from wrap(f"{count:>4}  {reason}", indent=6)
     errors = [row for row in result.rows if row.status is Status.ERROR]
     if errors:
         yield "errors"
         for row in errors:
-            yield from _wrap(f"  {row.id}: {row.reason}", indent=4)
+            yield from wrap(f"  {row.id}: {row.reason}", indent=4)
 
 
 def _notes(result: Scores) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _notes(result: Scores) -> Iterator[str]:
     if noted:
         yield "notes"
         for notes, rows in noted.items():
-            yield from _wrap(f"  {_names(rows)}: {'; '.join(notes)}", indent=4)
+            yield from wrap(f"  {_names(rows)}: {'; '.join(notes)}", indent=4)
 
 
 def _names(rows: Sequence[RowResult]) -> str:
@@ -107,13 +107,14 @@ def _names(rows: Sequence[RowResult]) -> str:
 
 
 def _name(group: GroupScore) -> str:
-    return _cut(group.name or "-", _LONGEST_GROUP)
+    return cut(group.name or "-", _LONGEST_GROUP)
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
     """At most ``width`` characters, the end left out."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _wrap(text: str, indent: int = 2) -> list[str]:
+def wrap(text: str, indent: int = 2) -> list[str]:
+    """Lines of at most ``WIDTH`` characters, all but the first indented."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -11,10 +11,12 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_member, check_number
 from semu.errors import ConfigError
 
 IntArray = NDArray[np.int64]
@@ -27,6 +29,22 @@ class TextPerImage(Enum):
     LAION = "laion"
     OBELICS = "obelics"
     MIXED = "mixed"
+
+
+TextSource: TypeAlias = TextPerImage | str | float
+"""A data set, its word, or the mean text of an image [tokens]; a batch holds no word."""
+
+
+def check_text_source(value: TextSource) -> TextPerImage | float:
+    """The data set of a word, a mean as it is.
+
+    Raises:
+        ConfigError: an unknown word, a number out of range.
+    """
+    if isinstance(value, str | TextPerImage):
+        return check_member(value, TextPerImage, "batch.text_per_image")
+    check_number(value, "batch.text_per_image", most=1e9)
+    return value
 
 
 def make_generator(seed: int, block: int) -> np.random.Generator:
@@ -123,9 +141,7 @@ def draw_documents(generator: np.random.Generator, count: int) -> tuple[IntArray
     return images, text
 
 
-def draw_image_text(
-    generator: np.random.Generator, count: int, source: TextPerImage | float
-) -> tuple[IntArray, IntArray]:
+def draw_image_text(generator: np.random.Generator, count: int, source: TextSource) -> tuple[IntArray, IntArray]:
     """Images and text tokens of ``count`` samples.
 
     Args:

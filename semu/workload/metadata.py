@@ -70,13 +70,8 @@ def contents_for(streams: Collection[str]) -> Contents | None:
     Args:
         streams: what the model reads. None is the answer where they tell nothing.
     """
-    if "audio" in streams:
-        return Contents.MIXED
-    if "vision" in streams:
-        return Contents.VLM
-    if "video" in streams:
-        return Contents.T2V
-    return Contents.TEXT if "text" in streams else None
+    kinds = {"audio": Contents.MIXED, "vision": Contents.VLM, "video": Contents.T2V, "text": Contents.TEXT}
+    return next((kind for stream, kind in kinds.items() if stream in streams), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +173,11 @@ def metadata_of(samples: Sequence[Sample], path: str, sha256: str, contents: Con
     """
     if not samples:
         raise ConfigError("the metadata file is empty", where=path, expected="at least one sample")
-    kind = contents if contents is not None else _infer(tuple(samples))
+    kind = contents
+    if kind is None:
+        keys = {"video_seconds": Contents.T2V, "audio": Contents.MIXED, "images": Contents.VLM}
+        has_key = (kind for key, kind in keys.items() if any(getattr(item, key) is not None for item in samples))
+        kind = next(has_key, Contents.TEXT)
     for sample in samples:
         _check_kind(sample, kind, f"{path}:{sample.line}")
     return Metadata(path, kind, sha256, tuple(samples))
@@ -201,9 +200,6 @@ class _Listed:
     item: str
     sizes: tuple[str, str]
     stream: str
-
-    def example(self, sizes: Mapping[str, tuple[int, int]]) -> str:
-        return json.dumps(dict(zip(self.sizes, sizes[self.stream], strict=True)))
 
 
 _IMAGES = _Listed("images", "an image", ("patches", "tokens"), "vision")
@@ -264,7 +260,8 @@ def _read_items(
     for index, item in enumerate(value):
         where = f"{what.key}[{index}]"
         if not isinstance(item, dict):
-            raise ConfigError(f"not {what.item}", where=where, expected=what.example(_DEFAULT_SIZES), got=item)
+            example = json.dumps(dict(zip(what.sizes, _DEFAULT_SIZES[what.stream], strict=True)))
+            raise ConfigError(f"not {what.item}", where=where, expected=example, got=item)
         for key in item:
             check_word(key, what.sizes, f"key of {where}", place)
         for key in what.sizes:
@@ -272,14 +269,6 @@ def _read_items(
                 raise ConfigError(f"{what.item} without a size", where=where, expected=f"the key {key!r}")
         entering, tokens = (check_count(item[key], f"{where}.{key}") for key in what.sizes)
         yield entering, tokens
-
-
-def _infer(samples: tuple[Sample, ...]) -> Contents:
-    if any(sample.video_seconds is not None for sample in samples):
-        return Contents.T2V
-    if any(sample.audio is not None for sample in samples):
-        return Contents.MIXED
-    return Contents.VLM if any(sample.images is not None for sample in samples) else Contents.TEXT
 
 
 def _check_kind(sample: Sample, kind: Contents, place: str) -> None:

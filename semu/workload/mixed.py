@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.checks import check_count, check_member, check_number, check_seed, check_switch
+from semu.checks import check_count, check_number, check_seed, check_switch
 from semu.errors import ConfigError
 from semu.nn.merging import Merging, Rounding
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import (
     TextPerImage,
+    TextSource,
+    check_text_source,
     draw_documents,
     draw_image_text,
     draw_speech,
@@ -56,12 +58,14 @@ class MixedBatch(AbstractBatch):
         audio_seconds: length of every clip [s]; None: LibriSpeech's utterances. Longer clips are cut to 30 s.
         audio: how frames become tokens, and whether clips are padded; 100 frames a second.
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample.
+    Raises:
+        ConfigError: an unknown data set or a number out of range.
     """
 
     seed: int = 0
     image_share: float = 0.5
     audio_share: float = 0.5
-    text_per_image: TextPerImage | float = TextPerImage.MIXED
+    text_per_image: TextSource = TextPerImage.MIXED
     patches_per_image: int = PATCHES_PER_IMAGE
     tokens_per_image: int = TOKENS_PER_IMAGE
     audio_seconds: float | None = None
@@ -80,8 +84,7 @@ class MixedBatch(AbstractBatch):
                 got=self.audio_share,
                 nearest=round(1 - self.image_share, 12),
             )
-        if not isinstance(self.text_per_image, TextPerImage):
-            check_number(self.text_per_image, "batch.text_per_image", most=1e9)
+        object.__setattr__(self, "text_per_image", check_text_source(self.text_per_image))
         check_count(self.patches_per_image, "batch.patches_per_image")
         check_count(self.tokens_per_image, "batch.tokens_per_image")
         if self.audio_seconds is not None:
@@ -111,7 +114,9 @@ class MixedBatch(AbstractBatch):
         """``count`` microbatches of ``micro_batch`` packed sequences of at most ``seq_len`` tokens."""
         context = self.default_seq_len if seq_len is None else seq_len
         check_request(count, micro_batch, context)
-        image, clip = self.tokens_per_image * (self.image_share > 0), self._longest_clip * (self.audio_share > 0)
+        image, clip = self.tokens_per_image if self.image_share > 0 else 0, 0
+        if self.audio_share > 0 and self.audio.tokens is not None:
+            clip = int(self.audio.tokens_of(np.array([round(MAX_CLIP_SECONDS * FRAMES_PER_S)]))[0])
         shortest = max(image, clip) + 1
         if context < shortest:
             raise ConfigError(
@@ -122,12 +127,6 @@ class MixedBatch(AbstractBatch):
                 nearest=shortest,
             )
         return list(_read(self, count, micro_batch, context))
-
-    @property
-    def _longest_clip(self) -> int:
-        """Tokens that a clip can take in the backbone."""
-        frames = round(MAX_CLIP_SECONDS * FRAMES_PER_S)
-        return int(self.audio.tokens_of(np.array([frames]))[0]) if self.audio.tokens is not None else 0
 
     def describe(self) -> dict[str, object]:
         """Kind, seed and shapes."""
@@ -187,32 +186,4 @@ def _read(batch: MixedBatch, count: int, micro_batch: int, context: int) -> tupl
     return tuple(samples.microbatches(samples.pack(context), count, micro_batch, batch.attend_across_samples))
 
 
-def mixed_batch(
-    seed: int = 0,
-    image_share: float = 0.5,
-    audio_share: float = 0.5,
-    text_per_image: TextPerImage | str | float = TextPerImage.MIXED,
-    patches_per_image: int = PATCHES_PER_IMAGE,
-    tokens_per_image: int = TOKENS_PER_IMAGE,
-    audio_seconds: float | None = None,
-    audio: Merging = FRAMES_TO_TOKENS,
-    attend_across_samples: bool = False,
-) -> MixedBatch:
-    """Packed sequences of samples with images, audio or text alone; the arguments are ``MixedBatch``'s attributes.
-
-    Raises:
-        ConfigError: an unknown data set or a number out of range.
-    """
-    if isinstance(text_per_image, str):
-        text_per_image = check_member(text_per_image, TextPerImage, "batch.text_per_image")
-    return MixedBatch(
-        seed,
-        image_share,
-        audio_share,
-        text_per_image,
-        patches_per_image,
-        tokens_per_image,
-        audio_seconds,
-        audio,
-        attend_across_samples,
-    )
+mixed_batch = MixedBatch

@@ -39,26 +39,13 @@ class BatchKind(Enum):
     FILE = "file"
 
 
+_SHARES = ("image_share", "audio_share")
+_PER_IMAGE = ("patches_per_image", "tokens_per_image")
 _KEYS: Mapping[BatchKind, tuple[str, ...]] = {
     BatchKind.TEXT: (),
-    BatchKind.VLM: (
-        "text_per_image",
-        "images_mean",
-        "images_max",
-        "attend_across_samples",
-        "patches_per_image",
-        "tokens_per_image",
-    ),
+    BatchKind.VLM: ("text_per_image", "images_mean", "images_max", "attend_across_samples", *_PER_IMAGE),
     BatchKind.T2V: ("resolution", "max_seconds", "max_clips"),
-    BatchKind.MIXED: (
-        "image_share",
-        "audio_share",
-        "audio_seconds",
-        "text_per_image",
-        "patches_per_image",
-        "tokens_per_image",
-        "attend_across_samples",
-    ),
+    BatchKind.MIXED: (*_SHARES, "audio_seconds", "text_per_image", *_PER_IMAGE, "attend_across_samples"),
     BatchKind.PAIRS: ("text_tokens", "patches_per_image"),
     BatchKind.FILE: ("path", "contents", "images_max", "attend_across_samples", "max_seconds", "max_clips"),
 }
@@ -138,7 +125,7 @@ def _from_model(
                 result[key] = merging.length
     if kind is BatchKind.MIXED:
         result |= {"audio": audio} if audio is not None else {}
-        if streams is not None and not arguments.keys() & {"image_share", "audio_share"}:
+        if streams is not None and not arguments.keys() & set(_SHARES):
             read = [name for name in ("vision", "audio") if name in streams]
             if audio is not None and audio.tokens is None:  # nothing to attend to in a text without its clip
                 result |= {"image_share": 0.0, "audio_share": 1.0}

@@ -80,13 +80,12 @@ class FileBatch(AbstractBatch):
         """
         context = self.context_length(seq_len)
         check_request(count, micro_batch, context)
-        if self.metadata.contents is Contents.T2V or context is None:  # only clips have no default context
-            grouped, bounds = self._grouped(context)
+        samples, bounds = self._packed(context)
+        if isinstance(samples, Clips):
             self._check_enough(bounds.size - 1, count, micro_batch, "clip groups")
-            return grouped.microbatches(bounds, count, micro_batch)
-        bounds = self._packed(context)
+            return samples.microbatches(bounds, count, micro_batch)
         self._check_enough(bounds.size - 1, count, micro_batch, f"packed sequences of {context} tokens")
-        return self._samples.microbatches(bounds, count, micro_batch, self.attend_across_samples)
+        return samples.microbatches(bounds, count, micro_batch, self.attend_across_samples)
 
     def capacity(self, micro_batch: int, seq_len: int | None = None) -> int:
         """How many microbatches the file holds; arguments as ``microbatches``.
@@ -96,9 +95,7 @@ class FileBatch(AbstractBatch):
         """
         context = self.context_length(seq_len)
         check_request(1, micro_batch, context)
-        if self.metadata.contents is Contents.T2V or context is None:
-            return (self._grouped(context)[1].size - 1) // micro_batch
-        return (self._packed(context).size - 1) // micro_batch
+        return (self._packed(context)[1].size - 1) // micro_batch
 
     def describe(self) -> dict[str, object]:
         """Kind, file and its checksum, limits that apply."""
@@ -114,20 +111,18 @@ class FileBatch(AbstractBatch):
             return common | {"seed": self.seed, "max_seconds": self.max_seconds, "max_clips": self.max_clips}
         return common | {"images_max": self.images_max, "attend_across_samples": self.attend_across_samples}
 
-    def _packed(self, context: int) -> NDArray[np.int64]:
-        """Bounds of the packed sequences of text, images and sound."""
+    def _packed(self, context: int | None) -> tuple[Clips | Samples, NDArray[np.int64]]:
+        """Clips in the order of their groups, or other samples, and the bounds of groups or packed sequences."""
+        if self.metadata.contents is Contents.T2V or context is None:  # only clips have no default context
+            self._check_sizes(self._clips.frames, self.tokenizer.frames(self.max_seconds), "frames", "max_seconds")
+            if context is not None:
+                self._check_sizes(self._clips.video_tokens, context, "latent tokens", "seq_len")
+            return self._clips.group(self.max_seconds, self.max_clips, context, self.seed)
         images_max = self.images_max if self.metadata.contents is Contents.VLM else None
         self._check_sizes(self._samples.lengths, context, "tokens", "seq_len")
         if images_max is not None:
             self._check_sizes(self._samples.items["vision"].counts, images_max, "images", "images_max")
-        return self._samples.pack(context, images_max)
-
-    def _grouped(self, seq_len: int | None) -> tuple[Clips, NDArray[np.int64]]:
-        """Clips in the order of their groups, and the bounds of those."""
-        self._check_sizes(self._clips.frames, self.tokenizer.frames(self.max_seconds), "frames", "max_seconds")
-        if seq_len is not None:
-            self._check_sizes(self._clips.video_tokens, seq_len, "latent tokens", "seq_len")
-        return self._clips.group(self.max_seconds, self.max_clips, seq_len, self.seed)
+        return self._samples, self._samples.pack(context, images_max)
 
     @cached_property
     def _samples(self) -> Samples:

@@ -12,10 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.checks import check_count, check_member, check_number, check_seed, check_switch
+from semu.checks import check_count, check_number, check_seed, check_switch
 from semu.errors import ConfigError
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
-from semu.workload.distributions import TextPerImage, draw_documents, draw_image_text, make_generator
+from semu.workload.distributions import (
+    TextPerImage,
+    TextSource,
+    check_text_source,
+    draw_documents,
+    draw_image_text,
+    make_generator,
+)
 from semu.workload.samples import Items, Samples
 
 IntArray = NDArray[np.int64]
@@ -44,7 +51,8 @@ class VlmBatch(AbstractBatch):
 
     Attributes:
         seed: >= 0.
-        text_per_image: how much text comes with an image: a data set's shape, or a mean [tokens] >= 0.
+        text_per_image: how much text comes with an image: a data set's shape (``"laion"``, ``"obelics"``, ``"mixed"``),
+            or a mean [tokens] >= 0.
         images_mean: images per packed sequence on average; None: as the samples have it. A smaller number mixes in
             documents without images (with the text of OBELICS's documents), 0 leaves text only; a larger number is
             impossible. It is met to a few percent (the unused room is estimated), less well where images_max cuts in.
@@ -52,10 +60,12 @@ class VlmBatch(AbstractBatch):
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample
             (``text`` then holds one entry per packed sequence).
         patches_per_image, tokens_per_image: what an image puts into the encoder and into the backbone, >= 1.
+    Raises:
+        ConfigError: an unknown data set or a number out of range.
     """
 
     seed: int = 0
-    text_per_image: TextPerImage | float = TextPerImage.MIXED
+    text_per_image: TextSource = TextPerImage.MIXED
     images_mean: float | None = None
     images_max: int | None = None
     attend_across_samples: bool = False
@@ -64,8 +74,7 @@ class VlmBatch(AbstractBatch):
 
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
-        if not isinstance(self.text_per_image, TextPerImage):
-            check_number(self.text_per_image, "batch.text_per_image", most=1e9)
+        object.__setattr__(self, "text_per_image", check_text_source(self.text_per_image))
         if self.images_mean is not None:
             check_number(self.images_mean, "batch.images_mean", most=1e9)
         if self.images_max is not None:
@@ -135,7 +144,7 @@ class VlmBatch(AbstractBatch):
         return images, np.minimum(text, context - images * self.tokens_per_image)
 
     def _check_context(self, context: int) -> None:
-        per_image = 0.0 if isinstance(self.text_per_image, TextPerImage) else self.text_per_image
+        per_image = 0.0 if isinstance(self.text_per_image, TextPerImage) else float(self.text_per_image)
         shortest = self.tokens_per_image + int(np.ceil(per_image))
         if self.images_mean != 0 and context < shortest:
             raise ConfigError(
@@ -198,24 +207,4 @@ def _images_per_sequence(batch: VlmBatch, context: int) -> Callable[[float], flo
     return expected
 
 
-def vlm_batch(
-    seed: int = 0,
-    text_per_image: TextPerImage | str | float = TextPerImage.MIXED,
-    images_mean: float | None = None,
-    images_max: int | None = None,
-    attend_across_samples: bool = False,
-    patches_per_image: int = PATCHES_PER_IMAGE,
-    tokens_per_image: int = TOKENS_PER_IMAGE,
-) -> VlmBatch:
-    """Packed sequences of image-text samples (DIP §7.1); the arguments are ``VlmBatch``'s attributes.
-
-    ``text_per_image`` may be a data set's name too: ``"laion"``, ``"obelics"``, ``"mixed"``.
-
-    Raises:
-        ConfigError: an unknown data set or a number out of range.
-    """
-    if isinstance(text_per_image, str):
-        text_per_image = check_member(text_per_image, TextPerImage, "batch.text_per_image")
-    return VlmBatch(
-        seed, text_per_image, images_mean, images_max, attend_across_samples, patches_per_image, tokens_per_image
-    )
+vlm_batch = VlmBatch

@@ -1,7 +1,7 @@
-"""Layers of MM-DiT: two streams with weights of their own and one attention, or one stream of joined tokens.
+"""Layers of MM-DiT: two streams with separate weights and one attention, or one stream of joined tokens.
 
 Double-stream layers: Stable Diffusion 3, 2403.03206 §4; single-stream layers, attention and feed-forward network side
-by side: FLUX.1; HunyuanVideo, 2412.03603 §4.2. Every layer has a modulation of its own.
+by side: FLUX.1; HunyuanVideo, 2412.03603 §4.2. Every layer has its modulation network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MMDiTConfig:
             the timestep and the mean of the text.
         latent_features: numbers of a latent token (16 channels x a patch of 2 x 2). timestep_features: of its code.
         rotary: rotate queries and keys of the latent tokens. qk_norm: RMS norm of queries and keys, head by head.
-        guidance: the guidance scale is an input of its own (guidance-distilled models).
+        guidance: the guidance scale is a further input (guidance-distilled models).
     Positions of latent tokens are fixed sines or rotations: no parameters. Heads are hidden / heads wide.
 
     Raises:
@@ -85,7 +85,7 @@ class Modulation(Module):
 
 
 class JointAttention(Module):
-    """Attention over two streams together, each with projections of its own.
+    """Attention over two streams together, with separate projections.
 
     Args:
         config: sizes. has_text_out: the text stream goes on behind it.

@@ -1,7 +1,7 @@
 """Text-to-video models: a language model encodes captions, a DiT decodes videos from them.
 
 The language model ends with its final norm: its features are what the DiT's cross-attention reads, so it has no
-vocabulary projection and no loss of its own.
+vocabulary projection and no loss.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_t2v(name: str, config: T2VConfig) -> Model:
 def behind_text_encoder(
     name: str, text: LanguageConfig, width: int, body: Module, inputs: Sequence[InputSpec]
 ) -> Model:
-    """Modules ``llm`` (encoder) and ``dit`` (decoder), whatever the decoder's body is.
+    """Modules ``llm`` (encoder) and ``dit`` (decoder, with any body).
 
     Args:
         name: for reports. text: of the encoder. width: of the features that the decoder reads.

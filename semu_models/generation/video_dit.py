@@ -2,7 +2,7 @@
 
 Full attention over all latent tokens of a clip, one modulation network for all layers and a learned table in each
 (AdaLN-single, 2310.00426 §2.3). ``semu_models.generation.dit`` has the shapes that DIP prints; here are those of
-the models' own reports, with their norms, biases and feed-forward networks.
+the models' reports, with their norms, biases and feed-forward networks.
 """
 
 from __future__ import annotations

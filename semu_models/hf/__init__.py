@@ -2,12 +2,12 @@
 
 Files:
 
-    document.py   the file: JSON, and what is no model's configuration
+    document.py   the file: JSON, and files that configure no model
     dialect.py    how the configurations of a model type are spelt, as data
     common.py     keys that all model types share
     values.py     canonical fields with the places of their keys
     entries.py    the keys of a file, at their places
-    reader.py     file and tables -> values and a report; what no table knows is refused
+    reader.py     file and tables -> values and a report; unknown keys are refused
     reading.py    the report: understood, defaulted, ignored
     load.py       ``load_hf``
     refused.py    model types that are known and not modelled, and what to write instead

@@ -1,4 +1,4 @@
-"""Keys that all model types share: what they mean and why most have no bearing on time and memory.
+"""Keys that all model types share: their meaning, and why most do not affect time or memory.
 
 From transformers' base configuration, versions 4.57 (``PretrainedConfig``) and 5.23 (``PreTrainedConfig``).
 """
@@ -101,7 +101,7 @@ UNDERSTOOD: Mapping[str, str] = MappingProxyType(
         "query_pre_attn_scalar": "scale of the scores; the arithmetic is the same",
     }
 )
-"""Key -> what it means; none of these changes time or memory."""
+"""Key -> meaning; none of these affects time or memory."""
 
 FIXED: Mapping[str, Fixed] = MappingProxyType(
     {
@@ -125,4 +125,4 @@ NATIVE_QUANTISATION: Mapping[str, str] = MappingProxyType(
         "mxfp4": "4-bit experts, in which GPT-OSS was released",
     }
 )
-"""``quant_method`` of checkpoints that are the official release of a trainable model -> what it is."""
+"""``quant_method`` of checkpoints that are the official release of a trainable model -> description."""

@@ -1,4 +1,4 @@
-"""``Dialect``: how the configurations of a ``model_type`` are spelt, as data; the reader has no names of its own.
+"""``Dialect``: how the configurations of a ``model_type`` are spelt, as data; the reader itself holds no names.
 
 Canonical names are those of the family's configuration class (``layers``, ``hidden``, ``kv_heads`` ...), so that an
 error of that class can be put back to the key of the file.
@@ -61,8 +61,8 @@ class Spelling:
     Attributes:
         keys: spellings, dotted paths from the section; the first that the file has counts, two may not contradict.
         kind: type of the value.
-        default: what the library takes where the file says nothing (transformers' own default of the model type).
-        nullable: ``null`` is a value of its own (None), not an absent key.
+        default: value where the file has no key (transformers' default of the model type).
+        nullable: ``null`` is the value None, not an absent key.
     """
 
     keys: tuple[str, ...]
@@ -133,7 +133,7 @@ class Section:
     """A configuration inside a configuration, e.g. ``vision_config``.
 
     Attributes:
-        keys: what it is called; the first that the file has counts.
+        keys: its names; the first that the file has counts.
         dialect: name in the registry where the section has no ``model_type``.
         renames: ``model_type`` in the section -> name in the registry, where they differ (Qwen2-VL writes
             ``qwen2_vl`` in its vision section too).
@@ -154,12 +154,12 @@ class Dialect:
 
     Attributes:
         family: as ``semu_models.Family`` calls it.
-        model_types: what it reads; also its names for ``Section``.
+        model_types: model types that it reads; also its names for ``Section``.
         spellings: canonical field -> spelling.
         config: values -> the family's frozen configuration.
         model: name of the model, configuration -> model; None: it is only a section of others.
-        understood: keys that are understood and have no bearing on time or memory -> what they are.
-        ignored: keys without any bearing -> why; ``common.IGNORED`` always counts too.
+        understood: keys with a meaning in the model that do not affect time or memory -> meaning.
+        ignored: keys without a meaning for the simulation -> why; ``common.IGNORED`` applies too.
         fixed: key -> which values are legal.
         sections: canonical name -> nested configuration.
         architectures: classes that the model stands for; empty: any.

@@ -1,4 +1,4 @@
-"""``Document``: a config.json as it lies on the disk; what is no model's configuration is told from it by name."""
+"""``Document``: a config.json file; files that configure something else than a model are recognised and named."""
 
 from __future__ import annotations
 

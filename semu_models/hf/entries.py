@@ -23,7 +23,7 @@ class Entry:
 
 
 Table = Mapping[str, Entry]
-"""Entries by their key at their own level."""
+"""Entries of one level of the file, by key."""
 
 
 def look_up(table: Table, path: str) -> Entry | None:
@@ -53,7 +53,7 @@ def architecture(table: Table) -> str | None:
 
 
 def known_keys(dialect: Dialect) -> set[str]:
-    """Every key that a dialect knows at its own level."""
+    """Every key that a dialect reads at its level of the file."""
     spelt = {path.partition(".")[0] for spelling in dialect.spellings.values() for path in spelling.keys}
     nested = {key for section in dialect.sections.values() for key in section.keys}
     tables = (UNDERSTOOD, IGNORED, FIXED, dialect.understood, dialect.ignored, dialect.fixed)

@@ -1,4 +1,4 @@
-"""The dialects of GPT-2, Falcon and BLOOM, whose keys have names of their own."""
+"""The dialects of GPT-2, Falcon and BLOOM, whose keys have other names."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class HfModel:
     """A model that was read.
 
     Attributes:
-        model: as ``semu_models.build`` makes them. reading: the report. model_type, family: what it is.
+        model: as ``semu_models.build`` makes them. reading: the report. model_type, family: of the model.
         config: the family's frozen configuration. context: longest context that the file names [tokens].
         vocab: rows of the token table, None where there is none at the top level.
     """
@@ -45,12 +45,13 @@ def load_hf(
 ) -> HfModel:
     """Read a configuration and build its model.
 
-    Sizes that the file does not say are transformers' own defaults of its ``model_type`` and are listed as such. A key
-    that no table knows is refused unless it is null, false or empty, or is in ``ignore``.
+    Sizes that the file leaves out are transformers' defaults of its ``model_type`` and are listed as such. An unknown
+    key is refused unless it is null, false or empty, or is in ``ignore``.
 
     Args:
         source: path of a config.json, or its object.
-        ignore: keys of the file to leave out. vocab_step: token tables get a multiple of so many rows; 1: as they are.
+        ignore: keys of the file to leave out.
+        vocab_step: token tables are padded to a multiple of this many rows; 1: no padding.
         name: what messages call an object.
     Raises:
         ConfigError: no such file, no JSON, no model's configuration, an unknown model type or key, a quantised

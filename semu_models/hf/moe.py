@@ -21,7 +21,7 @@ def expert_spellings(experts: int, top_k: int | None) -> dict[str, Spelling]:
     """How many experts there are and how many a token uses, in every spelling.
 
     Args:
-        experts, top_k: a model type's own defaults; None: the file must say it.
+        experts, top_k: defaults of a model type; None: the file must have the key.
     """
     return {
         "experts": size("num_local_experts", "num_experts", "n_routed_experts", default=experts),

@@ -15,10 +15,10 @@ from semu_models.hf.reading import ReadingRow
 from semu_models.hf.values import Part, Values
 
 _OFF: tuple[Any, ...] = (None, False, "", [], {})
-"""Values with which an unknown key is left out: whatever it is, it is not set. 0 is a value."""
+"""Values that mean an unknown key is not set; such a key is left out. 0 is a value."""
 
 MOST_LAYERS = 10_000
-"""More are taken for a slip: a module tree of as many would take minutes to build."""
+"""A larger number is taken for a slip: its module tree would take minutes to build."""
 
 _LAYERS = ("layers", "decoder_layers")
 
@@ -28,7 +28,7 @@ class Reader:
 
     Args:
         document: the file. find: dialect of a name, for nested configurations.
-        ignore: keys that the user wants left out. vocab_step: tables get a multiple of so many rows.
+        ignore: keys that the user wants left out. vocab_step: tables are padded to a multiple of this many rows.
     Attributes:
         understood, defaulted, ignored, notes: the report so far.
     """
@@ -58,10 +58,10 @@ class Reader:
         part = self._part(dialect, model_type, table)
         for key in self.ignore:
             if key not in self._left_out:
-                known = [row.key for row in (*self.understood, *self.ignored)]
+                read = [row.key for row in (*self.understood, *self.ignored)]
                 raise ConfigError(
                     f"{key!r} cannot be left out: "
-                    + ("it is a size of the model" if key in known else "the file does not have it"),
+                    + ("it is a size of the model" if key in read else "the file does not have it"),
                     where="model.hf_ignore",
                     expected="keys of the file that semu does not know",
                     got=key,
@@ -91,9 +91,9 @@ class Reader:
 
     def _field(self, dialect: Dialect, name: str, spelling: Spelling, table: Table, used: set[str]) -> tuple[str, Any]:
         """(dotted key, value) of a canonical field; rows of the report."""
-        found = [(path, entry) for path in spelling.keys if (entry := look_up(table, path)) is not None]
-        used.update(path for path, _ in found)
-        given = [(path, entry) for path, entry in found if entry.value is not None]
+        present = [(path, entry) for path in spelling.keys if (entry := look_up(table, path)) is not None]
+        used.update(path for path, _ in present)
+        given = [(path, entry) for path, entry in present if entry.value is not None]
         for _, entry in given:
             if not spelling.kind.accepts(entry.value):
                 raise ConfigError(
@@ -123,11 +123,11 @@ class Reader:
             for _, entry in given:
                 self.understood.append(ReadingRow(entry.key, entry.value, name))
             return given[0][1].key, given[0][1].value
-        if found and spelling.nullable:
-            entry = found[0][1]
+        if present and spelling.nullable:
+            entry = present[0][1]
             self.understood.append(ReadingRow(entry.key, None, f"{name}: none"))
             return entry.key, None
-        key = outer_key(table, spelling.keys[0]) if not found else found[0][1].key
+        key = outer_key(table, spelling.keys[0]) if not present else present[0][1].key
         if spelling.default is not None:
             self.defaulted.append(ReadingRow(key, spelling.default, f"{name}; default of {dialect.source}"))
         return key, spelling.default
@@ -151,10 +151,11 @@ class Reader:
             prefix = entry.key if entry is not None else section.keys[0]
             table = {k: Entry(f"{prefix}.{k}", value) for k, value in inner.items()}
             written = inner.get("model_type") or section.dialect
-            found = self._section_dialect(section, written, prefix)
+            inner_dialect = self._section_dialect(section, written, prefix)
             if section.flat:
-                self._add_flat(dialect, found, table, rest)
-            result[name] = self._part(found, found.model_types[0] if written is None else str(written), table)
+                self._add_flat(dialect, inner_dialect, table, rest)
+            model_type = inner_dialect.model_types[0] if written is None else str(written)
+            result[name] = self._part(inner_dialect, model_type, table)
         return result
 
     def _section_dialect(self, section: Section, written: Any, prefix: str) -> Dialect:
@@ -166,10 +167,10 @@ class Reader:
 
     def _add_flat(self, outer: Dialect, inner: Dialect, table: dict[str, Entry], rest: dict[str, Entry]) -> None:
         """Move keys of the nested configuration that stand at the top level into it."""
-        own = known_keys(outer)
-        theirs = {path.partition(".")[0] for spelling in inner.spellings.values() for path in spelling.keys}
-        theirs |= {*inner.understood, *inner.ignored, *inner.fixed}
-        for key in [key for key in rest if key in theirs and key not in own]:
+        outer_keys = known_keys(outer)
+        inner_keys = {path.partition(".")[0] for spelling in inner.spellings.values() for path in spelling.keys}
+        inner_keys |= {*inner.understood, *inner.ignored, *inner.fixed}
+        for key in [key for key in rest if key in inner_keys and key not in outer_keys]:
             entry = rest.pop(key)
             if key not in table:
                 table[key] = entry
@@ -198,11 +199,11 @@ class Reader:
             elif key in QUANTISATION:
                 self._quantisation(entry)
             elif inner and isinstance(entry.value, Mapping):
-                known = {path[len(key) + 1 :] for path in inner}
+                read = {path[len(key) + 1 :] for path in inner}
                 unknown += [
                     Entry(f"{entry.key}.{k}", v)
                     for k, v in entry.value.items()
-                    if k not in known and key not in understood
+                    if k not in read and key not in understood
                 ]
             elif key in fixed:
                 self._check_fixed(entry, fixed[key].legal, fixed[key].why, model_type)

@@ -15,8 +15,8 @@ class ReadingRow:
     """A key of the file.
 
     Attributes:
-        key: as the file writes it, or as it could have. value: what counts.
-        meaning: the canonical name, or why it has no bearing. line: where it stands, None: not told.
+        key: as the file writes it, or could have written it. value: the one that counts.
+        meaning: the canonical name, or why the key has no effect. line: in the file; None: not recorded.
     """
 
     key: str
@@ -26,7 +26,7 @@ class ReadingRow:
 
     @property
     def text(self) -> str:
-        """The meaning, and the line where it is known."""
+        """The meaning, and the line if it is recorded."""
         return self.meaning if self.line is None else f"{self.meaning} (line {self.line})"
 
     def to_json(self) -> dict[str, Any]:

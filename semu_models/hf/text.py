@@ -34,7 +34,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def decoder_spellings(**defaults: Any) -> dict[str, Spelling]:
-    """The fields that decoder-only models share, with a model type's own defaults.
+    """The fields that decoder-only models share, with a model type's defaults.
 
     Args:
         defaults: layers, hidden, ffn, heads, vocab, context; kv_heads and head_dim (None: they follow from others),

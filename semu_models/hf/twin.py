@@ -134,17 +134,17 @@ def _dual(values: Values, loss: ContrastiveKind) -> DualEncoderConfig:
 def _check_copy(values: Values, section: str) -> None:
     """Older files have ``text_config_dict`` beside ``text_config``; they must say the same."""
     fields = values.document.fields
-    own, copy = fields.get(section), fields.get(f"{section}_dict")
+    original, copy = fields.get(section), fields.get(f"{section}_dict")
     if not isinstance(copy, Mapping):
         return
     for key, value in copy.items():
-        if not isinstance(own, Mapping) or (key in own and own[key] != value):
+        if not isinstance(original, Mapping) or (key in original and original[key] != value):
             raise values.error(
                 f"{section}_dict",
                 f"{section}_dict.{key} = {value} contradicts {section}",
                 expected=f"as in {section}, or no {section}_dict",
                 got=value,
-                nearest=own.get(key) if isinstance(own, Mapping) else None,
+                nearest=original.get(key) if isinstance(original, Mapping) else None,
             )
 
 

@@ -1,4 +1,4 @@
-"""Dialects of image encoders: models of their own, and sections of multimodal ones."""
+"""Dialects of image encoders: whole models, and sections of multimodal ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def side_of(values: Values, name: str) -> int:
 
 
 def _tower(image: int, patch: int, **defaults: int) -> dict[str, Spelling]:
-    """The fields that image towers share, with a model type's own defaults."""
+    """The fields that image towers share, with a model type's defaults."""
     return {
         "layers": size("num_hidden_layers", default=defaults.get("layers", 12)),
         "hidden": size("hidden_size", default=defaults.get("hidden", 768)),

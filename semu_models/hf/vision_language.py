@@ -1,4 +1,4 @@
-"""Dialects of language models that read images; their parts are sections with dialects of their own."""
+"""Dialects of language models that read images; their parts are sections with separate dialects."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def language_of(values: Values, *, tied: bool | None, asks_text: bool = False) -
             got=part.model_type,
         )
     text = text_section(values)
-    own, top, inner = text.get("tie_word_embeddings"), values.get("tied"), part.config.tied
+    nested, top, inner = text.get("tie_word_embeddings"), values.get("tied"), part.config.tied
     by_4 = bool(top) if not text and top is not None else inner
     by_5 = tied is not None and (bool(tied if top is None else top) or (asks_text and inner))
     written = str(values.document.fields.get("transformers_version", ""))
     chosen = by_4 if written.startswith("4.") else by_5
-    if by_4 != by_5 or (own is not None and top is not None and own != top):
-        said = [f"{where}: {value}" for where, value in (("top", top), ("text_config", own)) if value is not None]
+    if by_4 != by_5 or (nested is not None and top is not None and nested != top):
+        given = [f"{where}: {value}" for where, value in (("top", top), ("text_config", nested)) if value is not None]
         values.notes.append(
-            f"tie_word_embeddings ({', '.join(said) or 'not given'}): transformers 4 takes {by_4}, 5 takes {by_5}; "
+            f"tie_word_embeddings ({', '.join(given) or 'not given'}): transformers 4 takes {by_4}, 5 takes {by_5}; "
             f"{chosen} counts, as the file is of version {written or '5 (not given)'}"
         )
-    if own is None and top is None:
+    if nested is None and top is None:
         values.derived.append(("tie_word_embeddings", chosen, "default of the model type"))
     return part.config if inner == chosen else replace(part.config, tied=chosen)
 
@@ -111,7 +111,7 @@ def qwen_text_dialect(model_types: tuple[str, ...], **sizes: int) -> Dialect:
     """A Qwen2 inside a multimodal model.
 
     Args:
-        model_types: what it reads. sizes: the defaults.
+        model_types: model types that it reads. sizes: the defaults.
     """
     return replace(
         QWEN2,

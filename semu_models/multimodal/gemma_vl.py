@@ -27,7 +27,7 @@ class Gemma3VLConfig:
     Attributes:
         vision, language: its parts. tokens_per_image: of the backbone.
     Raises:
-        ConfigError: patches that do not pool into so many tokens.
+        ConfigError: patches that do not pool into ``tokens_per_image``.
     """
 
     vision: SiglipVisionConfig

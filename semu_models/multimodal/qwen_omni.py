@@ -1,8 +1,8 @@
 """Qwen2.5-Omni's thinker (2503.20215 §2): a vision and an audio encoder, and one language model for both.
 
 The vision encoder is Qwen2.5-VL's. The audio encoder is Whisper's, without its padding: clips are cut into blocks of
-2 s, 100 tokens, that do not attend to one another. The talker, which speaks, is left out, as ``thinker_config`` is a
-model of its own.
+2 s, 100 tokens, that do not attend to one another. The talker, which speaks, is left out: ``thinker_config``
+describes a complete model.
 """
 
 from __future__ import annotations

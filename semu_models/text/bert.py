@@ -1,7 +1,8 @@
 """BERT: bidirectional attention, norms behind the additions, segment embeddings, a masked-token and a sentence loss.
 
-As transformers' ``BertForPreTraining`` (1810.04805). The masked-token loss is taken over all tokens, as there and in
-Megatron-LM (what is not masked is ignored after the product): a head that first picks the masked 15 % would do less.
+As transformers' ``BertForPreTraining`` (1810.04805). The masked-token loss is taken over all tokens, as in
+Megatron-LM and transformers (tokens without mask are ignored after the product): a head that first picks the masked
+15 % would do less.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class BertEmbedding(Module):
 
 
 class TiedDecoder(TiedLinear):
-    """A projection with the token table as its weight and a bias of its own."""
+    """A projection with the token table as its weight, and a bias."""
 
     def __init__(self, table: Parameter) -> None:
         super().__init__(table)

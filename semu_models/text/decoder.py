@@ -1,7 +1,7 @@
-"""``Decoder``: the chain of blocks that all decoder-only language models have, whatever their layers are.
+"""``Decoder``: the chain of blocks that all decoder-only language models have.
 
-``DecoderConfig`` and ``DecoderStyle`` describe the families whose layers differ in data only; each has a file of its
-own, which says what is special about it.
+``DecoderConfig`` and ``DecoderStyle`` describe the families whose layers differ in data only; the file of a family says
+what is special about it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from semu.nn import (
 
 @dataclass(frozen=True)
 class DecoderStyle:
-    """What the layers of a family are like, whatever their sizes.
+    """Properties of the layers of a family, sizes aside.
 
     Attributes:
         rms_norm, rotary, gated, activation, placement, qk_norm, whole_norm, sinks: as ``TransformerLayer``.
         qkv_bias: queries, keys and values have biases.
         softcap: bound of the attention's scores. logit_softcap: of the logits. None: there is none.
         scaled_embedding: token embeddings are multiplied by sqrt(hidden). embedding_norm: a norm is behind them.
-        full_every: every so-manieth layer attends to the whole sequence although there is a window; None: no layer.
+        full_every: every ``full_every``-th layer attends to the whole sequence although there is a window; None: none.
     """
 
     rms_norm: bool = True
@@ -104,7 +104,7 @@ class DecoderConfig:
 
     @property
     def style(self) -> DecoderStyle:
-        """What the layers are like."""
+        """Properties of the layers."""
         return self.STYLE
 
     def window_of(self, layer: int) -> Window | None:

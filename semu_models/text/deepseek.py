@@ -22,7 +22,7 @@ class DeepSeekConfig:
 
     Attributes:
         layers, hidden, heads, vocab: as in ``LlamaConfig``. ffn: inner width of the dense layers.
-        dense_layers: so many first layers have no experts.
+        dense_layers: number of first layers without experts.
         moe_ffn: inner width of an expert. experts, top_k: routed ones.
         latent: widths of the attention.
         shared_experts: each as wide as a routed one; 0: none.

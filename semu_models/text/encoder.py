@@ -12,7 +12,7 @@ from semu.nn.trace.tensor import Sequences
 VISION_STREAM = "vision"
 """Patches, one sequence per image, tile or frame of a video."""
 VISION_TOKENS = "vision_tokens"
-"""What a backbone gets of them."""
+"""Merged patches, one sequence per image: what a backbone receives."""
 
 
 class ImageEmbedding(Module):
@@ -52,7 +52,7 @@ class ImageEmbedding(Module):
 
 
 class Norm(Module):
-    """A norm as a block of its own. ``norm``: it."""
+    """A norm as a pipeline block."""
 
     def __init__(self, norm: Module) -> None:
         super().__init__()
@@ -124,12 +124,12 @@ def merged_images(group: int, length: int | None = None, item: str = "image") ->
 
 
 def tokens_of(x: Tensor, stream: str, group: int = 1) -> Sequences:
-    """Packing of the backbone's tokens of ``x``: in the stream's own symbols, or ``group`` times fewer.
+    """Packing of the backbone's tokens that ``x`` becomes: in the symbols of ``stream``, or ``group`` times fewer.
 
     Args:
         x: [tokens, ...]. stream: of the result. group: tokens of ``x`` that become one.
     Raises:
-        GraphError: a known number of tokens that is no multiple of ``group``.
+        GraphError: a concrete number of tokens that is no multiple of ``group``.
     """
     where, packing = x.trace.path, x.sequences
     if packing is not None and isinstance(packing.tokens, Poly):

@@ -1,4 +1,4 @@
-"""What multimodal models ask of a language model, whatever its family: the whole of it, or its layers as an encoder."""
+"""A language model of any family inside a multimodal model: all of it, or its layers as an encoder."""
 
 from __future__ import annotations
 

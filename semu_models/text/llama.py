@@ -1,4 +1,4 @@
-"""Llama: RMS norm, rotary positions, SwiGLU, grouped queries, no biases, an output table of its own.
+"""Llama: RMS norm, rotary positions, SwiGLU, grouped queries, no biases, an untied output table.
 
 Llama 2 (2307.09288) groups the queries of its largest model only; Llama 3 (2407.21783) all, and has four times the
 vocabulary. Llama 3.1 has the shapes of Llama 3. The small models of Llama 3.2 tie their tables.

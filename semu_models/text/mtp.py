@@ -1,10 +1,10 @@
 """Multi-token prediction (DeepSeek-V3, 2412.19437 §2.2): further layers behind a decoder, each one token ahead.
 
 Module k normalises the representation of depth k - 1 and the embedding of the token that is k further on, projects both
-side by side to the model's width, and runs one transformer layer; embedding and output table are the model's own. So
-the model ends in a second modality module, ``mtp``, which also makes the main loss: its first block looks the ids up
-again, where the last layers are (as Megatron-LM does on its last pipeline stage). Where the first rank is another one,
-the shared table lies on both, and its gradients are summed, as those of tied embeddings are.
+side by side to the model's width, and runs one transformer layer; embedding and output table are the model's. So the
+model ends in a second modality module, ``mtp``, which also makes the main loss: its first block looks the ids up again,
+on the ranks of the last layers (as Megatron-LM does on its last pipeline stage). If the first layers are on other
+ranks, both hold the shared table and its gradients are summed, like those of tied embeddings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FurtherEmbeddings(Module):
     """The embeddings of the ids, shifted once for every depth.
 
     Args:
-        text: the model's own. depths: how many.
+        text: the model's embedding. depths: how many.
     """
 
     def __init__(self, text: Embedding, depths: int) -> None:
@@ -47,9 +47,9 @@ class FurtherEmbeddings(Module):
 
 
 class PredictionLayer(Module):
-    """One depth; what it does not use it hands on.
+    """One depth; tensors of other depths pass through.
 
-    The projection is replicated: under sequence parallelism each rank works on its own tokens (Megatron-LM splits its
+    The projection is replicated: under sequence parallelism each rank projects its tokens (Megatron-LM splits the
     columns and gathers the result).
 
     Args:

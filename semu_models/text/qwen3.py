@@ -1,6 +1,6 @@
 """Qwen3, dense: as Llama, with an RMS norm on every head of queries and keys in place of biases (2505.09388 §2).
 
-Heads are 128 wide in all sizes, whatever hidden / heads is; the small models tie their tables.
+Heads are 128 wide in all sizes, not hidden / heads; the small models tie their tables.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semu.checks import check_divides, check_sizes
-from semu.graph.dim import Dim, Poly, divide
 from semu.nn import (
     MLP,
     InputSpec,
@@ -21,18 +20,13 @@ from semu.nn import (
     Model,
     Module,
     Parameter,
-    Sequences,
     Sequential,
     Tensor,
     TransformerLayer,
 )
 from semu.nn import functional as F
 from semu.nn.merging import Merging, Rounding
-
-VISION_STREAM = "vision"
-"""Patches, one sequence per image."""
-MERGED_STREAM = "vision_tokens"
-"""Merged patches, one sequence per image: what a backbone receives."""
+from semu_models.text.encoder import VISION_STREAM, VISION_TOKENS, tokens_of
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ class PatchMerger(Module):
     """The adapter: final norm, ``merge`` x ``merge`` neighbours concatenated, a two-layer MLP to the backbone's width.
 
     Patches of a square follow one another in the stream, as in Qwen2-VL (2409.12191 §2.1). The inner width is the
-    backbone's, as in InternVL's projector (2404.16821 §3.1): Qwen2-VL's own inner width, ``merge^2 x hidden``, would
+    backbone's, as in InternVL's projector (2404.16821 §3.1): Qwen2-VL's inner width, ``merge^2 x hidden``, would
     give ViT 22B an adapter of more than 10 B parameters. As an ``MLP`` it is split by tensor parallelism like the
     layers' feed-forward networks.
     """
@@ -120,7 +114,7 @@ class PatchMerger(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[patches, hidden] -> [patches / merge^2, width], stream ``vision_tokens``."""
-        merged = F.merge_tokens(self.norm(x), self.group, merged_packing(x, self.group))
+        merged = F.merge_tokens(self.norm(x), self.group, tokens_of(x, VISION_TOKENS, self.group))
         projected: Tensor = self.mlp(merged)
         return projected
 
@@ -156,52 +150,9 @@ class ViT(Sequential):
         self.config = config
 
 
-def merged_packing(x: Tensor, group: int) -> Sequences:
-    """Packing of the stream ``vision_tokens`` in which ``group`` neighbouring tokens of ``x`` are one.
-
-    Where the packing of ``x`` is symbolic, so is the result, in the merged stream's own symbols.
-
-    Args:
-        x: [tokens, ...]. group: tokens per merged token.
-    Raises:
-        GraphError: a known number of tokens that is no multiple of ``group``.
-    """
-    where, packing = x.trace.path, x.sequences
-    if packing is None:
-        tokens = divide(x.shape[0], group, "an image", where)
-        return Sequences(MERGED_STREAM, tokens, tokens * tokens, 1, tokens)
-
-    def smaller(dim: Dim, factor: int) -> Dim:
-        renamed = _rename(dim, f"{packing.stream}.", f"{MERGED_STREAM}.")
-        return renamed if renamed != dim else divide(dim, factor, "an image", where)
-
-    length = None if packing.length is None else smaller(packing.length, group)
-    return Sequences(
-        MERGED_STREAM,
-        smaller(packing.tokens, group),
-        smaller(packing.pairs, group**2),
-        smaller(packing.count, 1),
-        length,
-        packing.pair_unit,
-        packing.module,
-    )
-
-
-def _rename(dim: Dim, old: str, new: str) -> Dim:
-    """``dim`` with ``new`` for ``old`` at the beginning of its symbols."""
-    if not isinstance(dim, Poly):
-        return dim
-    return Poly(
-        {
-            tuple(sorted(new + name.removeprefix(old) if name.startswith(old) else name for name in monomial)): count
-            for monomial, count in dim.terms.items()
-        }
-    )
-
-
 def vision_module(config: ViTConfig, width: int | None, role: ModalityRole) -> ModalityModule:
     """A ViT with what the data loader gives it; named ``vit``."""
-    merging = None if width is None else Merging(VISION_STREAM, MERGED_STREAM, ((config.merge**2, Rounding.EXACT),))
+    merging = None if width is None else Merging(VISION_STREAM, VISION_TOKENS, ((config.merge**2, Rounding.EXACT),))
     inputs = (InputSpec(VISION_STREAM, config.patch_features),)
     return ModalityModule("vit", role, ViT(config, width), inputs=inputs, merging=merging)
 

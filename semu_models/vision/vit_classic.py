@@ -55,7 +55,7 @@ class ImageTowerConfig:
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image; what is left over at its edges is cut off, as a convolution does."""
+        """Patches of an image; a remainder at the edges is cut off, as a convolution does."""
         return (self.image_size // self.patch_size) ** 2
 
     @property

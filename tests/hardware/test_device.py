@@ -7,9 +7,9 @@ import math
 import pytest
 
 from semu.errors import ConfigError
-from semu.hardware.device import Device, DeviceKind, Direction, Number, Stream
+from semu.hardware.device import Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import Port, Provenance
-from semu.hardware.number import worst_provenance
+from semu.hardware.number import Number, worst_provenance
 
 
 @pytest.mark.parametrize(

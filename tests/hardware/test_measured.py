@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from semu.hardware.device import DeviceProfile
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.network import CommGroup

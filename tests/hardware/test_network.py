@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError
-from semu.hardware.device import DeviceProfile
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency, LinkEfficiency
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import ALGORITHMS, COEFFICIENTS, PIPELINE, CommGroup, wire_factor

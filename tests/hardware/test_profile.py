@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semu.errors import ConfigError
-from semu.hardware.device import DeviceProfile
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.profile import load_profile
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError
-from semu.hardware.device import DeviceProfile
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup

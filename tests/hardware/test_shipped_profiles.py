@@ -7,7 +7,7 @@ import math
 import pytest
 
 from semu.errors import ConfigError
-from semu.hardware.device import DeviceProfile
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.profile import list_profiles, load_profile
 

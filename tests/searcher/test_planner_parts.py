@@ -18,6 +18,7 @@ from simulation.jobs import t2v_items, vlm_items
 
 import semu
 from semu.job import TrainingJob
+from semu.prefetch import Prefetcher
 from semu.runfile import load_run
 from semu.searcher.job_search import job_problem
 from semu.searcher.orders.interleave import Interleaver
@@ -27,7 +28,7 @@ from semu.searcher.orders.space import OrderSpace
 from semu.searcher.plain_jobs import plain_job
 from semu.searcher.planner import fallback as fallbacks
 from semu.searcher.planner.batch_planner import BatchPlanner
-from semu.searcher.planner.prefetch import Prefetcher, own_batches
+from semu.searcher.planner.own_stream import own_batches
 from semu.searcher.planner.warm import Priorities
 from semu.workload import vlm_batch
 

@@ -90,7 +90,7 @@ def test_what_comes_back_is_legal(
         ranks, microbatches, seed=seed, candidates=candidates, transfer_s=(0.01, 0.05), peaks=True, limit_bytes=limit
     )
     try:
-        found = search_problem(problem, Budget(rollouts=100, workers=2, batch=8), strategy=strategy, seed=seed)
+        found = search_problem(problem, Budget(rollouts=100, workers=2), strategy=strategy, seed=seed)
     except MemoryLimitError:
         assert share < 1.0
         return
@@ -116,7 +116,7 @@ def same(first: SearchResult, second: SearchResult) -> bool:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_rollouts_are_reproducible(strategy: str, workers: int) -> None:
     problem = vlm(4, 6, seed=1, candidates=2, transfer_s=(0.01, 0.02))
-    budget = Budget(rollouts=130, workers=workers, batch=8)
+    budget = Budget(rollouts=130, workers=workers)
     first, second = (search_problem(problem, budget, strategy=strategy, seed=7) for _ in range(2))
     assert same(first, second)
     assert first.is_reproducible

@@ -70,23 +70,17 @@ def grid_command(arguments: argparse.Namespace) -> int:
             if arguments.out is not None:
                 progress("drawing the configurations")
                 say_written(*found.save(arguments.out, axes))
-    _print(found, arguments)
+    if arguments.json:
+        report = found.report.to_json() if found.rows else None
+        emit_json({"run": arguments.run, **found.to_json(), "report": report})
+    else:
+        emit("\n\n".join([repr(found), *([repr(found.report)] if found.rows else [])]))
     if found.ended_by == "interrupt":
         say("interrupted: this is what was done so far")
         return INTERRUPTED
     if found.best is None:
         return _refuse(found)
     return 0
-
-
-def _print(found: GridResult, arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        report = found.report.to_json() if found.rows else None
-        emit_json({"run": arguments.run, **found.to_json(), "report": report})
-        return
-    emit(repr(found))
-    if found.rows:
-        emit("\n" + repr(found.report))
 
 
 def _refuse(found: GridResult) -> int:

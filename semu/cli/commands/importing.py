@@ -63,8 +63,9 @@ def import_command(arguments: argparse.Namespace) -> int:
             }
         )
         return 0
-    parts = (repr(imported.report), _decided(imported), _module_text(modules), _flop_text(flop))
-    text = "\n\n".join((*parts, _predicted_text(predicted)))
+    decided = "\n".join(["decided for the run", *(f"  {note}" for note in imported.notes or ("nothing",))])
+    parts = (repr(imported.report), decided, _module_text(modules), _flop_text(flop), _predicted_text(predicted))
+    text = "\n\n".join(parts)
     if output is None:
         say(text)
         emit(toml)
@@ -116,10 +117,6 @@ def _figures(predicted: Report | None) -> dict[str, Any] | None:
         "peak_memory_bytes": max(predicted.peak_memory_bytes),
         "fits": predicted.fits,
     }
-
-
-def _decided(imported: ImportedRun) -> str:
-    return "\n".join(["decided for the run", *(f"  {note}" for note in imported.notes or ("nothing",))])
 
 
 def _module_text(rows: list[Any]) -> str:

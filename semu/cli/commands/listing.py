@@ -20,7 +20,10 @@ def list_command(arguments: argparse.Namespace) -> int:
     """
     what = arguments.what
     if what is None:
-        _list_lists(arguments.json)
+        if arguments.json:
+            emit_json({"lists": [{"name": name, "description": text} for name, text in LISTS.items()]})
+        else:
+            emit(_table(("list", "what it holds"), [list(item) for item in LISTS.items()]))
         return 0
     check_word(what, LISTS, "list", "semu list")
     text, rows = _LISTS[what]
@@ -29,13 +32,6 @@ def list_command(arguments: argparse.Namespace) -> int:
     else:
         emit(text())
     return 0
-
-
-def _list_lists(is_json: bool) -> None:
-    if is_json:
-        emit_json({"lists": [{"name": name, "description": text} for name, text in LISTS.items()]})
-    else:
-        emit(_table(("list", "what it holds"), [list(item) for item in LISTS.items()]))
 
 
 # -- models and setups ---------------------------------------------------------------------------------------------

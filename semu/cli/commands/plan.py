@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.commands.plan_verify import verify_plan, write_torch_csv
 from semu.cli.commands.simulate import refuse_defaults
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
 from semu.cli.option_checks import check_place, given_flags
@@ -86,7 +85,14 @@ def _show(arguments: argparse.Namespace) -> int:
     check_place("--picture", arguments.picture)
     check_place("--torch-csv", arguments.torch_csv)
     if arguments.verify is not None:
-        return verify_plan(arguments)
+        plan = ExecutionPlan.read(arguments.verify)
+        verified = verify(plan)
+        _write_torch_csv(arguments, plan)
+        if arguments.json:
+            emit_json({"name": plan.name, "model_hash": plan.model_hash, "verified": verified.to_json()})
+        else:
+            emit(f"{plan.name} can run\n{verified.to_text()}")
+        return 0
     plan = ExecutionPlan.read(arguments.show)
     check_rank(plan, arguments.rank)
     if not arguments.json:  # people see a plan that cannot run, too
@@ -95,7 +101,7 @@ def _show(arguments: argparse.Namespace) -> int:
     else:
         verify(plan)
         emit_json(json.loads(plan.to_json()))
-    write_torch_csv(plan, arguments.torch_csv)
+    _write_torch_csv(arguments, plan)
     _draw(arguments, plan)
     return 0
 
@@ -141,7 +147,7 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
         if arguments.output is not None:
             plan.write(arguments.output)
             say(f"wrote {arguments.output}")
-        write_torch_csv(plan, arguments.torch_csv)
+        _write_torch_csv(arguments, plan)
         _draw(arguments, plan)
     if arguments.json:
         emit_json({"run": arguments.run, "warnings": list(run.notes), **_document(plan, report, verified)})
@@ -197,7 +203,7 @@ def _prepared(job: TrainingJob, told: str | None, progress: Progress) -> tuple[J
         training = replace(job.training, schedule_file=told)
         return prepare(replace(job, training=training), progress=progress), None
     plan = StagePlan.read(told)
-    if plan.layers is not None:  # chunks as a search has them: with none of the run's own layout
+    if plan.layers is not None:  # chunks of a search, in place of the run's layout
         job = plain_job(job)[0]
     return prepare(job, plan=plan, progress=progress), None
 
@@ -225,6 +231,21 @@ def _document(plan: ExecutionPlan, report: Report, verified: Verified | None) ->
         "fits": report.fits,
         "verified": None if verified is None else verified.to_json(),
     }
+
+
+def _write_torch_csv(arguments: argparse.Namespace, plan: ExecutionPlan) -> None:
+    """Write the plan's order as torch.distributed.pipelining reads it, where ``--torch-csv`` asks for it.
+
+    Raises:
+        ScheduleError: it breaks a rule of torch's, which is named. ConfigError: the file cannot be written.
+    """
+    if arguments.torch_csv is None:
+        return
+    from semu.files import write_text
+    from semu.plan.torch_schedule import plan_to_torch_csv
+
+    write_text(arguments.torch_csv, plan_to_torch_csv(plan))
+    say(f"wrote {arguments.torch_csv}")
 
 
 def _draw(arguments: argparse.Namespace, plan: ExecutionPlan) -> None:

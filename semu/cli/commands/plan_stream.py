@@ -20,7 +20,9 @@ from semu.runfile.config import RunConfig
 from semu.workload import AbstractBatch, read_stream, write_stream
 
 if TYPE_CHECKING:
+    from semu.searcher.planner.training_loop import IterationRow
     from semu.searcher.planner.training_report import TrainingReport
+    from semu.searcher.planner.warm import Priorities
 
 DEFAULT_ITERATIONS = 100
 """Iterations of a loop for which neither ``--iterations`` nor a stream sets an end."""
@@ -65,21 +67,20 @@ def _train(
 ) -> int:
     """The loop, and what is said of it however it ends."""
     from semu.searcher.planner.planner import Planner
-    from semu.searcher.planner.training_loop import IterationRow, train
-    from semu.searcher.planner.training_report import TrainingReport, measured_json, row_json, row_of_json
-    from semu.searcher.planner.warm import Priorities
+    from semu.searcher.planner.training_loop import train
+    from semu.searcher.planner.training_report import TrainingReport, measured_json, row_json
 
     path = None if arguments.out is None else Path(arguments.out) / STATE
     key = _key(run, arguments)
     speed = 1.0 if arguments.speed is None else arguments.speed
     rows: list[IterationRow] = []
-    state = _state(path, key) if arguments.resume and path is not None else None
+    kept, priorities = _state(path, key) if arguments.resume and path is not None else (None, None)
     error: SemuError | None = None
     ended_by = "iterations"
     workers, is_reproducible = 1, False
     try:
-        if state is not None:
-            rows = [row_of_json(row) for row in state["rows"]][:count]
+        if kept is not None:
+            rows = kept[:count]
             say(f"going on behind {len(rows)} iterations")
             next(itertools.islice(stream, len(rows), len(rows)), None)
         with Planner(
@@ -94,8 +95,8 @@ def _train(
             progress=progress,
         ) as planner:
             workers, is_reproducible = planner.num_workers, planner.is_reproducible
-            if state is not None and state["priorities"] is not None:
-                planner.batches.priorities = Priorities.from_json(state["priorities"])
+            if priorities is not None:
+                planner.batches.priorities = priorities
 
             told, known, before = 0.0, planner.batches.priorities, len(rows)
 
@@ -171,7 +172,7 @@ def _line(row: Any, count: int) -> str:
 
 def _stream(job: TrainingJob, path: str | None) -> Iterator[AbstractBatch]:
     """The batches to train."""
-    from semu.searcher.planner.prefetch import own_batches
+    from semu.searcher.planner.own_stream import own_batches
 
     if path is None:
         return own_batches(job)
@@ -222,23 +223,23 @@ def _key(run: RunConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     return {**own, "config": tables}
 
 
-def _state(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """What ``--out`` holds of a loop; None: nothing.
+def _state(path: Path, key: dict[str, Any]) -> tuple[list[IterationRow] | None, Priorities | None]:
+    """Iterations that ``--out`` holds of a loop, and what was learned from them; None: nothing.
 
     Raises:
         ConfigError: of another run, or not readable.
     """
     if not path.exists():
-        return None
+        return None, None
     from semu.searcher.planner.training_report import row_of_json
     from semu.searcher.planner.warm import Priorities
 
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if any(row_of_json(row).index != number for number, row in enumerate(table["rows"])):
+        rows = [row_of_json(row) for row in table["rows"]]
+        if [row.index for row in rows] != list(range(len(rows))):
             raise ValueError("rows out of order")
-        if table["priorities"] is not None:
-            Priorities.from_json(table["priorities"])
+        priorities = None if table["priorities"] is None else Priorities.from_json(table["priorities"])
         found = dict(table["key"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("not the state of a loop", where=str(path), expected="what semu plan --out wrote") from error
@@ -249,4 +250,4 @@ def _state(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
             where=str(path),
             expected=f"the same run and options ({different} differs), or another --out",
         )
-    return table
+    return rows, priorities

@@ -63,6 +63,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What ``semu.search`` takes beside job, seed and progress."""
     from semu.schedule.stage_plan import STRATEGIES
 
+    names = arguments.strategies
     return {
         "rollouts": arguments.rollouts,
         "time_s": arguments.time,
@@ -71,7 +72,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         "objective": arguments.objective,
         "sub_batch": _counts("--sub-batch", arguments.sub_batch),
         "segments": _counts("--segments", arguments.segments),
-        "strategies": STRATEGIES if arguments.strategies is None else _words(arguments.strategies),
+        "strategies": STRATEGIES if names is None else tuple(name.strip() for name in names.split(",")),
         "candidates": arguments.candidates,
         "memory_limit_bytes": None if arguments.memory_limit is None else _size(arguments.memory_limit),
         "exact": arguments.exact,
@@ -116,10 +117,6 @@ def _counts(flag: str, words: Sequence[str]) -> dict[str, int]:
             raise ConfigError("not a number for a module", where=flag, expected="MODULE=N, such as vit=4", got=word)
         found[name] = int(number)
     return found
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(","))
 
 
 def _size(text: str) -> int:

@@ -50,7 +50,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
                 seed=arguments.seed or 0,
                 contention=arguments.contention,
             )
-        if run.notes:  # files and --json must tell what stderr has told
+        if run.notes:  # files and --json have the notes of stderr too
             report = replace(report, warnings=(*report.warnings, *run.notes))
         if arguments.strict:
             refuse_defaults(report)

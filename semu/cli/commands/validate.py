@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semu.checks import check_word
+from semu.checks import check_integer, check_number, check_word
 from semu.cli import console
 from semu.cli.commands.validate_run import is_own_run, say_beyond, validate_run_command
 from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say, say_written
@@ -26,7 +25,8 @@ def validate_command(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a runs file that cannot be read, an unknown group or profile, results that cannot be written.
     """
-    _check_tolerance(arguments.tolerance)
+    if arguments.tolerance is not None:
+        check_number(arguments.tolerance, "--tolerance", "a tolerance in percent")
     for flag in ("csv", "picture"):
         check_place(f"--{flag}", getattr(arguments, flag))
     if is_own_run(arguments):
@@ -42,7 +42,6 @@ def validate_command(arguments: argparse.Namespace) -> int:
         under_profile = _validator(rows, arguments.profile, "--profile")
         under_other = _validator(rows, arguments.compare, "--compare")
         if arguments.site is not None:
-            from semu.checks import check_integer
             from semu.validation.site import calibrate_sites
 
             check_integer(arguments.site, "--site", "a number of rows")
@@ -92,11 +91,6 @@ class _RowCounter:
         if now - self._said >= console.PATIENCE_S and done < total:
             self._said = now
             say(f"{done} of {total} rows done")
-
-
-def _check_tolerance(tolerance: float | None) -> None:
-    if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise ConfigError("not a tolerance", where="--tolerance", expected="percent, >= 0, e.g. 10", got=tolerance)
 
 
 def _of_groups(rows: Sequence[Row | BadRow], groups: Sequence[str]) -> tuple[Row | BadRow, ...]:
@@ -150,8 +144,8 @@ def _validator(rows: Sequence[Row | BadRow], profile: str | None, flag: str) -> 
 
 
 def devices_of(rows: Sequence[Row | BadRow], profile: str, flag: str) -> Callable[[Row], str]:
-    """Which device each row runs on: rows of the device that the profile is named after on it, the others on their own;
-    where no row names it, all on it.
+    """The device of each row: the profile for rows on the device that it is named after, and for all rows where no row
+    is on that device; else the row's device.
 
     Raises:
         ConfigError: an unknown device, a profile file that cannot be read.

@@ -102,7 +102,7 @@ class SubMicrobatches:
         before = sum(a * b for a, b in zip(giver.counts[:microbatch], taker.counts[:microbatch], strict=True))
         return self.meetings[source, target] + before + given * taker.counts[microbatch] + taken
 
-    def is_seam(self, source: str, target: str) -> bool:
+    def parts_differ(self, source: str, target: str) -> bool:
         """Whether parts are joined, or cut, between two modules."""
         return source != target and (source in self.modules or target in self.modules)
 

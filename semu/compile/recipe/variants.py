@@ -104,7 +104,7 @@ def join_variant(
     blocks = traced.blocks(base, words)
     last = {c.module: c.chunk.index for c in layout.chunks}
     consumed = {source for module in job.model.modules for source in module.sources}
-    joins = [source >= 0 and cutting.is_seam(earlier[source].module, base.module) for source in base.arrivals]
+    joins = [source >= 0 and cutting.parts_differ(earlier[source].module, base.module) for source in base.arrivals]
     kept = borrowed_tensors(base.arrivals, chunk, earlier)
     forward, backward = joined.stages(
         tuple(block.template for block in blocks),
@@ -120,7 +120,7 @@ def check_alike(layout: Layout, cutting: SubMicrobatches, variants: Sequence[Chu
     first = variants[0]
     number, rank = first.chunk.index, first.chunk.rank
     borrows = any(
-        number in chunk.arrivals and chunk.chunk.rank == rank and not cutting.is_seam(first.module, chunk.module)
+        number in chunk.arrivals and chunk.chunk.rank == rank and not cutting.parts_differ(first.module, chunk.module)
         for chunk in layout.chunks
     )
     for other in variants[1:]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from semu.executor.chunk import as_tuple
@@ -103,6 +104,18 @@ class Head(nn.Module):
         return self.linear(self.norm(x))
 
 
+def item_counts(plan: ExecutionPlan) -> dict[str, NDArray[np.int64]]:
+    """Module -> int64[num_replicas, num_microbatches], its items."""
+    pairs = plan.pairs
+    module = np.array([chunk.module for chunk in plan.chunks])[pairs.chunk]
+    found = {}
+    for name in dict.fromkeys(chunk.module for chunk in plan.chunks):
+        most = np.zeros((plan.num_replicas, plan.num_microbatches), dtype=np.int64)
+        np.maximum.at(most.T, pairs.microbatch[module == name], pairs.items[:, module == name, 1].T)
+        found[name] = most
+    return found
+
+
 @dataclass(frozen=True)
 class DemoModel:
     """The small model of a plan.
@@ -122,36 +135,26 @@ class DemoModel:
         """Module -> modules that it reads: as the chunks say; else by the messages, and where there are none, the
         module before it."""
         plan = self.plan
-        names = list(dict.fromkeys(chunk.module for chunk in plan.chunks))
+        found: dict[str, dict[str, None]] = {chunk.module: {} for chunk in plan.chunks}
         if all(chunk.sources is not None for chunk in plan.chunks):
-            read: dict[str, dict[str, None]] = {name: {} for name in names}
-            for chunk in plan.chunks:
-                others = [plan.chunks[source].module for source in chunk.sources or ()]
-                read[chunk.module].update(dict.fromkeys(other for other in others if other != chunk.module))
-            return {name: tuple(others) for name, others in read.items()}
-        module = [plan.chunks[chunk].module for chunk in plan.pairs.chunk.tolist()]
-        found: dict[str, dict[str, None]] = {name: {} for name in names}
-        for source, target in zip(plan.messages.source.tolist(), plan.messages.target.tolist(), strict=True):
-            ends = module[source // 2], module[target // 2]
-            if source % 2 == 0 and ends[0] != ends[1]:
-                found[ends[1]].setdefault(ends[0])
-        for before, name in pairwise(names):
-            if not any(before in sources for sources in found.values()):
-                found[name].setdefault(before)
+            ends = [(source, number) for number, chunk in enumerate(plan.chunks) for source in chunk.sources or ()]
+        else:
+            messages, chunks = plan.messages, plan.pairs.chunk.tolist()
+            pairs = zip(messages.source.tolist(), messages.target.tolist(), strict=True)
+            ends = [(chunks[source // 2], chunks[target // 2]) for source, target in pairs if source % 2 == 0]
+        for source, target in ends:
+            if plan.chunks[source].module != plan.chunks[target].module:
+                found[plan.chunks[target].module].setdefault(plan.chunks[source].module)
+        if any(chunk.sources is None for chunk in plan.chunks):
+            for before, name in pairwise(found):
+                if not any(before in sources for sources in found.values()):
+                    found[name].setdefault(before)
         return {name: tuple(sources) for name, sources in found.items()}
 
     @cached_property
     def counts(self) -> dict[str, list[list[int]]]:
         """Module -> per replica, items of every microbatch."""
-        pairs, plan = self.plan.pairs, self.plan
-        module = np.array([chunk.module for chunk in plan.chunks])[pairs.chunk]
-        found = {}
-        for name in dict.fromkeys(chunk.module for chunk in plan.chunks):
-            most = np.zeros((plan.num_replicas, plan.num_microbatches), dtype=np.int64)
-            mine = module == name
-            np.maximum.at(most.T, pairs.microbatch[mine], pairs.items[:, mine, 1].T)
-            found[name] = most.tolist()
-        return found
+        return {name: counts.tolist() for name, counts in item_counts(self.plan).items()}
 
     @cached_property
     def cut(self) -> frozenset[str]:

@@ -10,9 +10,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.engine.timeline import IterationTimeline
+from semu.executor.demo.model import item_counts
 from semu.executor.edges import linked_stages
-from semu.executor.recording import Recording, timeline_of
+from semu.executor.recording import Recording
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
 
@@ -70,17 +70,10 @@ def calibrate(plan: ExecutionPlan, recordings: Sequence[Sequence[Recording]], re
 def _read_items(plan: ExecutionPlan, replica: int) -> list[int]:
     """Items of all modules in the pair's microbatch, which a module that runs it whole may read."""
     pairs = plan.pairs
-    ends = pairs.items[replica, :, 1]
-    total: dict[int, dict[str, int]] = defaultdict(dict)
-    for chunk, microbatch, end in zip(pairs.chunk.tolist(), pairs.microbatch.tolist(), ends.tolist(), strict=True):
-        own = total[microbatch]
-        own[plan.chunks[chunk].module] = max(own.get(plan.chunks[chunk].module, 0), end)
-    sums = {microbatch: sum(own.values()) for microbatch, own in total.items()}
-    cut = set(pairs.chunk[pairs.part > 0].tolist())
-    return [
-        0 if chunk in cut else sums[microbatch]
-        for chunk, microbatch in zip(pairs.chunk.tolist(), pairs.microbatch.tolist(), strict=True)
-    ]
+    sums = np.sum([counts[replica] for counts in item_counts(plan).values()], axis=0)
+    is_cut = np.isin(pairs.chunk, pairs.chunk[pairs.part > 0])
+    found: list[int] = np.where(is_cut, 0, sums[pairs.microbatch]).tolist()
+    return found
 
 
 def _transfer(plan: ExecutionPlan, recordings: Sequence[Sequence[Recording]], replica: int) -> float:
@@ -109,10 +102,6 @@ class Replay:
 
     recordings: tuple[Recording, ...]
     makespan_s: float
-
-    def timeline(self, plan: ExecutionPlan) -> IterationTimeline:
-        """To be drawn."""
-        return timeline_of(plan, self.recordings)
 
 
 def simulate_order(

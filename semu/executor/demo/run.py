@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -121,10 +122,8 @@ class DemoReport:
         from semu.present.plots.search import draw_timelines
 
         out = make_folder(Path(folder))
-        pictures = [
-            ("simulated", self.replay.timeline(self.plan)),
-            ("measured", timeline_of(self.plan, self.recordings)),
-        ]
+        recordings = {"simulated": self.replay.recordings, "measured": self.recordings}
+        pictures = [(name, timeline_of(self.plan, own)) for name, own in recordings.items()]
         title = f"{self.plan.name}: a plan executed on small layers ({self.backend})"
         return [
             write_text(out / "result.json", json.dumps(self.to_json(), indent=2) + "\n"),
@@ -190,8 +189,8 @@ def _threads(plan: ExecutionPlan, total: int, width: int, timeout_s: float) -> l
     size = plan.num_ranks * plan.num_replicas
     limit = timedelta(seconds=timeout_s)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-    connections = [dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=limit) for _ in range(size)]
-    own = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=limit)
+    connect = partial(dist.TCPStore, "127.0.0.1", store.port, is_master=False, timeout=limit)
+    own, *connections = (connect() for _ in range(size + 1))
 
     def publish() -> None:
         """The planner; that ranks are gone, they say themselves."""

@@ -1,4 +1,4 @@
-"""``read_measurements``: files of measurements -> samples. The formats are told apart by their content."""
+"""``read_measurements``: files of measurements -> samples. The content of a file decides its format."""
 
 from semu.fitting.readers.measurements import Measurements, SourceFile, read_measurements
 

@@ -1,4 +1,4 @@
-"""``read_measurements``: CSV tables, output of nccl-tests and traces of torch.profiler, told apart by their content."""
+"""``read_measurements``: reads CSV tables, output of nccl-tests, traces of torch.profiler; their content decides."""
 
 from __future__ import annotations
 

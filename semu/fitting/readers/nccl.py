@@ -6,14 +6,14 @@ the file's name (``all_reduce_perf.txt``). Out-of-place times count.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.fitting.devices import KNOWN_DEVICES
+from semu.fitting.devices import named_device
 from semu.fitting.samples import Refusal, Sample, places
+from semu.fitting.source_text import parse_json
 
 EXPECTED = "the output of nccl-tests, e.g. all_reduce_perf -b 8 -e 8G -f 2 -g 8"
 KINDS: Mapping[str, str] = {
@@ -113,23 +113,12 @@ def _read_output(
             raise ConfigError(
                 "a row that cannot be read", where=where, expected="time [us], algbw, busbw [GB/s]", got=str(error)
             ) from error
-    device = _device((rank[3] for rank in listed), profile)
+    device = named_device((rank[3] for rank in listed), profile)
     return list(_samples(rows, kind, ranks, count, name, device)), refusals
 
 
-def _device(names: Iterable[str], profile: str) -> str:
-    """The output's name of its GPUs; the profile where the output names none, or semu does not ship the profile."""
-    named = [text for text in (item.strip() for item in names) if text]
-    return named[0] if named and profile in KNOWN_DEVICES else profile
-
-
 def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sample], list[Refusal]]:
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"not JSON: {error.msg}", where=f"{name}:{error.lineno}", expected=EXPECTED) from error
-    except RecursionError as error:
-        raise ConfigError("JSON of too many levels", where=name, expected=EXPECTED) from error
+    document = parse_json(text, name, EXPECTED)
     results = document.get("results")
     if not isinstance(results, list):
         raise ConfigError("no results", where=f"{name} results", expected=EXPECTED, got=", ".join(list(document)[:8]))
@@ -154,8 +143,8 @@ def _read_json(text: str, name: str, profile: str, nodes: int) -> tuple[list[Sam
             raise ConfigError(
                 "a result that cannot be read", where=where, expected="size, out_of_place.time [us]", got=repr(error)
             ) from error
-    named = [str(item.get("device_name") or "") for item in items]
-    return list(_samples(rows, kind, ranks, max(len(set(hosts)), nodes), name, _device(named, profile))), []
+    device = named_device((str(item.get("device_name") or "") for item in items), profile)
+    return list(_samples(rows, kind, ranks, max(len(set(hosts)), nodes), name, device)), []
 
 
 def _count(document: Mapping[str, Any]) -> int:

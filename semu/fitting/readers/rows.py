@@ -7,7 +7,7 @@ factors in a fit (``semu.fitting.fit``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from semu.fitting.readers.nccl import KINDS
 from semu.fitting.samples import Sample
@@ -199,21 +199,20 @@ _MOST_OF_PEAK = 2.0
 _RING = re.compile(r"(\d+)Node-(\d+)GPU\(NIC ?\)")
 
 
-def fractions(rows: Iterable[tuple[str, Row]]) -> Iterator[Sample]:
-    """Rows of ``collective_efficiency_multinode.csv``: rings over several nodes that the cards bound, as times.
+def fractions(where: str, row: Row) -> Iterator[Sample]:
+    """A row of ``collective_efficiency_multinode.csv``: a ring over several nodes that the cards bound, as times.
 
     A fraction of the bus bandwidth f of a buffer S is a time S (n-1)/n / (f x 8 x 48.5 GB/s); it counts for the
     all-gather and for the reduce-scatter.
     """
-    for where, row in rows:
-        ring = _RING.fullmatch(row["column"].strip())
-        if row["table"] != "nic" or ring is None:
-            continue
-        nodes, ranks, moved = float(ring[1]), float(ring[2]), _number(row, "bytes")
-        fraction = float(row["fraction_of_peak_busbw"])
-        if not (0 < fraction <= _MOST_OF_PEAK and 2 <= ranks <= _LARGEST and 2 <= nodes <= ranks):
-            raise ValueError(f"{row['column']}: {row['fraction_of_peak_busbw']}")
-        time_s = moved * (ranks - 1) / ranks / (fraction * FRACTION_BYTES_PER_S)
-        for kind in ("all_gather", "reduce_scatter"):
-            shape = (ranks, nodes, moved, 0.0)
-            yield Sample(f"link.nic.{kind}", shape, time_s, row.get("source") or "simai", FRACTION_DEVICE, where)
+    ring = _RING.fullmatch(row["column"].strip())
+    if row["table"] != "nic" or ring is None:
+        return
+    nodes, ranks, moved = float(ring[1]), float(ring[2]), _number(row, "bytes")
+    fraction = float(row["fraction_of_peak_busbw"])
+    if not (0 < fraction <= _MOST_OF_PEAK and 2 <= ranks <= _LARGEST and 2 <= nodes <= ranks):
+        raise ValueError(f"{row['column']}: {row['fraction_of_peak_busbw']}")
+    time_s = moved * (ranks - 1) / ranks / (fraction * FRACTION_BYTES_PER_S)
+    for kind in ("all_gather", "reduce_scatter"):
+        shape = (ranks, nodes, moved, 0.0)
+        yield Sample(f"link.nic.{kind}", shape, time_s, row.get("source") or "simai", FRACTION_DEVICE, where)

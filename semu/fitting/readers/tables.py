@@ -142,7 +142,7 @@ def _numbered(reader: csv.DictReader[str], name: str) -> Iterator[tuple[str, Row
 def _fractions(reader: csv.DictReader[str], name: str) -> Iterator[Sample]:
     for where, row in _numbered(reader, name):
         try:
-            yield from kinds.fractions([(where, row)])
+            yield from kinds.fractions(where, row)
         except ValueError as error:
             raise _unreadable(where, "fractions", error) from error
 
@@ -182,15 +182,11 @@ def _check_rate(row: Row, work: float, time_s: float, where: str) -> None:
             ratio = float(text) * unit * time_s / work
         except ValueError as error:
             raise ConfigError("not a rate", where=where, expected=f"{column}, or an empty cell", got=text) from error
-        if not (1 - _TOLERANCE) < ratio < (1 + _TOLERANCE) and not _is_rounding(float(text), ratio):
+        is_coarse = float(text) < 1 and 0.5 < ratio < 2  # a small rate with two digits
+        if not (1 - _TOLERANCE) < ratio < (1 + _TOLERANCE) and not is_coarse:
             raise ConfigError(
                 "time and rate do not agree: mixed units?",
                 where=where,
                 expected=f"{column} about {work / time_s / unit:.4g} for this time",
                 got=text,
             )
-
-
-def _is_rounding(rate: float, ratio: float) -> bool:
-    """Rates with two digits are coarse where they are small."""
-    return rate < 1 and 0.5 < ratio < 2

@@ -16,7 +16,7 @@ from typing import Any
 
 from semu.checks import is_number
 from semu.errors import ConfigError
-from semu.fitting.devices import KNOWN_DEVICES
+from semu.fitting.devices import named_device
 from semu.fitting.kernel_names import family_of, family_of_kind
 from semu.fitting.samples import Refusal, Sample, places
 from semu.fitting.trace_events import read_events
@@ -54,7 +54,9 @@ def read_trace(
     """
     name = Path(path).name if name is None else name
     events, document, _ = read_events(path)
-    device = _device(document, profile)
+    listed = document.get("deviceProperties")
+    devices = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    device = named_device((str(item.get("name") or "") for item in devices), profile)
     operators: dict[str, dict[str, Any]] = {}
     kernels: dict[str, list[tuple[str, float]]] = {}
     bad: list[str] = []
@@ -67,11 +69,11 @@ def read_trace(
         if category == "cpu_op" and identity is not None and arguments.get("Input Dims"):
             operators[str(identity)] = event
         elif category == "kernel":
-            duration = _duration(event.get("dur"))
-            if duration is None:
-                bad.append(f"ts {event.get('ts')} ({event.get('dur')})")
+            duration = event.get("dur")
+            if is_number(duration) and 0 <= duration <= _LONGEST_US:
+                kernels.setdefault(str(identity), []).append((str(event.get("name")), float(duration)))
             else:
-                kernels.setdefault(str(identity), []).append((str(event.get("name")), duration))
+                bad.append(f"ts {event.get('ts')} ({duration})")
     if bad:
         raise ConfigError(
             f"{len(bad)} kernels whose times are not positive numbers",
@@ -103,19 +105,6 @@ def read_trace(
         for what, count in sorted(left.items(), key=lambda item: (-item[1], item[0]))
     ]
     return samples, refusals
-
-
-def _device(document: Mapping[str, Any], profile: str) -> str:
-    """The trace's name of its GPU; the profile where the trace names none, or where semu does not ship the profile."""
-    listed = document.get("deviceProperties")
-    devices = listed if isinstance(listed, list) else []
-    named = [str(item["name"]) for item in devices if isinstance(item, dict) and item.get("name")]
-    return named[0] if named and profile in KNOWN_DEVICES else profile
-
-
-def _duration(value: object) -> float | None:
-    """A kernel's time [us]; None: not a time."""
-    return float(value) if is_number(value) and 0 <= value <= _LONGEST_US else None
 
 
 def _sample(event: Mapping[str, Any], kernels: Sequence[tuple[str, float]], name: str, device: str) -> Sample | None:

@@ -31,7 +31,7 @@ class Fit:
     needs_switch: bool = False
 
     def is_determined(self, num_sizes: int, num_ranks: int, num_rows: int, *, has_switch: bool) -> bool:
-        """Whether measurements of so many message sizes, numbers of ranks and rows determine the coefficient."""
+        """Whether measurements determine the coefficient, by their counts of message sizes, group sizes and rows."""
         is_many = num_sizes >= self.min_sizes and num_ranks >= self.min_ranks and num_rows >= self.min_rows
         return is_many and (has_switch or not self.needs_switch)
 

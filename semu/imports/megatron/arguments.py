@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from semu.errors import ConfigError
-from semu.imports.megatron.flags import FLAGS, Flag
+from semu.imports.megatron.flags import Flag
 
 _SWITCHED = {"True": True, "true": True, "False": False, "false": False, "None": False}
 _NOTHING = ("None", "none", "", "[]", "False", "false", "0", "0.0", "{}")
@@ -123,11 +123,6 @@ class Given:
     def where(self, line: int) -> str:
         """A place in the file."""
         return f"{self.source}:{line}" if line else self.source
-
-
-def find_flag(written: str) -> Flag | None:
-    """The flag of a word that begins with two dashes."""
-    return FLAGS.spelt(written.removeprefix("--").replace("_", "-"))
 
 
 def _expected(flag: Flag) -> str:

@@ -56,9 +56,7 @@ class Flag:
     def absent(self) -> Any:
         """The value where the flag is not given: Megatron-LM's default, False for a switch, True for one that turns
         off."""
-        if self.is_switch:
-            return self.type == "off"
-        return tuple(self.default) if isinstance(self.default, list) else self.default
+        return self.type == "off" if self.is_switch else self.default
 
     @property
     def is_switch(self) -> bool:
@@ -71,6 +69,9 @@ class FlagTable:
 
     Args:
         data: the parsed ``flags.toml``.
+    Attributes:
+        flags: all of them. understood: printed name -> flag that semu understands.
+        tokenizers: name -> entries of its vocabulary. added_tokens: name -> entries beside ``vocab_size``.
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
@@ -83,23 +84,20 @@ class FlagTable:
         self._by_dest = {flag.dest: flag for flag in reversed(self.flags) if not flag.is_pattern}
         self._patterns = [flag for flag in self.flags if flag.is_pattern]
         understood = [flag for flag in self.flags if flag.treatment is Treatment.UNDERSTOOD]
-        self._understood = {flag.dest: flag for flag in reversed(understood)}
+        self.understood = {flag.dest: flag for flag in reversed(understood)}
 
-    def spelt(self, name: str) -> Flag | None:
-        """The flag that is written ``--name``; None: unknown."""
+    def spelt(self, written: str) -> Flag | None:
+        """The flag of a word such as ``--num-layers``, with or without its dashes; None: unknown."""
+        name = _name(written)
         return self._by_name.get(name) or self._matching(name)
 
     def printed(self, dest: str) -> Flag | None:
         """The flag whose value a log prints under ``dest``; None: unknown."""
         return self._by_dest.get(dest) or self._matching(dest.replace("_", "-"))
 
-    def understood(self, dest: str) -> Flag:
-        """A flag that semu understands, by its printed name."""
-        return self._understood[dest]
-
-    def nearest(self, name: str) -> str | None:
-        """The known flag that looks most like an unknown one, with its dashes."""
-        found = nearest_name(name, self._by_name)
+    def nearest(self, written: str) -> str | None:
+        """The flag that looks most like an unknown word, with its dashes."""
+        found = nearest_name(_name(written), self._by_name)
         return None if found is None else f"--{found}"
 
     def _matching(self, name: str) -> Flag | None:
@@ -111,18 +109,13 @@ class FlagTable:
 def _flags(data: Mapping[str, Any]) -> Iterator[Flag]:
     for purpose, table in data["understood"].items():
         for name, told in table.items():
+            options: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in told.items()
+                if key not in ("same", "dest")
+            }
             for spelling in (name, *told.get("same", ())):
-                yield Flag(
-                    spelling,
-                    told.get("dest", _dest(name)),
-                    Treatment.UNDERSTOOD,
-                    purpose,
-                    type=told["type"],
-                    default=told.get("default"),
-                    to=told["to"],
-                    values=tuple(told.get("values", ())),
-                    others=tuple(told.get("others", ())),
-                )
+                yield Flag(spelling, told.get("dest", name.replace("-", "_")), Treatment.UNDERSTOOD, purpose, **options)
     for treatment, key in ((Treatment.UNMODELLED, "unmodelled"), (Treatment.IGNORED, "ignored")):
         for purpose, table in data[key].items():
             harmless = table.get("harmless", {})
@@ -131,13 +124,13 @@ def _flags(data: Mapping[str, Any]) -> Iterator[Flag]:
             for name in dict.fromkeys((*table["flags"], *harmless, *own)):
                 kind = "switch" if name in data["switches"] else "word"
                 told = tuple(harmless.get(name, ()))
-                yield Flag(name, _dest(name), treatment, purpose, table["why"], type=kind, harmless=told)
+                yield Flag(name, name.replace("-", "_"), treatment, purpose, table["why"], type=kind, harmless=told)
             for name, dest in table.get("off", {}).items():
                 yield Flag(name, dest, treatment, purpose, table["why"], type="off", harmless=(True,))
 
 
-def _dest(name: str) -> str:
-    return name.replace("-", "_")
+def _name(written: str) -> str:
+    return written.removeprefix("--").replace("_", "-")
 
 
 FLAGS = FlagTable(tomllib.loads(files("semu.imports.megatron").joinpath("flags.toml").read_text("utf-8")))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from semu.errors import ConfigError
-from semu.imports.megatron.arguments import Argument, Given, find_flag
-from semu.imports.megatron.flags import Treatment
+from semu.imports.megatron.arguments import Argument, Given
+from semu.imports.megatron.flags import FLAGS, Treatment
 from semu.imports.megatron.shell_run import Command, Script, follow_script
 from semu.imports.megatron.shell_words import Field, Shell
 
@@ -34,15 +33,14 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
     script = follow_script(text, source, defined)
     command = _training_command(script, source)
     shell = script.shell
-    texts = [field.text for field in command.fields]
-    begin = next((at for at, word in enumerate(texts) if word.endswith(".py")), -1)
-    program = os.path.basename(texts[begin]) if begin >= 0 else ""
+    begin = next((at for at, field in enumerate(command.fields) if field.text.endswith(".py")), -1)
+    program = command.program
     if _OTHERS.fullmatch(program) is not None:
         raise ConfigError(
             f"{program} trains another model than a GPT, which is not read from its arguments",
             where=f"{source}:{command.fields[begin].line}",
             expected="pretrain_gpt.py, or a program of one's own that trains its models; semu list models has others",
-            got=texts[begin],
+            got=command.fields[begin].text,
             nearest="pretrain_gpt.py",
         )
     launcher = command.fields[: max(begin, 0)]
@@ -84,11 +82,8 @@ def _training_command(script: Script, source: str) -> Command:
 
 
 def _trains(command: Command) -> bool:
-    texts = [field.text for field in command.fields]
-    if any(text in ("--num-layers", "--hidden-size", "--use-checkpoint-args") for text in texts):
-        return True
-    script = next((text for text in texts if text.endswith(".py")), "")
-    return _TRAINING.fullmatch(os.path.basename(script)) is not None
+    sizes = ("--num-layers", "--hidden-size", "--use-checkpoint-args")
+    return any(field.text in sizes for field in command.fields) or _TRAINING.fullmatch(command.program) is not None
 
 
 def _size(launcher: Sequence[Field], names: Sequence[str], script: Script) -> tuple[int, int] | None:
@@ -116,7 +111,7 @@ def _arguments(fields: Sequence[Field], shell: Shell, source: str) -> list[Argum
         if field.text.startswith("--"):
             name, equals, value = field.text.partition("=")
             own = (shell.shown(value),) if equals else ()
-            found.append(Argument(find_flag(name), shell.shown(name), own, field.line, told))
+            found.append(Argument(FLAGS.spelt(name), shell.shown(name), own, field.line, told))
             continue
         if gap is not None and (not found or not _takes_another(found[-1])):
             raise ConfigError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 from semu.errors import ConfigError
-from semu.imports.megatron.arguments import Argument, Given, find_flag
+from semu.imports.megatron.arguments import Argument, Given
 from semu.imports.megatron.flags import FLAGS
 
 _BEGIN = re.compile(r"-{4,} arguments -{4,}")
@@ -86,5 +86,5 @@ def read_config(text: str, source: str) -> Given:
         if value == "false":
             continue
         values = () if value in ("true", "") else tuple(plain.split()) if value == plain else (plain,)
-        found.append(Argument(find_flag(match[1]), match[1], values, number, gap))
+        found.append(Argument(FLAGS.spelt(match[1]), match[1], values, number, gap))
     return Given(source, "arguments of a functional test of Megatron-LM", tuple(found))

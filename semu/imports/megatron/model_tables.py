@@ -26,10 +26,11 @@ def transformer_table(settings: Settings) -> dict[str, Any]:
     activation = _activation(settings)
     is_gated = settings.get("swiglu") or activation == "quick_gelu"
     has_bias = settings.get("add_bias_linear")
+    width = int((4 * hidden * 2 / 3) / 64) * 64 if settings.get("swiglu") else 4 * hidden  # ``validate_args``
     table: dict[str, Any] = {
         "layers": layers,
         "hidden": hidden,
-        "ffn": settings.size("ffn_hidden_size") or _inner_width(hidden, is_swiglu=settings.get("swiglu")),
+        "ffn": settings.size("ffn_hidden_size") or width,
         "heads": heads,
         "kv_heads": _kv_heads(settings, heads),
         "head_dim": _head_dim(settings, hidden, heads),
@@ -81,11 +82,6 @@ def _check_fusions(settings: Settings, table: dict[str, Any]) -> None:
     for name, matters in has_parts.items():
         if matters and not settings.get(name):
             settings.refuse(name, "in separate kernels")
-
-
-def _inner_width(hidden: int, *, is_swiglu: bool) -> int:
-    """Megatron-LM, ``validate_args``."""
-    return int((4 * hidden * 2 / 3) / 64) * 64 if is_swiglu else 4 * hidden
 
 
 def _kv_heads(settings: Settings, heads: int) -> int:

@@ -126,8 +126,8 @@ def _places(settings: Settings) -> dict[str, str]:
     """The argument that decided a key; of several the last that the file gives."""
     places: dict[str, str] = {}
     for dest in settings.asked:
-        if settings.is_told(dest) and FLAGS.understood(dest).to:
-            places |= dict.fromkeys(FLAGS.understood(dest).to.split(", "), settings.where(dest))
+        if settings.is_told(dest) and FLAGS.understood[dest].to:
+            places |= dict.fromkeys(FLAGS.understood[dest].to.split(", "), settings.where(dest))
     given = settings.given
     if given.nodes is not None:
         places |= dict.fromkeys(("cluster.nodes", "cluster.gpus_per_node"), given.where(given.cluster_line))
@@ -138,7 +138,7 @@ def _refusal(settings: Settings) -> ConfigError:
     problems, given = settings.problems, settings.given
     count = f"{len(problems)} arguments" if len(problems) > 1 else "an argument"
     verb = "are" if len(problems) > 1 else "is"
-    nearest = [FLAGS.nearest(p.name.removeprefix("--")) for p in problems if p.why.startswith("unknown")]
+    nearest = [FLAGS.nearest(p.name) for p in problems if p.why.startswith("unknown")]
     return ConfigError(
         f"{count} that may change time or memory {verb} not modelled by this version: {'; '.join(map(str, problems))}",
         where=given.where(min((problem.line for problem in problems if problem.line), default=0)),
@@ -159,7 +159,7 @@ def _reading(settings: Settings, tables: Tables, cluster: str | None) -> Reading
         elif argument.is_printed and settings.is_default(dest):
             ignored.append(_row(argument, "Megatron-LM's own value"))
         else:
-            understood.append(_row(argument, _shown(FLAGS.understood(dest).to, tables), settings.asked[dest]))
+            understood.append(_row(argument, _shown(FLAGS.understood[dest].to, tables), settings.asked[dest]))
     given = settings.given
     if given.cluster_line and given.nodes is not None and cluster is None:
         size = f"{given.nodes} x {given.gpus_per_node}"
@@ -167,7 +167,7 @@ def _reading(settings: Settings, tables: Tables, cluster: str | None) -> Reading
     defaulted = [
         ReadingRow(f"--{flag.name}", False if flag.is_switch else _plain(value), flag.to or "what semu models")
         for dest, value in settings.asked.items()
-        if not settings.is_told(dest) and (flag := FLAGS.understood(dest)) and value is not None
+        if not settings.is_told(dest) and (flag := FLAGS.understood[dest]) and value is not None
     ]
     if cluster is None:
         defaulted.append(ReadingRow("cluster.device", tables["cluster"]["device"], "cluster.device"))
@@ -200,12 +200,9 @@ def _shown(keys: str, tables: Tables) -> str:
         value: Any = tables
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        words.append(key if value is None or isinstance(value, Mapping) else f"{key} = {_word(value)}")
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(key if value is None or isinstance(value, Mapping) else f"{key} = {shown}")
     return ", ".join(words)
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain(value: object) -> object:

@@ -54,7 +54,7 @@ class Settings:
             if argument.is_printed and argument.is_nothing:
                 self.ignored.append((argument, "off"))
                 return
-            nearest = FLAGS.nearest(argument.written.removeprefix("--").replace("_", "-"))
+            nearest = FLAGS.nearest(argument.written)
             hint = "" if nearest is None else f", did you mean {nearest}?"
             self._refuse(argument, f"unknown{hint}")
         elif flag.treatment is Treatment.IGNORED:
@@ -73,14 +73,14 @@ class Settings:
     def refuse(self, dest: str, why: str) -> None:
         """Note that an argument's value, or its default, is not modelled."""
         told = self.told.get(dest)
-        value = str(FLAGS.understood(dest).default) if told is None else told.shown
+        value = str(FLAGS.understood[dest].default) if told is None else told.shown
         problem = Problem(self.name(dest), value, self.line(dest), why)
         if problem not in self.problems:
             self.problems.append(problem)
 
     def get(self, dest: str) -> Any:
         """The value of an argument, else Megatron-LM's default; False for a switch, True for one that turns off."""
-        flag = FLAGS.understood(dest)
+        flag = FLAGS.understood[dest]
         told = self.told.get(dest)
         value = None if told is None else told.value(self.where(dest))
         if value is not None:
@@ -114,12 +114,12 @@ class Settings:
 
     def is_default(self, dest: str) -> bool:
         """Whether the value is the one that Megatron-LM has by itself."""
-        return bool(self.asked[dest] == FLAGS.understood(dest).absent)
+        return bool(self.asked[dest] == FLAGS.understood[dest].absent)
 
     def name(self, dest: str) -> str:
         """An argument as the file writes it, or would."""
         told = self.told.get(dest)
-        return f"--{FLAGS.understood(dest).name}" if told is None else told.written
+        return f"--{FLAGS.understood[dest].name}" if told is None else told.written
 
     def line(self, dest: str) -> int:
         """Where an argument stands, 0: nowhere."""

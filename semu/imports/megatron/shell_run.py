@@ -7,10 +7,12 @@ what they assign unknown.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 from semu.errors import ConfigError
 from semu.imports.megatron.shell_conditions import both, either, holds_test
@@ -32,6 +34,11 @@ class Command:
 
     fields: tuple[Field, ...]
     line: int
+
+    @property
+    def program(self) -> str:
+        """File name of its first Python file, empty: none."""
+        return os.path.basename(next((field.text for field in self.fields if field.text.endswith(".py")), ""))
 
 
 @dataclass(frozen=True)
@@ -116,11 +123,8 @@ class _Runner:
             return None if result is None else not result
         if word == "if":
             return self._if(tokens)
-        if word == "case":
-            self._case(tokens)
-            return None
-        if word in ("for", "while", "until", "select"):
-            self._loop(tokens)
+        if word in ("case", "for", "while", "until", "select"):
+            self._case(tokens) if word == "case" else self._loop(tokens)
             return None
         if word == "{":
             return self.block(tokens[1:-1])
@@ -145,18 +149,17 @@ class _Runner:
     def _if(self, tokens: Tokens) -> bool | None:
         parts = split_parts(tokens[:-1], ("if", "elif", "then", "else"))
         is_unknown = False
-        for number, (word, part) in enumerate(parts):
+        for (word, part), (_, body) in zip(parts, [*parts[1:], ("", [])], strict=True):
             if word == "else":
                 return self._branch(part, is_unknown)
-            if word not in ("if", "elif"):
+            if word == "then":
                 continue
             holds = self.block(part)
-            body = parts[number + 1][1] if number + 1 < len(parts) else []
-            if holds or holds is None:
-                self._branch(body, is_unknown or holds is None)
+            is_unknown = is_unknown or holds is None
+            if holds is not False:
+                self._branch(body, is_unknown)
             if holds:
                 return None
-            is_unknown = is_unknown or holds is None
         return None
 
     def _branch(self, body: Tokens, is_unknown: bool) -> bool | None:
@@ -226,12 +229,8 @@ class _Runner:
 
     def _assigned(self, word: Word) -> bool:
         """Carry out ``NAME=value`` or ``NAME=(...)``; whether the word is one."""
-        head = ""
-        for piece in word.pieces:
-            if piece.kind is not PieceKind.TEXT or piece.is_quoted:
-                break
-            head += piece.text
-        match = _ASSIGNMENT.match(head)
+        plain = takewhile(lambda piece: piece.kind is PieceKind.TEXT and not piece.is_quoted, word.pieces)
+        match = _ASSIGNMENT.match("".join(piece.text for piece in plain))
         if match is None:
             return False
         adds = match[2] == "+="

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from semu.errors import GraphError
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
 from semu.nn.trace.tensor import Tensor
-from semu.nn.trace.tracing import ParameterUse
 
 
 def scale(x: Tensor) -> Tensor:
     """A tensor times a constant (e.g. Gemma's embeddings times sqrt(h)). Saves nothing."""
-    y = _emit(x, [x], 2, "scale")
-    return x.trace.recorded([x], y, lambda grad: [_emit(x, [grad], 2, "scale_bw")])
+
+    def _scaled(source: Tensor, name: str) -> Tensor:
+        return x.trace.emit(OpKind.ADD, [source], like=x, mem_bytes=2 * x.size_bytes, name=name)
+
+    return x.trace.recorded([x], _scaled(x, "scale"), lambda grad: [_scaled(grad, "scale_bw")])
 
 
 def scale_features(x: Tensor, weight: Parameter) -> Tensor:
@@ -30,36 +30,21 @@ def scale_features(x: Tensor, weight: Parameter) -> Tensor:
         )
     use = x.trace.parameter(weight)
     trained = [use] if use.gradient is not None else []
-    y = _emit(x, [x, use], 2, "scale_features")
+    y = x.trace.emit(OpKind.ADD, [x, use], like=x, mem_bytes=2 * x.size_bytes, name="scale_features")
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         if not trained and not x.requires_grad:
             return [None]
-        reads: list[Tensor | ParameterUse] = [*([x] if trained else []), grad, use]
-        passes = len(trained) + (2 if x.requires_grad else 1)
-        grad_x = _emit(x, reads, passes, "scale_features_bw", trained, has_output=x.requires_grad)
+        grad_x = x.trace.emit(
+            OpKind.ADD,
+            [x, grad, use] if trained else [grad, use],
+            like=x if x.requires_grad else None,
+            gradients=trained,
+            mem_bytes=(len(trained) + (2 if x.requires_grad else 1)) * x.size_bytes,
+            key=(x.numel,),
+            phase=None if x.requires_grad else Phase.WEIGHT_GRADIENT,
+            name="scale_features_bw",
+        )
         return [grad_x if x.requires_grad else None]
 
     return x.trace.recorded([x], y, _backward)
-
-
-def _emit(
-    x: Tensor,
-    inputs: Sequence[Tensor | ParameterUse],
-    passes: int,
-    name: str,
-    gradients: Sequence[ParameterUse] = (),
-    *,
-    has_output: bool = True,
-) -> Tensor:
-    """Append a kernel that moves the bytes of ``x``, ``passes`` times; its result looks like ``x``."""
-    return x.trace.emit(
-        OpKind.ADD,
-        inputs,
-        like=x if has_output else None,
-        gradients=gradients,
-        mem_bytes=passes * x.size_bytes,
-        key=(x.numel,),
-        phase=None if has_output else Phase.WEIGHT_GRADIENT,
-        name=name,
-    )

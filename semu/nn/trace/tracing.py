@@ -391,43 +391,39 @@ class Trace:
             writes.append(node)
         sides = [self.graph.add_tensor(s, d, role, name=f"{path}.side") for s, d in extra_outputs]
         self._sides = sides
-        if self.second_runs.is_over(self.graph):
-            return self._emitted(result, inputs, path)
+        if not self.second_runs.is_over(self.graph):
+            self.graph.add_operator(
+                kind,
+                stream,
+                inputs=reads,
+                outputs=[*writes, *sides],
+                flop=flop,
+                recomputed_flop=recomputed_flop,
+                causal_flop=causal_flop,
+                mem_bytes=mem_bytes,
+                net_bytes=net_bytes,
+                dtype=arithmetic if arithmetic is not None else self.options.plain_dtype,
+                key=key,
+                path=path,
+                phase=now,
+                after=self._waits(stream, beside),
+                copies=self._copies(inputs, result) * self._context_copies(flop),
+            )
+        returned = result if result is not None else inputs[0]
+        if not isinstance(returned, Tensor):
+            raise GraphError("an operator without output needs a tensor input", where=path)
+        return returned
+
+    def _waits(self, stream: Stream, beside: Sequence[int] | None) -> list[int]:
+        """Operators that the next one waits for, besides the producers of its inputs; ``beside`` as in ``emit``."""
         after = [operator for operator in beside or () if operator >= 0]
-        last = self._last_in_turn
         if beside is None and stream.name not in HOST_COPIES:
+            last, self._last_in_turn = self._last_in_turn, len(self.graph.operators)
             if last >= 0 and not self.options.overlap_tp and self.graph.operators[last].stream != stream:
                 after.append(last)
-            self._last_in_turn = len(self.graph.operators)
             if stream == COMPUTE:
                 self.last_kernel = self._last_in_turn
-        self.graph.add_operator(
-            kind,
-            stream,
-            inputs=reads,
-            outputs=[*writes, *sides],
-            flop=flop,
-            recomputed_flop=recomputed_flop,
-            causal_flop=causal_flop,
-            mem_bytes=mem_bytes,
-            net_bytes=net_bytes,
-            dtype=arithmetic if arithmetic is not None else self.options.plain_dtype,
-            key=key,
-            path=path,
-            phase=now,
-            after=after,
-            copies=self._copies(inputs, result) * self._context_copies(flop),
-        )
-        return self._emitted(result, inputs, path)
-
-    @staticmethod
-    def _emitted(result: Tensor | None, inputs: Sequence[Tensor | ParameterUse], path: str) -> Tensor:
-        if result is not None:
-            return result
-        first = inputs[0]
-        if not isinstance(first, Tensor):
-            raise GraphError("an operator without output needs a tensor input", where=path)
-        return first
+        return after
 
     def side_outputs(self, count: int) -> list[Tensor]:
         """The last operator's ``extra_outputs`` as tensors, for the rule's backward to read."""

@@ -19,11 +19,11 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PlanPeaks:
-    """The highest that every rank needs.
+    """Peaks of every rank.
 
     Attributes:
-        buffer_bytes: int64[num_ranks], in buffers of messages. action: int64[num_ranks], where the rank is highest.
-        peak_bytes: int64[num_ranks], of everything; None: the plan does not say what its stages hold.
+        buffer_bytes: int64[num_ranks], in buffers of messages. action: int64[num_ranks], at which the peak is reached.
+        peak_bytes: int64[num_ranks], of all memory; None: the plan does not say what its stages hold.
     """
 
     buffer_bytes: I64
@@ -70,10 +70,10 @@ def replay_memory(columns: ActionColumns) -> PlanPeaks:
 
 
 def check_memory(columns: ActionColumns) -> PlanPeaks:
-    """Every rank stays within its limit, where plan says limits and what stages hold.
+    """Check that every rank stays within its limit, where the plan has limits and memory of stages.
 
     Raises:
-        PlanError: one does not.
+        PlanError: a rank needs more.
     """
     found = replay_memory(columns)
     limit = columns.plan.limit_bytes
@@ -97,7 +97,7 @@ def check_memory(columns: ActionColumns) -> PlanPeaks:
 
 
 def _levels(before: I64, after: I64, ptr: I64) -> I64:
-    """What lasts during each action: changes before it, its own among them, and after those before it: int64[a]."""
+    """Level during each action: int64[a]; it counts ``before`` of this and earlier actions, ``after`` of earlier."""
     total = np.cumsum(before + after)
     base = np.concatenate(([0], total))[ptr[:-1]]
     found: I64 = total - after - np.repeat(base, np.diff(ptr))

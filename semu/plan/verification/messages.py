@@ -45,13 +45,11 @@ def _edges_of(plan: ExecutionPlan, flow: PlanFlow, source: I64, target: I64, n: 
     is_gradient = source % 2 == 1
     giver = np.where(is_gradient, target, source) // 2
     taker = np.where(is_gradient, source, target) // 2
-    key, wanted = flow.source * n + flow.reader, giver * n + taker
+    key, wanted = np.append(flow.source * n + flow.reader, -1), giver * n + taker  # the last one: no dependency
     order = np.argsort(key, kind="stable")
-    place = np.searchsorted(key[order], wanted)
-    edge = order[np.minimum(place, max(len(order) - 1, 0))] if len(order) else np.zeros(len(wanted), dtype=np.int64)
-    known = key[edge] == wanted if len(order) else np.zeros(len(wanted), dtype=np.bool_)
-    wrong = ~known | (source % 2 != target % 2)
-    wrong |= is_gradient & ~(flow.has_backward[edge] if len(order) else known)
+    edge: I64 = order[np.minimum(np.searchsorted(key[order], wanted), len(order) - 1)]
+    wrong = (key[edge] != wanted) | (source % 2 != target % 2)
+    wrong |= is_gradient & ~np.append(flow.has_backward, False)[edge]
     _require(plan, wrong, Fault.MESSAGE, "a message between stages that do not read each other")
     _require(plan, repeated(source * 2 * n + target), Fault.MESSAGE, "a result that is sent twice")
     return edge

@@ -1,4 +1,4 @@
-"""What a plan says there is: chunks, pairs and their items; before any action is looked at."""
+"""Checks of a plan's tables, before those of its actions: chunks, pairs and their items."""
 
 from __future__ import annotations
 

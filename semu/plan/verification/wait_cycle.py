@@ -45,7 +45,7 @@ def deadlock_of(run: DryRun) -> PlanError:
 
 
 def _awaited(run: DryRun, action: int) -> int:
-    """A message that has yet to move of those that a stuck action waits for."""
+    """The first message that a stuck action waits for and that has yet to move."""
     side = int(run.columns.is_receive[action])
     batch = run.batch_of[side, run.columns.target[action]]
     return int(np.flatnonzero((run.batch_of[side] == batch) & ~run.is_done)[0])

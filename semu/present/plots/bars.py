@@ -67,8 +67,7 @@ def _draw_panel(axes: Axes, panel: BarPanel) -> None:
             axes.barh(row + offset, value, height=_BAR, align="edge", color=color, linewidth=0)
             end, middle = max(value, 0.0) + longest * 0.006, row + offset + _BAR / 2
             axes.text(end, middle, f"{value:.4g}", va="center", size=FONT_SIZE - 2.5, **TEXT)
-    axes.set_xlim(0, longest * _ROOM)
-    axes.set_ylim(len(panel.pairs) - 0.5, -0.5)
+    axes.set(xlim=(0, longest * _ROOM), ylim=(len(panel.pairs) - 0.5, -0.5))
     axes.set_yticks(range(len(panel.pairs)), [pair.name for pair in panel.pairs])
     frame(axes, panel.axis, labelsize=FONT_SIZE - 1.5)
     axes.tick_params(axis="y", length=0)

@@ -61,6 +61,7 @@ def draw_fit(
     legend[f"within {BAND:.0%}"] = area_key(BAND_COLOR)
     sheet = make_sheet(_HEIGHT_IN, title, subtitle, legend)
     times, residuals = sheet.two_axes(GUTTER_IN)
+    points = sorted(points, key=lambda item: item.is_held_out)  # pale dots under full ones
     _times(times, points, looks)
     _residuals(residuals, points, looks, size)
     sheet.save(path)
@@ -70,7 +71,7 @@ def _times(axes: Axes, points: Sequence[FitPoints], looks: Looks) -> None:
     values = np.concatenate([np.concatenate((item.measured_s, item.predicted_s)) for item in points]) * 1e6
     low, high = float(values.min()) / 1.3, float(values.max()) * 1.3
     set_square(axes, low, high)
-    for item in _ordered(points):
+    for item in points:
         _dots(axes, item, looks, item.measured_s * 1e6, item.predicted_s * 1e6)
     axes.plot((low, high), (low, high), color=INK, linewidth=1.0)
     for axis in (axes.xaxis, axes.yaxis):
@@ -88,7 +89,7 @@ def _residuals(axes: Axes, points: Sequence[FitPoints], looks: Looks, size: str)
     _ticks(axes.xaxis, ends[1] / ends[0])
     axes.set_ylim(-_WORST, _WORST)
     axes.fill_between(ends, -BAND, BAND, color=BAND_COLOR, linewidth=0)
-    for item in _ordered(points):
+    for item in points:
         error = np.clip(item.predicted_s / item.measured_s - 1.0, -_WORST, _WORST)
         _dots(axes, item, looks, item.size, error, clip=False)
     axes.axhline(0.0, color=INK, linewidth=1.0)
@@ -96,11 +97,6 @@ def _residuals(axes: Axes, points: Sequence[FitPoints], looks: Looks, size: str)
     beyond = sum(int((np.abs(item.predicted_s / item.measured_s - 1.0) > _WORST).sum()) for item in points)
     up = "predicted / measured - 1" + (f"  ({beyond:,} beyond, drawn at the edge)" if beyond else "")
     frame(axes, size, up, which="both", labelsize=FONT_SIZE - 1.5)
-
-
-def _ordered(points: Sequence[FitPoints]) -> list[FitPoints]:
-    """Pale dots under full ones."""
-    return sorted(points, key=lambda item: item.is_held_out)
 
 
 def _dots(

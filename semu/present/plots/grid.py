@@ -172,8 +172,7 @@ def draw_heat_map(path: str | os.PathLike[str], cells: CellTable) -> None:
             ink = style.ink_on(color) if np.isfinite(value) else "#7A828B"
             text_style = {**style.TEXT, "color": ink, "ha": "center", "va": "center"}
             axes.text(column, row, text, size=size, parse_math=False, **text_style)
-    axes.set_xlim(-0.5, len(cells.columns) - 0.5)
-    axes.set_ylim(-0.5, len(cells.rows) - 0.5)
+    axes.set(xlim=(-0.5, len(cells.columns) - 0.5), ylim=(-0.5, len(cells.rows) - 0.5))
     axes.set_xticks(range(len(cells.columns)), cells.columns)
     axes.set_yticks(range(len(cells.rows)), cells.rows)
     style.frame(axes, cells.across, cells.up, hidden=("top", "right", "left", "bottom"), length=0)

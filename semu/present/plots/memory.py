@@ -58,8 +58,7 @@ def draw_memory(path: str | os.PathLike[str], timeline: IterationTimeline, *, ti
     end_s = timeline.iteration_time_s if timeline.iteration_time_s > 0 else 1.0
     top_gib = 1.18 * max(max(rank.peak.size_bytes, rank.memory.capacity_bytes) for rank in ranks) / GIB
     for position, (axes, rank) in enumerate(zip(panels, ranks, strict=True)):
-        axes.set_xlim(0, end_s)
-        axes.set_ylim(0, top_gib)
+        axes.set(xlim=(0, end_s), ylim=(0, top_gib))
         _draw_curve(axes, rank, end_s, round(axes.get_position().width * WIDTH_IN * DPI))
         points_per_gib = axes.get_position().height * sheet.height_in * 72 / top_gib
         _mark_peak(axes, rank, end_s, points_per_gib)

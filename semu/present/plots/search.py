@@ -11,7 +11,7 @@ from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import IterationTimeline
 from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
 from semu.present.plots.style import BLUE, DASHED, FONT_SIZE, INK, LIMIT, TEXT, VERMILLION, dot_key, frame, line_key
-from semu.present.plots.timeline import draw_ranks, legend_of
+from semu.present.plots.timeline import bubble_text, draw_ranks, legend_of
 from semu.units import GIB, format_bytes, format_time
 
 _HUES = (VERMILLION, BLUE)
@@ -39,10 +39,7 @@ def draw_timelines(
         axes.set_xlim(0, max(ends) or 1.0)
         draw_ranks(axes, own, height_in)
         axes.axvspan(max(own.iteration_time_s, own.makespan_s), max(ends), color="white", linewidth=0, zorder=10)
-        busy_s = sum(stage.end_s - stage.start_s for rank in own.ranks for stage in rank.stages)
-        area_s = len(own.ranks) * own.makespan_s
-        bubble = f"  ·  bubble ratio {100 * (1 - busy_s / area_s):.1f} %" if area_s > 0 else ""
-        axes.set_title(f"{name}{bubble}", loc="left", size=FONT_SIZE, pad=3, **TEXT)
+        axes.set_title(f"{name}{bubble_text(own)}", loc="left", size=FONT_SIZE, pad=3, **TEXT)
         if axes is not stacked[-1]:
             axes.set_xlabel("")
             axes.tick_params(axis="x", labelbottom=False)

@@ -56,7 +56,7 @@ def nested_stages(rank: RankTimeline, stages: Sequence[StageOperators], track: i
         track: number of the track. spare: number of the first one for layers that would overlap.
     """
     layers = _Layers(rank, stages)
-    lane, *others = layers.lanes()
+    lane, *others = disjoint_lanes(*layers.spans)
     inside = layers.slices(lane, track)
     events = stage_slices(rank, track)
     bounds = np.searchsorted(layers.stage[lane], np.arange(len(events) + 1)).tolist()
@@ -72,6 +72,7 @@ class _Layers:
 
     Attributes:
         stage: int64[num_layers], position of each layer's stage, in order of stage and start.
+        spans: int64[2, num_layers], starts and ends in ticks.
     """
 
     def __init__(self, rank: RankTimeline, stages: Sequence[StageOperators]) -> None:
@@ -91,17 +92,13 @@ class _Layers:
         stage = np.repeat(np.arange(len(stages)), np.concatenate(counts))
         spans = ticks(np.concatenate(times_s, axis=1))
         order = np.lexsort((spans[1], spans[0], stage))
-        self.stage, self._spans = stage[order], spans[:, order]
+        self.stage, self.spans = stage[order], spans[:, order]
         self._names, self._places = [names[i] for i in order], [places[i] for i in order]
         self._pid = rank.rank
 
-    def lanes(self) -> list[NDArray[np.int64]]:
-        """Positions of layers that do not overlap, per track."""
-        return disjoint_lanes(*self._spans)
-
     def slices(self, rows: NDArray[np.int64], track: int) -> list[str]:
         """The events of one track."""
-        begin, end = self._spans[:, rows]
+        begin, end = self.spans[:, rows]
         starts, durations = microseconds(begin), microseconds(end - begin)
         head = f'{{"ph":"X","cat":"{_ANNOTATION}","name":'
         middle = f',"pid":{self._pid},"tid":{track},"ts":'

@@ -120,7 +120,7 @@ def _microbatches(timeline: IterationTimeline) -> Iterator[list[str]]:
 
 def _events(timeline: IterationTimeline, ranks: Sequence[RankTimeline], *, annotate_gpu: bool) -> Iterator[list[str]]:
     """The events of ranks as JSON texts, a batch per track: within a track in order of start, outer slices first."""
-    tracks = _Tracks()
+    tracks = {("compute", 0): _COMPUTE_TRACK}  # (stream, lane) -> its number, the same on every rank
     texts = OperatorTexts()
     for rank in ranks:
         names = {_STEP_TRACK: "iteration"}
@@ -132,7 +132,7 @@ def _events(timeline: IterationTimeline, ranks: Sequence[RankTimeline], *, annot
         columns = KernelColumns(texts, stages, rank.outer)
         for stream in columns.streams():
             for lane, rows in enumerate(columns.lanes(stream)):
-                number = tracks.number(stream, lane)
+                number = tracks.setdefault((stream, lane), _COMPUTE_TRACK + len(tracks))
                 names[number] = f"stream {number} ({_lane_name(stream, lane)})"
                 kernels = columns.kernels(rows, rank.rank, number)
                 if annotate_gpu and number == _COMPUTE_TRACK:
@@ -147,17 +147,6 @@ def _events(timeline: IterationTimeline, ranks: Sequence[RankTimeline], *, annot
 
 def _lane_name(name: str, lane: int) -> str:
     return name if lane == 0 else f"{name}, lane {lane + 1}"
-
-
-class _Tracks:
-    """Numbers of streams: the same name has the same number on every rank."""
-
-    def __init__(self) -> None:
-        self._numbers = {("compute", 0): _COMPUTE_TRACK}
-
-    def number(self, stream: str, lane: int) -> int:
-        """Track of a stream; lanes above 0 take what would overlap on the lanes before them."""
-        return self._numbers.setdefault((stream, lane), _COMPUTE_TRACK + len(self._numbers))
 
 
 def _counters(rank: RankTimeline) -> list[str]:

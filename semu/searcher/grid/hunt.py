@@ -162,15 +162,16 @@ class Hunt:
         began, done = time.monotonic(), 0
         stream = self.engine.run(partial(evaluate_chunk, self.job), tasks)
         try:
-            for _, outcomes in stream:
-                for outcome in outcomes:
-                    self.outcomes[outcome.point] = outcome
-                    self._note(outcome, best, order)
-                if self.keep is not None:
-                    self.keep(outcomes)
-                done += len(outcomes)
-                self.evaluated += len(outcomes)
-                self._say(done / max(time.monotonic() - began, 1e-9), best, order, count)
+            with without_collector():  # a configuration leaves some ten objects in cycles, and thousands in tables
+                for _, outcomes in stream:
+                    for outcome in outcomes:
+                        self.outcomes[outcome.point] = outcome
+                        self._note(outcome, best, order)
+                    if self.keep is not None:
+                        self.keep(outcomes)
+                    done += len(outcomes)
+                    self.evaluated += len(outcomes)
+                    self._say(done / max(time.monotonic() - began, 1e-9), best, order, count)
         except KeyboardInterrupt:
             self.ended_by = "interrupt"
         finally:

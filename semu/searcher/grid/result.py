@@ -14,7 +14,7 @@ from semu.present.report import Report
 from semu.searcher.grid.legal import SENTENCES, Cut
 from semu.searcher.grid.pictures import heat_map, pareto
 from semu.searcher.grid.rows import GridRows, Row
-from semu.searcher.grid.space import Axis, Point, job_at
+from semu.searcher.grid.space import Axis, job_at
 from semu.units import GIB, align_columns
 
 SHOWN_MISFITS = 3
@@ -51,33 +51,28 @@ class GridResult(GridRows):
         words += [f"  {cut.count:,} cut: {SENTENCES[cut.rule]}" + _example(cut) for cut in self.cuts]
         if self.refused:
             point, why = next(iter(self.refused.items()))
-            words.append(f"  {len(self.refused):,} refused when they were to run, such as {self._label(point)}: {why}")
-        if self.is_exhaustive:
-            words.append(self._too_large())
-            words.append(f"  {len(self.rows):,} simulated, all others")
-            return [*words, *self._nearest()]
-        words.append(self._too_large())
-        words.append(f"  {self.cut_by_bound:,} cannot be among the best {self.top}: their bound is worse")
-        words.append(f"  {len(self.rows):,} simulated")
+            words.append(
+                f"  {len(self.refused):,} refused when they were to run, such as {point.label(self.varied)}: {why}"
+            )
+        words.append(
+            f"  {self.cut_by_memory:,} cannot fit: parameters, optimizer state and first activations are too much"
+        )
+        if not self.is_exhaustive:
+            words.append(f"  {self.cut_by_bound:,} cannot be among the best {self.top}: their bound is worse")
+        words.append(f"  {len(self.rows):,} simulated" + (", all others" if self.is_exhaustive else ""))
         return [*words, *self._nearest()]
 
     def _nearest(self) -> Iterator[str]:
         """What would make the smallest configuration fit, where none does."""
         if self.nearest_fit is None:
             return
-        label = self._label(self.smallest.point)
+        label = self.smallest.point.label(self.varied)
         if not self.nearest_fit:
             yield f"nothing fits, and no change that was tried makes the smallest, {label}, fit"
             return
         change = self.nearest_fit[0]
         peak, seconds = change.peak_memory_bytes / GIB, change.iteration_time_s
         yield f"nothing fits; the smallest, {label}, would with {change.label()}: {peak:.2f} GiB, {seconds:.4f} s"
-
-    def _too_large(self) -> str:
-        return f"  {self.cut_by_memory:,} cannot fit: parameters, optimizer state and first activations are too much"
-
-    def _label(self, point: Point) -> str:
-        return point.label(self.varied)
 
     # -- files ---------------------------------------------------------------------------------------------------
     def save(self, directory: str | Path, axes: tuple[Axis, Axis] | None = None) -> list[Path]:

@@ -934,7 +934,6 @@ def rollouts(
     choice: I16,
     times: Group,
     lean: F64,
-    gap: F64,
     count: I64,
     missing: I64,
 ) -> None:
@@ -951,7 +950,6 @@ def rollouts(
         goal, max_rounds: as ``choose_memory``. worth: orders whose leanest time is longer get no other candidates [s].
         order, count, missing: as ``interleave``; ``times`` too, its makespan with what was chosen.
         choice: int16[k, n], written as ``order``. lean: float64[B] [s], written: makespan with the leanest.
-        gap: float64[B], written: the worst rank's gap of the choice's time in sum.
     """
     graph, columns = Flow(*flow), Candidates(*candidates)
     start, end, makespan = times
@@ -979,16 +977,13 @@ def rollouts(
             count[b : b + 1],
             missing[b : b + 1],
         )
-        makespan[b], gap[b] = lean[b], 0.0
+        makespan[b] = lean[b]
         choice[row] = 0
         if count[b] < total or columns.forward_s.shape[1] == 1 or lean[b] > worth:
             continue
         for r in range(num_ranks):
-            value, bound = choose_memory(
-                order[row, ptr[r] : ptr[r + 1]], candidates, room[r], goal, max_rounds, local, choice[row]
-            )
-            if value > 0.0:
-                gap[b] = max(gap[b], 1.0 - bound / value)
+            stages = order[row, ptr[r] : ptr[r + 1]]
+            choose_memory(stages, candidates, room[r], goal, max_rounds, local, choice[row])
         _cost(choice[row], columns, costs)
         time = _time(run[0], graph, costs.latency, ready, rank_free, link_free, late_start, late_end)
         if time < lean[b]:

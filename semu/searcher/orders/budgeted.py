@@ -40,7 +40,6 @@ class SearchResult:
 
     Attributes:
         solution: the best schedule, with its lower bound. default: the heuristic's, before any search.
-        sequence_s: the best makespan of the first half [s]. bound_name: which lower bound is the highest.
         curve: incumbents. rollouts, moves: sequences and moves evaluated. time_s: spent [s].
         ended_by: ``bound``, ``rollouts``, ``time``, ``stopped``, ``exhausted`` or ``interrupt``.
         strategy, objective, seed, workers: as asked. is_reproducible: the same call gives the same again.
@@ -50,8 +49,6 @@ class SearchResult:
 
     solution: Solution
     default: Solution
-    sequence_s: float
-    bound_name: str
     curve: tuple[Incumbent, ...]
     rollouts: int
     moves: int
@@ -140,8 +137,6 @@ def search_problem(
     return SearchResult(
         solution=replace(best, lower_bound_s=bound.value_s),
         default=replace(default, lower_bound_s=bound.value_s),
-        sequence_s=found.makespan_s,
-        bound_name=bound.name,
         curve=tuple(curve),
         rollouts=found.rollouts,
         moves=moves,

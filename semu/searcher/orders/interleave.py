@@ -27,13 +27,11 @@ class Rollouts:
     Attributes:
         makespan_s: float64[B] [s], with the chosen candidates; infinite where the memory does not suffice.
         lean_s: float64[B] [s], the same order with the leanest candidates.
-        memory_gap: float64[B], certified gap of the choice on the worst rank: its time in sum over a bound of it.
         missing: int64[B, 2], where the memory does not suffice: a rank and the bytes that it lacks; else -1 and 0.
     """
 
     makespan_s: F64
     lean_s: F64
-    memory_gap: F64
     missing: I64
 
 
@@ -45,19 +43,10 @@ class Interleaver:
     Args:
         problem: what to schedule.
         choice: int16[n], candidates that are given, none is chosen then; None: the leanest, then ``choose_memory``.
-        memory_goal, memory_rounds: see ``MEMORY_GOAL`` and ``MEMORY_ROUNDS``.
     """
 
-    def __init__(
-        self,
-        problem: SearchProblem,
-        choice: ArrayLike | None = None,
-        *,
-        memory_goal: float = MEMORY_GOAL,
-        memory_rounds: int = MEMORY_ROUNDS,
-    ) -> None:
+    def __init__(self, problem: SearchProblem, choice: ArrayLike | None = None) -> None:
         self.problem, self.tables = problem, tables_of(problem)
-        self.goal, self.rounds = float(memory_goal), int(memory_rounds)
         self.given = None if choice is None else checked_choice(problem, choice)
         total, n = int(problem.rank_ptr[-1]), problem.num_pairs
         self._order, self._run = np.zeros((1, total), dtype=np.int32), np.zeros((1, total), dtype=np.int32)
@@ -87,17 +76,17 @@ class Interleaver:
             got = f"{len(forward)} and {len(backward)}"
             raise ConfigError("as many of both", where="back_sequences", expected="one per sequence", got=got)
         size, problem, tables = len(forward), self.problem, self.tables
-        makespan, lean, gap = np.zeros(size), np.zeros(size), np.zeros(size)
+        makespan, lean = np.zeros(size), np.zeros(size)
         count, missing = np.zeros(size, dtype=np.int64), np.zeros((size, 2), dtype=np.int64)
         given, way = (tables.flow, tables.queues, self._limits), (tables.room, forward, backward)
         times = (self._start, self._end, makespan)
         if self.given is None:
-            found: tuple[Any, ...] = (self._order, self._choice, times, lean, gap, count, missing)
-            kernels.rollouts(*given, candidates(problem), *way, self.goal, self.rounds, worth_s, *found)
+            found: tuple[Any, ...] = (self._order, self._choice, times, lean, count, missing)
+            kernels.rollouts(*given, candidates(problem), *way, MEMORY_GOAL, MEMORY_ROUNDS, worth_s, *found)
         else:
             kernels.interleave(*given, self._costs, *way, (self._order, self._run), times, count, missing)
             lean = makespan
-        return Rollouts(makespan, lean, gap, missing)
+        return Rollouts(makespan, lean, missing)
 
     def solution(self, sequence: ArrayLike, back_sequence: ArrayLike | None = None) -> Solution:
         """The schedule of one sequence.

@@ -63,7 +63,6 @@ class _Sum:
     level: float = 0.0
     solution: Solution | None = None
     default: Solution | None = None
-    sequence_s: float = np.inf
     curve: tuple[Incumbent, ...] = ()
     rollouts: int = 0
     moves: int = 0
@@ -207,8 +206,6 @@ def search_levels(
         total.best,
         solution=total.solution,
         default=total.default,
-        sequence_s=total.sequence_s,
-        bound_name=bound.name,
         curve=total.curve,
         rollouts=total.rollouts,
         moves=total.moves,
@@ -301,6 +298,5 @@ def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: fl
         if solution.makespan_s not in known:
             known.add(solution.makespan_s)
             total.islands.append(whole(solution))
-    total.sequence_s = min(total.sequence_s, found.sequence_s)
     total.rollouts, total.moves = total.rollouts + found.rollouts, total.moves + found.moves
     total.time_s += found.time_s

@@ -44,9 +44,8 @@ class Budget:
 
     Attributes:
         rollouts: sequences to evaluate beyond the default one; reproducible. time_s: wall time [s]; not. Either, or
-            both: what ends first. workers: threads; by default half the cores. batch: sequences of a worker in a
-            round; by default from the size of the problem. stop: asked before every round; once it is true the search
-            ends (``stopped``).
+            both: what ends first. workers: threads; by default half the cores. stop: asked before every round; once
+            it is true the search ends (``stopped``).
     Raises:
         ConfigError: neither limit, or a negative one.
     """
@@ -54,7 +53,6 @@ class Budget:
     rollouts: int | None = None
     time_s: float | None = None
     workers: int | None = None
-    batch: int | None = None
     stop: Callable[[], bool] | None = field(default=None, compare=False)
     patience_s: float | None = None
 
@@ -65,7 +63,6 @@ class Budget:
             ("rollouts", WHOLE, 0),
             ("time_s", (*WHOLE, float, np.floating), 0),
             ("workers", WHOLE, 1),
-            ("batch", WHOLE, 1),
             ("patience_s", (*WHOLE, float, np.floating), 0),
         ):
             value = getattr(self, name)
@@ -96,10 +93,6 @@ class Budget:
         """Threads to use: at most half the cores unless it says otherwise (DIP §6.2)."""
         return self.workers if self.workers is not None else max(1, (os.cpu_count() or 2) // 2)
 
-    def batch_of(self, num_stages: int) -> int:
-        """Sequences of a worker in a round."""
-        return self.batch if self.batch is not None else int(np.clip(16_384 // max(num_stages, 1), 4, 16))
-
 
 @dataclass(frozen=True)
 class Incumbent:
@@ -120,19 +113,15 @@ class OrderResult:
     """Result of a search over sequences.
 
     Attributes:
-        sequence: the best one. others: the next best ones, of different makespans. makespan_s: of the best [s].
-        default_s: of the default sequence [s].
-        curve: incumbents, the default sequence's first. rollouts: evaluated. time_s: spent [s].
+        sequence: the best one. others: the next best ones, of different makespans.
+        curve: incumbents, the default sequence's first. rollouts: evaluated.
         ended_by: ``bound``, ``rollouts``, ``time``, ``stale``, ``stopped``, ``exhausted`` or ``interrupt``.
     """
 
     sequence: I32
     others: tuple[I32, ...]
-    makespan_s: float
-    default_s: float
     curve: tuple[Incumbent, ...]
     rollouts: int
-    time_s: float
     ended_by: str
 
 
@@ -164,7 +153,7 @@ def search_orders(
     """
     began = time.perf_counter()
     proposer = make_strategy(strategy, space)
-    workers, batch = budget.num_workers(), budget.batch_of(num_stages)
+    workers, batch = budget.num_workers(), int(np.clip(16_384 // max(num_stages, 1), 4, 16))
     record = _Record(space.default, bound_s, objective is Objective.MAX, began, progress)
     default = evaluate(*space.orders(space.default[None]), np.inf)
     record.note(space.default[None], default, 0)
@@ -207,12 +196,7 @@ def search_orders(
                 turn += 1
         except KeyboardInterrupt:
             ended_by = "interrupt"
-    spent, default_s = time.perf_counter() - began, float(default.makespan_s[0])
-    if record.is_max and default_s == np.inf:
-        default_s = -np.inf
-    return OrderResult(
-        record.sequence, record.others(), record.makespan_s, default_s, tuple(record.curve), done, spent, ended_by
-    )
+    return OrderResult(record.sequence, record.others(), tuple(record.curve), done, ended_by)
 
 
 class _Record:

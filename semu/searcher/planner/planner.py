@@ -22,14 +22,15 @@ from typing import Self
 from semu.checks import check_number
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
+from semu.prefetch import Prefetcher
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.candidates import MOST_CANDIDATES
 from semu.searcher.fit import fitted
 from semu.searcher.orders.loop import Budget
 from semu.searcher.planner.batch_planner import BatchPlanner
+from semu.searcher.planner.own_stream import own_batches
 from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
-from semu.searcher.planner.prefetch import Prefetcher, own_batches
 from semu.searcher.problem.build import JobProblem
 from semu.searcher.problem.search_problem import Solution
 from semu.workload.batch import AbstractBatch, Microbatch

@@ -22,6 +22,8 @@ from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
 from semu.searcher.planner.planner import Planner
 from semu.simulation import prepare
 
+_OF_STEP = ("index", "outcome", "latency_s", "prepare_s", "cpu_s", "rollouts", "moves", "ended_by")
+
 
 @dataclass(frozen=True)
 class IterationRow:
@@ -130,23 +132,16 @@ def _row(planner: Planner, step: PlannedIteration, stall_s: float, speed: float)
         step.job.num_microbatches * step.job.parallel.replicas, training.micro_batch, training.seq_len
     )
     return IterationRow(
-        index=step.index,
+        **{name: getattr(step, name) for name in _OF_STEP},
         microbatches=step.job.num_microbatches,
         items={name: sum(len(item.lengths[name]) for item in microbatches) for name in microbatches[0].lengths},
-        outcome=step.outcome,
         planned_s=planned_s,
         heuristic_s=heuristic_s,
         megatron_s=megatron_s,
         fits=None if own is None else own.fits,
         peak_memory_bytes=None if own is None else max(own.peak_memory_bytes),
-        latency_s=step.latency_s,
-        prepare_s=step.prepare_s,
-        cpu_s=step.cpu_s,
         trained_s=known / speed,
         stall_s=stall_s,
-        rollouts=step.rollouts,
-        moves=step.moves,
-        ended_by=step.ended_by,
         error="; ".join(dict.fromkeys(errors)) or None,
     )
 

@@ -22,6 +22,10 @@ from semu.units import align_columns
 SHOWN = 12
 """Iterations that the table shows: the first and the last ones of more."""
 _MEASURED = ("latency_s", "prepare_s", "cpu_s", "trained_s", "stall_s")
+_PLANNED = (
+    *("index", "microbatches", "items", "outcome", "planned_s", "heuristic_s", "megatron_s", "gain"),
+    *("fits", "peak_memory_bytes", "rollouts", "moves", "ended_by", "error"),
+)
 _WORDS = ("outcome", "ended_by", "error")
 _MAY_LACK = ("planned_s", "heuristic_s", "megatron_s", "fits", "peak_memory_bytes")
 """Attributes of a row that are no numbers, and numbers that may be None."""
@@ -217,8 +221,7 @@ class TrainingReport:
 
 def row_json(row: IterationRow) -> dict[str, object]:
     """A row without what was measured."""
-    plain = {item.name: getattr(row, item.name) for item in fields(row) if item.name not in _MEASURED}
-    return {**plain, "outcome": row.outcome.value, "gain": row.gain}
+    return {**{name: getattr(row, name) for name in _PLANNED}, "outcome": row.outcome.value}
 
 
 def measured_json(row: IterationRow) -> dict[str, float]:

@@ -17,16 +17,9 @@ TYPES: dict[str, Any] = {
     "has_backward": np.bool_,
     **dict.fromkeys(LABELS, np.int32),
     "num_candidates": np.int16,
-    "forward_s": np.float64,
-    "backward_s": np.float64,
-    "held_bytes": np.int64,
-    "forward_peak_bytes": np.int64,
-    "backward_peak_bytes": np.int64,
-    "pred_ptr": np.int32,
-    "pred": np.int32,
-    "transfer_s": np.float64,
-    "static_bytes": np.int64,
-    "limit_bytes": np.int64,
+    **dict.fromkeys(("forward_s", "backward_s", "transfer_s"), np.float64),
+    **dict.fromkeys((*COSTS[2:], "static_bytes", "limit_bytes"), np.int64),
+    **dict.fromkeys(("pred_ptr", "pred"), np.int32),
 }
 
 

@@ -23,10 +23,7 @@ def json_of(problem: ProblemArrays) -> str:
     table: dict[tuple[Any, ...], int] = {}
     kinds = [table.setdefault(tuple(row), len(table)) for row in rows.tolist()]
     width = problem.forward_s.shape[1]
-    costs = []
-    for row in table:
-        columns = {name: list(row[i * width : i * width + row[-1]]) for i, name in enumerate(COSTS)}
-        costs.append(columns)
+    costs = [{name: row[i * width : i * width + row[-1]] for i, name in enumerate(COSTS)} for row in table]
     plain = ("rank", *LABELS, "pred_ptr", "pred", "transfer_s", "static_bytes", "limit_bytes")
     body: dict[str, Any] = {"format": _FORMAT, "module_names": list(problem.module_names)}
     body |= {name: getattr(problem, name).tolist() for name in plain}

@@ -1,9 +1,11 @@
-"""Buckets of a rank's parameters, pool by pool: other ranks hold the same experts than the same of all else."""
+"""Buckets of a rank's parameters, pool by pool: the group that shares an expert is smaller than the group that shares a
+dense parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from semu import memo
 from semu.compile.layout import Layout
@@ -41,8 +43,8 @@ def rank_buckets(
         parameters, elements, slots: parameter, local elements and virtual stage of each, in order of readiness.
         overlapped: as ``gradient_buckets``.
     Source:
-        Megatron-LM's DistributedDataParallel: buffers of expert-parallel parameters of their own, one bucket size. Its
-        kinds of buckets share the links; here they take turns, as they are full.
+        Megatron-LM's DistributedDataParallel: expert-parallel parameters have separate buffers and the same bucket
+        size. There both kinds of buckets share the links; here they take turns, in the order in which they are full.
     """
     result: list[RankBucket] = []
     pools = layout.pools(rank)
@@ -51,13 +53,11 @@ def rank_buckets(
         chosen = [number for number, key in enumerate(parameters) if of_pool is None or key in of_pool]
         if not chosen or pool.ranks == 1:
             continue
-        buckets = _buckets(
-            layout,
-            tuple([elements[number] for number in chosen]),
-            tuple([slots[number] for number in chosen]),
-            pool.mesh.parallel.gradient_ranks,
-            overlapped=overlapped,
-        )
+        sizes = tuple([elements[number] for number in chosen])
+        chosen_slots = tuple([slots[number] for number in chosen])
+        dp = pool.mesh.parallel.gradient_ranks
+        find = partial(gradient_buckets, sizes, dp, overlapped=overlapped, slots=chosen_slots)
+        buckets = _BUCKETS.get(layout.cut, (sizes, chosen_slots, dp, overlapped), find)
         result += [
             RankBucket(
                 bucket.elements,
@@ -67,17 +67,6 @@ def rank_buckets(
             for bucket in buckets
         ]
     return sorted(result, key=lambda bucket: bucket.members[-1])
-
-
-def _buckets(
-    layout: Layout, elements: tuple[int, ...], slots: tuple[int, ...], ranks: int, *, overlapped: bool
-) -> list[Bucket]:
-    """``gradient_buckets``, remembered: the order in which gradients become ready seldom changes."""
-    return _BUCKETS.get(
-        layout.cut,
-        (elements, slots, ranks, overlapped),
-        lambda: gradient_buckets(elements, ranks, overlapped=overlapped, slots=slots),
-    )
 
 
 _BUCKETS = memo.ScopedTable[list[Bucket]]("buckets of a cut's gradients, by what becomes ready in which order", 1024)

@@ -290,8 +290,8 @@ def latest_ends(
 ) -> NDArray[np.float64]:
     """Ends of some operators of a stage on the replica where they end last: float64[len(operators)] [s].
 
-    Replicas are asked in order of the stage's end, the last first: one that ends before every operator found so far
-    cannot be later.
+    Replicas are asked in order of the stage's end, the last first: one that ends before every operator's
+    latest end so far cannot be later.
     """
     order = np.argsort(-run.end[:, node], kind="stable")
     shapes = run.shape[:, run.column[node]]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.layout import Layout
 from semu.compile.stage import StageProgram
 from semu.compile.zero_exchange import REPLICA_STREAM
 from semu.compile.zero_exchange_plans import EXPERT_STREAMS, FSDP_STREAM
@@ -39,14 +38,11 @@ def interferences(timed: TimedJob, reductions: Sequence[TimedOperators]) -> list
     if share == 0:
         return [None] * len(reductions)
     return [
-        _interference(timed, rank, slices, share) if _is_shared(layout, rank) else None
-        for rank, slices in enumerate(reductions)
+        _interference(timed, rank, of_rank, share)
+        if any(pool.mesh.parallel.gradient_ranks > 1 for pool in layout.pools(rank))
+        else None
+        for rank, of_rank in enumerate(reductions)
     ]
-
-
-def _is_shared(layout: Layout, rank: int) -> bool:
-    """Whether other ranks hold some of a rank's parameters."""
-    return any(pool.mesh.parallel.gradient_ranks > 1 for pool in layout.pools(rank))
 
 
 def _interference(timed: TimedJob, rank: int, reductions: TimedOperators, share: float) -> OuterSlice | None:

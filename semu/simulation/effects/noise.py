@@ -94,7 +94,7 @@ def sample_iterations(timed: TimedJob, samples: int, seed: int) -> NDArray[np.fl
 
 
 def _variants(nodes: UnitGraph, latency: NDArray[np.float64]) -> UnitGraph:
-    """The units with other latencies, float64[num_variants, num_units] [s], and nobody waiting inside a stage."""
+    """The units with other latencies, float64[num_variants, num_units] [s], and no operator waiting inside a stage."""
     count = len(latency)
     return replace(
         nodes,

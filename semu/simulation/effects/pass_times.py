@@ -1,8 +1,8 @@
-"""``with_pass_times``: a job whose passes take what somebody measured, on every rank alike.
+"""``with_pass_times``: a job whose passes take measured times, the same on every rank.
 
-What a schedule makes of given times is a question of its own, apart from how well the times are predicted: a profile
-says what a forward, an input gradient and a weight gradient of a microbatch take on a rank (the mean over the ranks,
-where it gives one number), and the pipeline, its transfers and the optimizer are simulated as ever.
+This separates the quality of a schedule from the accuracy of predicted latencies: a profile gives the times of a
+forward, an input gradient and a weight gradient of a microbatch on a rank (the mean over the ranks, where it gives one
+number), and the pipeline, its transfers and the optimizer are simulated as always.
 """
 
 from __future__ import annotations

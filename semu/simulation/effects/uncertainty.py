@@ -14,7 +14,7 @@ from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.roofline import CostModel
 from semu.costs.shape_factors import ATTENTION_KEY
 from semu.engine.timeline import IterationTimeline, OuterSlice
-from semu.graph.operator import Operator, Phase
+from semu.graph.operator import Phase
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, worst_provenance
@@ -94,7 +94,8 @@ class _Spreads:
             group = self._model.link_of(row)
             assert group is not None
             return self._link(group.port, operator.kind)
-        head_dim = operator.key[5] if _is_attention(operator) else None
+        is_attention = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
+        head_dim = operator.key[5] if is_attention and len(operator.key) == len(ATTENTION_KEY) else None
         has_flop = operator.flop != 0
         key = operator.kind, operator.dtype, head_dim if isinstance(head_dim, int) else None, has_flop
         if key not in self._spreads:
@@ -135,11 +136,6 @@ class _Spreads:
             (kind, time_s - added, spread),
             ("software.transfer_s", added, _factor_spread(self._factors.transfer_s)),
         ]
-
-
-def _is_attention(operator: Operator) -> bool:
-    is_kind = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
-    return is_kind and len(operator.key) == len(ATTENTION_KEY)
 
 
 def _factor_spread(number: Number) -> float:

@@ -107,13 +107,13 @@ class AllocationTape:
         if code == FORWARD:
             arrivals = layout.chunks[chunk].arrivals
             others = list(dict.fromkeys(source for source in arrivals if source >= 0))
-            new = [k for k, source in enumerate(arrivals) if source < 0 or layout.is_seam(source, chunk)]
+            new = [k for k, source in enumerate(arrivals) if source < 0 or layout.parts_differ(source, chunk)]
             self._allocate_arriving(chunk, part, code, new)
         else:
             others = [reader for reader in graph_of(shape).readers[chunk] if layout.chunks[reader].backward is not None]
         for other in others:
             is_here = layout.chunks[other].chunk.rank == self.rank
-            if not self._is_seam(other, chunk, code):
+            if not self._parts_differ(other, chunk, code):
                 if is_here:
                     self._share(other, chunk, part, code)
                 continue
@@ -126,8 +126,8 @@ class AllocationTape:
                 if is_here:
                     self._free_sent(other, their_part, chunk, code)
 
-    def _is_seam(self, sender: int, receiver: int, code: int) -> bool:
-        return self.layout.is_seam(*((sender, receiver) if code == FORWARD else (receiver, sender)))
+    def _parts_differ(self, sender: int, receiver: int, code: int) -> bool:
+        return self.layout.parts_differ(*((sender, receiver) if code == FORWARD else (receiver, sender)))
 
     def _allocate_arriving(self, chunk: int, part: int, code: int, positions: Iterable[int] | None = None) -> None:
         """Tensors that a stage starts from; ``positions``: among its arriving tensors, None: all."""
@@ -200,7 +200,7 @@ class AllocationTape:
     def _receive(self, transfer: Transfer, code: int, size: int) -> None:
         """Receive buffers of a transfer of ``size`` bytes."""
         source, target, part = transfer.stage.chunk, transfer.consumer.chunk, transfer.consumer.microbatch
-        if not self._is_seam(source, target, code):
+        if not self._parts_differ(source, target, code):
             positions = leaving_positions(self.layout, source, target, Phase.FORWARD) if code == FORWARD else None
             self._allocate_arriving(target, part, code, positions)
         elif size > 0:

@@ -25,7 +25,7 @@ class PipelineMemoryEvents:
     """``MemoryEvents`` of all pipeline ranks, one rank after another.
 
     Attributes:
-        ptr: int64[num_ranks + 1], where each rank's begin. time, size: as there.
+        ptr: int64[num_ranks + 1], where each rank's begin. time, size: as ``MemoryEvents``.
     """
 
     ptr: NDArray[np.int64]
@@ -84,8 +84,8 @@ _UNKEPT = memo.ScopedTable["NDArray[np.int64]"](
 
 @dataclass(frozen=True)
 class _Events:
-    """When ranks' memory changes outside stages, whatever the times are; of each rank in an order of some run, from
-    which that of others differs little.
+    """When ranks' memory changes outside stages, as nodes without times. Events of each rank are in the order of one
+    run, from which the order of other runs differs little.
 
     Attributes:
         ptr: int64[num_ranks + 1], where each rank's events begin.

@@ -1,4 +1,4 @@
-"""``nearest_fit``: what to change about a job that does not fit in memory, what that saves and what it costs.
+"""``nearest_fit``: changes of a job that does not fit in memory, the memory that they save and the time that they add.
 
 Single changes come first, in the order in which people try them. Where none of them is enough, those ``WIDTH`` that
 save the most memory are made and the others tried on top of each, up to ``MOST_CHANGES`` at once. The global batch
@@ -30,7 +30,7 @@ def nearest_fit(
     simulate: Callable[[TrainingJob], Report],
     progress: Callable[[str], None] | None = None,
 ) -> tuple[FittingChange, ...]:
-    """Changes after which a job fits, the fastest first; empty: none was found.
+    """Changes after which a job fits, the fastest first; empty: none of those tried fits.
 
     Args:
         job: what does not fit. report: what came of it. simulate: runs another job.
@@ -57,22 +57,20 @@ def nearest_fit(
         fitting = [one for one in tried if one[0].fits and max(one[0].host_memory_bytes or (0,)) <= host]
         fitting.sort(key=lambda one: one[0].iteration_time_s)
         if fitting:
-            return tuple(_change(one, settings, report, peak) for one, _, settings in fitting)
+            return tuple(
+                FittingChange(
+                    settings=settings,
+                    peak_memory_bytes=max(one.peak_memory_bytes),
+                    saved_bytes=peak - max(one.peak_memory_bytes),
+                    iteration_time_s=one.iteration_time_s,
+                    added_time_s=one.iteration_time_s - report.iteration_time_s,
+                )
+                for one, _, settings in fitting
+            )
         helped = [one for one in tried if max(one[0].peak_memory_bytes) < peak]
         helped.sort(key=lambda one: max(one[0].peak_memory_bytes))
         bases = [(other, settings) for _, other, settings in helped[:WIDTH]]
     return ()
-
-
-def _change(changed: Report, settings: Settings, report: Report, peak: int) -> FittingChange:
-    highest = max(changed.peak_memory_bytes)
-    return FittingChange(
-        settings=settings,
-        peak_memory_bytes=highest,
-        saved_bytes=peak - highest,
-        iteration_time_s=changed.iteration_time_s,
-        added_time_s=changed.iteration_time_s - report.iteration_time_s,
-    )
 
 
 def single_changes(job: TrainingJob) -> Iterator[dict[str, object]]:

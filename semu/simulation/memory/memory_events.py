@@ -25,7 +25,7 @@ class MemoryEvents:
 
 
 def unkept_bytes(stage: StageProgram, sizes: NDArray[np.int64], positions: Iterable[int]) -> NDArray[np.int64]:
-    """Bytes of the tensors at some positions that nobody keeps; a tensor that stands at two counts once."""
+    """Bytes of the tensors at some positions that no stage keeps; a tensor that is at two positions counts once."""
     rows = {stage.leaving[k]: k for k in positions if stage.leaving[k] >= 0 and not stage.leaving_kept[k]}
     total: NDArray[np.int64] = sizes[list(rows.values())].sum(axis=0)
     return total

@@ -29,21 +29,21 @@ def module_boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
     """(chunk, chunk that reads it) between which microbatches are cut or joined."""
     for target, chunk in enumerate(layout.chunks):
         for source in dict.fromkeys(chunk.arrivals):
-            if source >= 0 and layout.is_seam(source, target):
+            if source >= 0 and layout.parts_differ(source, target):
                 yield source, target
 
 
 def module_boundary_events(timed: TimedJob) -> list[MemoryEvents | None]:
     """The changes of memory where pieces are cut and joined, of every rank; empty where nothing is cut."""
-    seams = list(module_boundaries(timed.layout))
-    if not seams:
+    boundaries = list(module_boundaries(timed.layout))
+    if not boundaries:
         return []
     num_ranks = timed.layout.cut.num_ranks
     time: list[list[NDArray[np.float64]]] = [[] for _ in range(num_ranks)]
     size: list[list[I64]] = [[] for _ in range(num_ranks)]
-    for seam in seams:
+    for boundary in boundaries:
         for phase in (FORWARD, BACKWARD):
-            for rank, moment, change in _at(timed, *seam, phase):
+            for rank, moment, change in _at(timed, *boundary, phase):
                 time[rank].append(moment)
                 size[rank].append(change)
     return [
@@ -93,7 +93,7 @@ def _at(timed: TimedJob, source: int, target: int, phase: int) -> Iterator[tuple
 
 
 def _left(costed: CostedJob, kind: int, giver: int, taker: int, phase: Phase) -> I64:
-    """Bytes of a result that nobody keeps for a backward: int64[num_shapes]. ``kind``: which variant of the giver."""
+    """Bytes of a result that no backward needs: int64[num_shapes]. ``kind``: which variant of the giver."""
     chunk, costs = costed.layout.kinds[kind], costed.evaluation.chunks[kind]
     if phase is Phase.FORWARD:
         return unkept_bytes(chunk.forward, costs.leaving, range(len(chunk.forward.leaving)))

@@ -66,7 +66,8 @@ class PipelineMemory:
     """Dynamic memory of all pipeline ranks.
 
     Args:
-        timed: the job under a schedule. held: per rank what it holds unsharded outside stages; none: nothing anywhere.
+        timed: the job under a schedule.
+        held: per rank, parameters and gradients that it holds unsharded outside stages; empty: no rank holds any.
     """
 
     def __init__(self, timed: TimedJob, held: Sequence[UnshardedMemory | None] = ()) -> None:
@@ -271,7 +272,7 @@ class PipelineMemory:
         return Summits(net, low, high, between, best)
 
     def _stage_memory(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Change by every stage, and its summit above its beginning, if nobody waits inside: int64[num_replicas,
+        """Change by every stage, and its summit above its beginning, if no operator inside waits: int64[num_replicas,
         num_stages] [bytes]."""
         problem, shape = self.run.problem, self.run.shape
         codes = CODES if problem.splits_backward else (FORWARD, BACKWARD)

@@ -1,10 +1,10 @@
 """Reserved memory: what a rank's program asks of the caching allocator, in order, and what that keeps of the device.
 
 The order is that in which the program issues its operators, because the allocator gives out and takes back memory on
-the host: an operator's outputs come before it, and what nobody after it in its stage needs goes behind it. Outside
-stages, what a transfer brings is there before the stage in which it begins, and what it took goes after the stage in
-which it ends. Parameters, gradient buffer and optimizer state come first, once; the iteration is then repeated until
-it reserves nothing more.
+the host: an operator's outputs are allocated before it, and what no later operator of its stage needs is freed behind
+it. Outside stages, a receive buffer is allocated before the stage in which its transfer begins, and a sent tensor is
+freed after the stage in which its transfer ends. Parameters, gradient buffer and optimizer state come first, once; the
+iteration is then repeated until it reserves nothing more.
 """
 
 from __future__ import annotations

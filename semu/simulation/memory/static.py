@@ -7,7 +7,6 @@ from dataclasses import replace
 from semu import memo
 from semu.compile.layout import Layout
 from semu.hardware.kinds import OpKind
-from semu.job import Training
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
 from semu.simulation.memory.weights_on_host import host_weights
 from semu.simulation.memory.workspaces import workspace_bytes
@@ -35,7 +34,11 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             shards_are_masters=job.shards_are_masters,
         )
     if job.training.offload_plan.optimizer:
-        static = on_host(static, job.training)
+        master = job.training.master_dtype
+        master_bytes = 0 if master is job.training.precision.tensor_dtype else master.size_bytes
+        each = master_bytes + 2 * job.training.optimizer_state_dtype.size_bytes
+        bucket = min(static.optimizer, MIN_BUCKET_ELEMENTS * each)  # on the device for the step
+        static = replace(static, optimizer=bucket, host=static.optimizer)
     if not layout.cut.on_host:
         return static
     away = host_weights(layout, rank)
@@ -45,14 +48,6 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
         optimizer=static.optimizer - away.masters,
         host_weights=away.parameters + away.masters,
     )
-
-
-def on_host(static: StaticBytes, training: Training) -> StaticBytes:
-    """Optimizer state on the host; one bucket of it is on the device for the step."""
-    master = 0 if training.master_dtype is training.precision.tensor_dtype else training.master_dtype.size_bytes
-    each = master + 2 * training.optimizer_state_dtype.size_bytes
-    bucket = min(static.optimizer, MIN_BUCKET_ELEMENTS * each)
-    return replace(static, optimizer=bucket, host=static.optimizer)
 
 
 def resident_memory(layout: Layout) -> list[tuple[StaticBytes, int]]:

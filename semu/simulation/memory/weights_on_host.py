@@ -43,7 +43,7 @@ class HostWeights(NamedTuple):
 
 
 def host_weights(layout: Layout, rank: int) -> HostWeights:
-    """What of a rank's weights lies on the host, and what its step moves."""
+    """Bytes of a rank's weights on the host, and bytes that its step moves."""
     if not layout.cut.on_host:
         return HostWeights()
     by_pool = [_of_pool(layout, pool) for pool in layout.pools(rank)]

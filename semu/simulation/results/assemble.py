@@ -91,7 +91,7 @@ def assemble_report(iteration: Iteration) -> Report:
 
 
 def parallel_label(job: TrainingJob) -> str:
-    """``dp8-tp2-pp4``, and what modality modules have of their own: ``dp8-tp2-pp4 (vit: tp1)``."""
+    """``dp8-tp2-pp4``, and the sizes of modality modules that differ: ``dp8-tp2-pp4 (vit: tp1)``."""
     labels = []
     for module in job.model.modules:
         if module.name in job.parallel.modules:

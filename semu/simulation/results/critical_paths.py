@@ -1,7 +1,7 @@
 """``critical_path``: what an iteration's end waited for, followed back to its beginning.
 
-All times are sums on one grid, so whatever let an operator begin ends exactly then. Where nothing does (an inner time
-of a stage, or another replica), the path goes on with what ran on the same rank.
+All times are sums on one grid, so an operator begins exactly when the last of its predecessors ends. Where no piece
+ends then (an inner time of a stage, or another replica), the path goes on with the piece that ran on the same rank.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def critical_path(timeline: IterationTimeline) -> CriticalPath:
         time = current.start_s
         if time <= 0:
             break
-        found = _waited_for(ranks, number, current)
-        if found is None:
+        predecessor = _waited_for(ranks, number, current)
+        if predecessor is None:
             before = ranks[number].running(time)
             if before is not None and before.end_s < time:
                 gap += time - before.end_s
                 time = before.end_s
-            found = number, before
-        number, current = found
+            predecessor = number, before
+        number, current = predecessor
     return CriticalPath(stages, tuple(outer), gap + time)
 
 

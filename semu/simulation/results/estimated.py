@@ -7,9 +7,13 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
+from semu.schedule.phases import NOTHING
+from semu.schedule.stage_table import StageTable
+from semu.simulation.context import PipelineRun
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.peaks import PipelineMemory, RankPeak
 from semu.simulation.memory.ranks import RankMemory
@@ -81,7 +85,7 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
         static_memory_bytes=tuple(memory.static.total for memory in memories),
         capacity_bytes=int(job.profile.memory_bytes.value),
-        breakdown_s=breakdown(iteration, time_s).to_json(),
+        breakdown_s=breakdown(iteration, time_s),
         reserve=partial(
             reserved_memory, iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]
         ),
@@ -92,3 +96,24 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
 def possible_flop(job: TrainingJob, iteration_time_s: float) -> float:
     """FLOP that all devices could do in the time of an iteration."""
     return job.profile.peak_flop_per_s(job.training.precision.compute_dtype) * job.cluster.num_gpus * iteration_time_s
+
+
+def stage_table(run: PipelineRun, estimated: EstimatedIteration) -> StageTable:
+    """Times of the slowest replica's stages; their memory is worked out when it is read."""
+    nodes = np.flatnonzero(run.problem.phase != NOTHING)  # behind a whole backward among split ones
+    slowest = estimated.slowest
+
+    def highest() -> NDArray[np.int64]:
+        """The most that each stage's rank has allocated while it runs: int64[n] [bytes]."""
+        pipeline = estimated.memories[0].pipeline
+        level = pipeline.summits.low[slowest].copy()
+        doubtful = nodes[pipeline.summits.high[slowest, nodes] > level[nodes]]
+        pipeline.load(run.shape[slowest, np.unique(run.column[doubtful])].tolist())
+        for node in doubtful.tolist():
+            level[node] = pipeline.exact_summit(slowest, node, with_end=False)
+        resident = np.array([memory.static.total + memory.workspace for memory in estimated.memories], dtype=np.int64)
+        total: NDArray[np.int64] = level[nodes] + resident[run.problem.node_rank[nodes]]
+        return total
+
+    start, end = run.start[slowest, nodes], run.end[slowest, nodes]
+    return StageTable(run.problem.schedule, run.problem.shape, start, end, estimated.estimate.bubble_ratio, highest)

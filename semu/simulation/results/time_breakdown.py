@@ -24,47 +24,19 @@ from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.iteration import Iteration
 
 
-@dataclass(frozen=True)
-class Breakdown:
-    """Means over all ranks that sum to the iteration time [s].
-
-    Attributes:
-        compute: kernels of forward and backward stages.
-        exposed_communication: by communicator (``tp``, ``pp``, ``dp``): compute waited for a transfer.
-        bubble: compute waited for another rank's work, or for a slower replica.
-        optimizer: the optimizer step with clipping and casts of weights. overhead: ``training.overhead_s``.
-        interference: what kernels lose to the data-parallel collectives that they hide.
-        launch: what stages last longer because the host issues their kernels late.
-        other: what none of these explains (rounding; a test holds it at that).
-    """
-
-    compute: float
-    exposed_communication: Mapping[str, float]
-    bubble: float
-    optimizer: float
-    other: float
-    overhead: float = 0.0
-    interference: float = 0.0
-    launch: float = 0.0
-
-    def to_json(self) -> dict[str, object]:
-        """As ``breakdown_s`` of ``simulate --json``."""
-        named = {name: getattr(self, name) for name in ("overhead", "interference", "launch")}
-        return {
-            "compute": self.compute,
-            "exposed_communication": dict(self.exposed_communication),
-            "bubble": self.bubble,
-            "optimizer": self.optimizer,
-            **{name: seconds for name, seconds in named.items() if seconds},
-            "other": self.other,
-        }
-
-
-def breakdown(iteration: Iteration, iteration_time_s: float) -> Breakdown:
-    """Attribute every second of every rank.
+def breakdown(iteration: Iteration, iteration_time_s: float) -> dict[str, object]:
+    """Attribute every second of every rank, as ``breakdown_s`` of ``simulate --json``.
 
     A gap before a stage counts as exposed pipeline communication as far as a transfer that ends exactly then lasted,
     else as bubble; so does the time after a rank's last stage in which no collective, gather or optimizer step runs.
+
+    Returns:
+        Means over all ranks that sum to the iteration time [s]. compute: kernels of forward and backward stages.
+        exposed_communication: by communicator (``tp``, ``pp``, ``dp``), compute waited for a transfer. bubble: compute
+        waited for another rank's work, or for a slower replica. optimizer: the step with clipping and casts of weights.
+        other: what nothing else explains (rounding; a test holds it at that). Where they are not 0, overhead:
+        ``training.overhead_s``; interference: what kernels lose to the data-parallel collectives that they hide;
+        launch: what stages last longer because the host issues their kernels late.
     """
     layout, run, tails = iteration.layout, iteration.run, iteration.tails
     weights = run.count / run.count.sum()
@@ -85,13 +57,13 @@ def breakdown(iteration: Iteration, iteration_time_s: float) -> Breakdown:
         if apart:  # an iteration begins with the rank's first stage
             idle = idle + run.first_start(rank)
         earliest = run.rank_ends[rank] if is_alone else float(run.done[rank].min())
-        for slices in (tail.reductions, TimedOperators.of(tail.gathers)):
-            for stream in slices.streams:
+        for operators in (tail.reductions, TimedOperators.of(tail.gathers)):
+            for stream in operators.streams:
                 exposed.setdefault(stream, 0.0)
-            for number in [number for number, end in enumerate(slices.end_s) if end > earliest]:
-                late = _visible(slices.start_s[number], slices.end_s[number], done)
+            for number in [number for number, end in enumerate(operators.end_s) if end > earliest]:
+                late = _visible(operators.start_s[number], operators.end_s[number], done)
                 idle = idle - late
-                exposed[slices.pieces[number].stream] += _mean(weights, late) / num_ranks
+                exposed[operators.pieces[number].stream] += _mean(weights, late) / num_ranks
         for piece in tail.steps:
             step = piece.end_s - piece.start_s
             idle = idle - step
@@ -102,16 +74,15 @@ def breakdown(iteration: Iteration, iteration_time_s: float) -> Breakdown:
             else:
                 optimizer += step / num_ranks
         bubble += _mean(weights, idle) / num_ranks
-    return Breakdown(
-        compute=compute,
-        exposed_communication={name: value for name, value in exposed.items() if value > 0},
-        bubble=bubble,
-        optimizer=optimizer,
-        other=iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer + overhead + lost + launch),
-        overhead=overhead,
-        interference=lost,
-        launch=launch,
-    )
+    rare = {"overhead": overhead, "interference": lost, "launch": launch}
+    return {
+        "compute": compute,
+        "exposed_communication": {name: value for name, value in exposed.items() if value > 0},
+        "bubble": bubble,
+        "optimizer": optimizer,
+        **{name: seconds for name, seconds in rare.items() if seconds},
+        "other": iteration_time_s - (compute + sum(exposed.values()) + bubble + optimizer + overhead + lost + launch),
+    }
 
 
 Seconds: TypeAlias = float | NDArray[np.float64]
@@ -254,22 +225,14 @@ def count_work(costed: CostedJob) -> Work:
     symbols = with_rounded(shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
     hardware = model = full = 0
     for columns, kinds in layout.recipe.kinds_by_columns:
-        uses = _uses(costed, columns)
+        uses = np.bincount(shapes.index[:, columns].ravel(), minlength=costed.evaluation.num_shapes)
+        if shapes.idle >= 0:
+            uses[shapes.idle] = 0
         flop, times = _flop_of_kinds(layout, kinds, symbols, uses)
         hardware += times * flop[0]
         model += times * flop[1]
         full += times * flop[2]
     return Work(float(model), float(hardware), float(full), _tokens(costed))
-
-
-def _uses(costed: CostedJob, columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How often some columns of the table of shapes hold each shape, on all replicas; an idle one does not count:
-    int64[num_shapes]."""
-    shapes = costed.evaluation.shapes
-    uses = np.bincount(shapes.index[:, columns].ravel(), minlength=costed.evaluation.num_shapes)
-    if shapes.idle >= 0:
-        uses[shapes.idle] = 0
-    return uses
 
 
 def _flop_of_kinds(
@@ -341,7 +304,7 @@ _FLOP = memo.Table[tuple[list[int], list[int], list[int]]](
 
 
 def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[str, list[StageProgram]]:
-    """The stages of every modality module that has a parallelism of its own, and of all others together."""
+    """The stages of each modality module whose parallelism is not the job's, and under "" of all others."""
     result: dict[str, list[StageProgram]] = {}
     for chunk in [layout.kinds[kind] for kind in kinds]:
         is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh

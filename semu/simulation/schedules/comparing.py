@@ -35,7 +35,7 @@ def compare_schedules(
     that it needs; everything else of the job stays. Every figure is the one that ``simulate(row.job)`` gives.
 
     Args:
-        job: the run; its own schedule is the first of the comparison, whatever is asked for.
+        job: the run; its schedule is always the first row of the comparison.
         names: of schedules, ``"all"`` among them or alone for every one; None: one
             of each idea (``compared_schedules``).
         latency_rules, progress, cache: as ``simulate``.

@@ -108,7 +108,7 @@ class ScheduleComparison:
 
     Attributes:
         rows: the job's own schedule, then the others in the order asked for. refused: those that cannot run it.
-        asked: the names asked for; None: nobody asked. warnings: what was decided for the user, a sentence each.
+        asked: the names asked for; None: no names were given. warnings: choices made for the user, a sentence each.
     """
 
     rows: tuple[ComparedSchedule, ...]
@@ -129,7 +129,7 @@ class ScheduleComparison:
 
     @property
     def chosen(self) -> tuple[ComparedSchedule, ...]:
-        """The schedules that were asked for; all, where nobody asked."""
+        """The schedules that were asked for; all, where no names were given."""
         if self.asked is None:
             return self.rows
         others = [row for row in self.rows[1:] if row.name in self.asked]
@@ -268,7 +268,7 @@ class ScheduleComparison:
         ]
 
     def _file_name(self, row: ComparedSchedule) -> str:
-        """``own-NAME`` for one from a file, whatever that is called."""
+        """Name of a row's stage table; ``own-NAME`` for a schedule from a file."""
         return f"own-{Path(row.name).stem}" if row.job.training.schedule_file is not None else self.label(row)
 
     def draw(self, path: str | os.PathLike[str]) -> Path:

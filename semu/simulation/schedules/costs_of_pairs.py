@@ -35,8 +35,8 @@ class PairCosts:
         num_variants: int32[n]; columns behind them repeat the last one.
         forward_s, backward_s: float64[n, V] [s], on the time grid; 0 without a backward.
         held_bytes: int64[n, V], from the end of the forward to the end of the backward.
-        forward_peak_bytes, backward_peak_bytes: int64[n, V], the highest of a stage above what all pairs hold that have
-            begun, what arrives for it included; of a forward at least what it holds.
+        forward_peak_bytes, backward_peak_bytes: int64[n, V], peak of a stage on top of what the stage pairs
+            in flight hold, with what arrives for it; of a forward at least ``held_bytes``.
         transfer_s: float64[num_edges] [s], by the edges of ``graph.pair_edges``, how long each result is on its way; 0
             within a rank.
         static_bytes: int64[num_ranks], parameters, gradients, optimizer state and workspaces.

@@ -20,7 +20,7 @@ from semu.validation.logs.samples import Samples, steady_samples
 from semu.validation.logs.training_log import LoggedIteration, LoggedMemory, TrainingLog
 
 FLOP_SLACK = 0.15
-"""Frameworks count FLOP in their own ways (causal attention in full or halved, embeddings): so far apart is alike."""
+"""Relative difference of FLOP counts that is no contradiction: frameworks count attention in different ways."""
 
 _NO_RANK = -1
 
@@ -71,9 +71,9 @@ def _measure(log: TrainingLog, job: TrainingJob, report: Report, warm_up: int | 
     batches = Counter(one.global_batch for one in iterations if one.global_batch is not None)
     if len(batches) > 1 and wanted in batches:
         kept = tuple(one for one in iterations if one.global_batch in (wanted, None))
-        told = ", ".join(str(batch) for batch in sorted(batches))
+        sizes = ", ".join(str(batch) for batch in sorted(batches))
         warnings.append(
-            f"the global batch size changes in the log ({told}): "
+            f"the global batch size changes in the log ({sizes}): "
             f"the {len(kept)} of {len(iterations)} iterations with the run's {wanted} are compared"
         )
         iterations = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,7 +10,14 @@ import numpy as np
 
 from semu.validation.logs.training_log import LogFormat, LoggedIteration, LoggedMemory, TrainingLog
 
-MEBIBYTE, GIBIBYTE = float(1 << 20), float(1 << 30)
+
+def positive(text: str) -> float | None:
+    """A positive finite number; None: the text is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
 
 
 class LogLines:

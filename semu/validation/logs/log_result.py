@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from semu.present.report_text import WIDTH
 from semu.units import align_columns, format_bytes, format_time
 from semu.validation.logs.samples import Samples
+from semu.validation.table import wrap
 
 SCHEMA_VERSION = 1
 """Version of the JSON document; raised when a key changes its meaning."""
@@ -97,7 +97,7 @@ class LogComparison:
         yield from align_columns([heads, *(self._cells(one) for one in self.quantities)], (False, *[True] * 6))
         yield ""
         for sentence in self._notes():
-            yield from textwrap.wrap(sentence, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            yield from wrap(sentence)
 
     @staticmethod
     def _cells(one: LoggedQuantity) -> tuple[str, ...]:

@@ -9,39 +9,37 @@ Its MB are 2^20 bytes (``mega_bytes = 1024.0 * 1024.0``).
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
-from semu.validation.logs.log_lines import MEBIBYTE, LogLines
+from semu.units import MIB
+from semu.validation.logs.log_lines import LogLines, positive
 from semu.validation.logs.training_log import LogFormat, LoggedIteration, LoggedMemory, TrainingLog
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
 _FIELD = re.compile(r"([A-Za-z][^|:]*?)\s*:\s*([-+0-9.eE]+|nan|inf)\s*(?=\||$)")
 _MEMORY = re.compile(r"\[Rank\s+(\d+)\].*?memory \(MB\)\s*\|(.*)")
 _ARGUMENT = re.compile(r"\b(\w+) \.{2,} (\d+)\s*$")
-_SIZE = re.compile(
-    r"(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel)[ -]size: (\d+)"
-)
-_TIMES = {"elapsed time per iteration (ms)": 1e-3, "elapsed time per iteration (s)": 1.0}
-_RATES = ("throughput per GPU (TFLOP/s/GPU)", "TFLOPs")
-_SETTINGS = {
-    "world_size": "gpus",
-    "global_batch_size": "global_batch",
-    "micro_batch_size": "micro_batch",
-    "seq_length": "seq_len",
-    "data_parallel_size": "dp",
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "context_parallel_size": "cp",
-    "expert_model_parallel_size": "ep",
+_SIZES = {
     "world": "gpus",
     "data-parallel": "dp",
     "context-parallel": "cp",
     "tensor-model-parallel": "tp",
     "pipeline-model-parallel": "pp",
 }
-"""Its words -> those of a run file."""
+"""Its words for sizes -> those of a run file."""
+_SIZE = re.compile(rf"({'|'.join(_SIZES)})[ -]size: (\d+)")
+_TIMES = {"elapsed time per iteration (ms)": 1e-3, "elapsed time per iteration (s)": 1.0}
+_RATES = ("throughput per GPU (TFLOP/s/GPU)", "TFLOPs")
+_SETTINGS = {
+    "global_batch_size": "global_batch",
+    "micro_batch_size": "micro_batch",
+    "seq_length": "seq_len",
+    "expert_model_parallel_size": "ep",
+    **_SIZES,
+    **{f"{words.replace('-', '_')}_size": name for words, name in _SIZES.items()},
+}
+"""Its words and the names of its arguments -> words of a run file."""
 
 
 def parse_megatron(lines: Sequence[str]) -> TrainingLog | None:
@@ -62,14 +60,14 @@ def parse_megatron(lines: Sequence[str]) -> TrainingLog | None:
                 batch = round((samples - before[1]) / (iteration - before[0]))
             if samples is not None:
                 before = (iteration, samples)
-            rate = next((_positive(fields[name]) for name in _RATES if name in fields), None)
+            rate = next((positive(fields[name]) for name in _RATES if name in fields), None)
             collected.add(LoggedIteration(iteration, number, time_s, None, batch, rate), None)
         elif (match := _MEMORY.search(line)) is not None:
             fields = dict(_FIELD.findall(match[2]))
             for what in LoggedMemory:
-                size = _positive(fields[what.value]) if what.value in fields else None
+                size = positive(fields[what.value]) if what.value in fields else None
                 if size is not None:
-                    collected.add_memory(int(match[1]), what, size * MEBIBYTE)
+                    collected.add_memory(int(match[1]), what, size * MIB)
         else:
             found = [*_ARGUMENT.findall(line), *_SIZE.findall(line)]
             settings.update({_SETTINGS[name]: int(value) for name, value in found if name in _SETTINGS})
@@ -79,17 +77,9 @@ def parse_megatron(lines: Sequence[str]) -> TrainingLog | None:
 def _time(fields: dict[str, str]) -> float | None:
     """Seconds of an iteration; None: none, or not a positive number."""
     for name, factor in _TIMES.items():
-        if name in fields and (value := _positive(fields[name])) is not None:
+        if name in fields and (value := positive(fields[name])) is not None:
             return value * factor
     return None
-
-
-def _positive(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if value > 0 and math.isfinite(value) else None
 
 
 def _integer(fields: dict[str, str], name: str) -> int | None:

@@ -54,7 +54,7 @@ class Samples:
 
     @property
     def outliers(self) -> tuple[tuple[int, float], ...]:
-        """(iteration, value) of those far from the median."""
+        """(iteration, value) of the iterations far from the median."""
         distance = np.abs(self.values - self.median)
         deviation = OUTLIER_DEVIATIONS * _NORMAL_MAD * float(np.median(distance))
         bound = max(deviation, OUTLIER_SHARE * abs(self.median))

@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from semu.validation.logs.log_lines import GIBIBYTE, LogLines
+from semu.units import GIB
+from semu.validation.logs.log_lines import LogLines, positive
 from semu.validation.logs.training_log import LogFormat, LoggedIteration, LoggedMemory, TrainingLog
 
 _STEP = re.compile(r"\bstep:\s*(\d+)\s+.*\b(?:loss|memory|[tw]ps):")
@@ -23,7 +24,6 @@ _RANK = re.compile(r"\[(?:rank|default)(\d+)\]")
 _BATCH = re.compile(r"global batch size:? (\d+)")
 _LENGTH = re.compile(r"sequence length:? (\d+)")
 _MESH = re.compile(r"Building \d+-D device mesh with \[([^\]]*)\], \[([\d, ]+)\]")
-_MESH_NAMES = {"tp": "tp", "pp": "pp", "cp": "cp"}
 
 
 def parse_torchtitan(lines: Sequence[str]) -> TrainingLog | None:
@@ -44,7 +44,7 @@ def parse_torchtitan(lines: Sequence[str]) -> TrainingLog | None:
         collected.add(LoggedIteration(int(step[1]), number, None, rate, None, _number(_TFLOPS.search(line))), rank)
         size = _number(_MEMORY.search(line))
         if size is not None:
-            collected.add_memory(rank, LoggedMemory.MAX_RESERVED, size * GIBIBYTE)
+            collected.add_memory(rank, LoggedMemory.MAX_RESERVED, size * GIB)
     return collected.log(LogFormat.TORCHTITAN, settings)
 
 
@@ -58,18 +58,10 @@ def _settings(line: str) -> dict[str, int]:
         sizes = [int(size) for size in match[2].split(",") if size.strip()]
         found["gpus"] = math.prod(sizes)
         if len(names) == len(sizes):
-            found.update(
-                {_MESH_NAMES[name]: size for name, size in zip(names, sizes, strict=True) if name in _MESH_NAMES}
-            )
+            found |= {name: size for name, size in zip(names, sizes, strict=True) if name in ("tp", "pp", "cp")}
     return found
 
 
 def _number(match: re.Match[str] | None) -> float | None:
     """A positive number with thousands separated by commas; None: there is none."""
-    if match is None:
-        return None
-    try:
-        value = float(match[1].replace(",", ""))
-    except ValueError:
-        return None
-    return value if value > 0 else None
+    return None if match is None else positive(match[1].replace(",", ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,14 +40,14 @@ def compare_trace(
     Raises:
         ConfigError: no such rank or step, or kernels of several GPUs in one trace.
     """
-    place = _pipeline_rank(trace, job, rank, where)
+    pipeline_rank, rank_notes = _pipeline_rank(trace, job, rank)
     kernels, device_note = _one_gpu(trace, rank, where)
     chosen = _choose(trace, kernels, step, where)
     work = _work(chosen)
     timeline = report.timeline
     measured = busy_times(work)
-    simulated = busy_times(simulated_work(timeline.ranks[place.rank], report.iteration_time_s))
-    warnings = [*place.warnings, *device_note, *chosen.warnings]
+    simulated = busy_times(simulated_work(timeline.ranks[pipeline_rank], report.iteration_time_s))
+    warnings = [*rank_notes, *device_note, *chosen.warnings]
     if measured.idle_s < -LEAST_IDLE * measured.iteration_s:
         warnings.append(
             f"the GPU works {format_time(-measured.idle_s)} longer than the iteration's annotation: steps overlap, "
@@ -64,7 +63,7 @@ def compare_trace(
         )
     return TraceComparison(
         title=report.title,
-        rank=place.rank,
+        rank=pipeline_rank,
         num_ranks=len(timeline.ranks),
         iteration=chosen.name,
         measured=measured,
@@ -72,12 +71,6 @@ def compare_trace(
         unmatched=_unmatched(chosen.kernels),
         warnings=tuple(warnings),
     )
-
-
-@dataclass(frozen=True)
-class _Place:
-    rank: int
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,8 +83,11 @@ class _Iteration:
     warnings: tuple[str, ...]
 
 
-def _pipeline_rank(trace: KinetoTrace, job: TrainingJob, rank: int | None, where: str | None) -> _Place:
-    """Which simulated rank the trace is of. Global ranks count pipeline ranks outermost, as Megatron-LM does."""
+def _pipeline_rank(trace: KinetoTrace, job: TrainingJob, rank: int | None) -> tuple[int, tuple[str, ...]]:
+    """The simulated rank that the trace is of, and what to know about it.
+
+    Global ranks count pipeline ranks outermost, as Megatron-LM does.
+    """
     pp, gpus = job.parallel.pp, job.cluster.num_gpus
     if rank is not None:
         if not 0 <= rank < pp:
@@ -102,16 +98,16 @@ def _pipeline_rank(trace: KinetoTrace, job: TrainingJob, rank: int | None, where
                 got=rank,
                 nearest=min(max(rank, 0), pp - 1),
             )
-        return _Place(rank, ())
+        return rank, ()
     if trace.rank is None:
-        told = () if pp == 1 else ("the trace does not tell its rank: pipeline rank 0 is compared (--rank chooses)",)
-        return _Place(0, told)
+        notes = () if pp == 1 else ("the trace does not tell its rank: pipeline rank 0 is compared (--rank chooses)",)
+        return 0, notes
     if trace.world_size == gpus and trace.rank < gpus:
-        return _Place(trace.rank // (gpus // pp), ())
+        return trace.rank // (gpus // pp), ()
     sentence = f"number of GPUs: the trace has {trace.world_size} ranks, the run {gpus} GPUs"
     if trace.world_size == pp and trace.rank < pp:
-        return _Place(trace.rank, (f"{sentence}; its rank {trace.rank} is taken for the pipeline rank",))
-    return _Place(0, (f"{sentence}; pipeline rank 0 is compared (--rank chooses)",))
+        return trace.rank, (f"{sentence}; its rank {trace.rank} is taken for the pipeline rank",)
+    return 0, (f"{sentence}; pipeline rank 0 is compared (--rank chooses)",)
 
 
 def _one_gpu(trace: KinetoTrace, rank: int | None, where: str | None) -> tuple[list[Kernel], tuple[str, ...]]:
@@ -164,13 +160,9 @@ def _choose(trace: KinetoTrace, kernels: list[Kernel], step: int | None, where: 
         if len(ordered) == 1
         else f", of {len(ordered)} steps the one " + ("of median length" if step is None else "asked for")
     )
-    return _Iteration(own[number], f"ProfilerStep#{number}{how}", lengths[number], tuple(_outside(kernels, own)))
-
-
-def _outside(kernels: list[Kernel], own: dict[int, list[Kernel]]) -> Iterator[str]:
-    lost = len(kernels) - sum(len(some) for some in own.values())
-    if lost:
-        yield f"{lost} of {len(kernels)} kernels lie outside all steps"
+    outside = len(kernels) - sum(map(len, own.values()))
+    warnings = (f"{outside} of {len(kernels)} kernels lie outside all steps",) if outside else ()
+    return _Iteration(own[number], f"ProfilerStep#{number}{how}", lengths[number], warnings)
 
 
 def _work(chosen: _Iteration) -> GpuWork:

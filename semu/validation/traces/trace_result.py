@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
 from semu.present.report_text import WIDTH
 from semu.units import align_columns, format_time
+from semu.validation.table import cut, wrap
 from semu.validation.traces.gpu_work import BusyTimes, FamilyTime
 
 SCHEMA_VERSION = 1
@@ -171,7 +171,7 @@ class TraceComparison:
             share = sum(row.busy_s for row in self.unmatched) / total if total else 0.0
             yield f"kernels that no pattern knows, {share:.1%} of the measured busy time"
             shown = self.unmatched[:_SHOWN_UNMATCHED]
-            rows = [(_time(row.busy_s), str(row.count), _cut(row.name, WIDTH - 24)) for row in shown]
+            rows = [(_time(row.busy_s), str(row.count), cut(row.name, WIDTH - 24)) for row in shown]
             yield from align_columns([("time", "calls", "name"), *rows], (True, True, False))
             if len(self.unmatched) > len(shown):
                 rest = sum(row.busy_s for row in self.unmatched[len(shown) :])
@@ -183,7 +183,7 @@ class TraceComparison:
                 "p2p is counted at the sender in the simulation, at both ends by NCCL"
             )
         for note in notes:
-            yield from textwrap.wrap(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            yield from wrap(note)
 
     def beyond(self, tolerance_percent: float) -> list[str]:
         """The iteration and large families whose error is beyond a tolerance, a sentence each."""
@@ -234,7 +234,3 @@ def _exposed(time_s: float | None, count: int) -> str:
 
 def _ratio(both: TimePair) -> str:
     return _NONE if both.ratio is None else f"{both.ratio:.3f}"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -10,7 +10,7 @@ from simulation.reference.network import collective_seconds
 
 from semu.graph.dim import Dim, Poly
 from semu.graph.operator import Operator, Phase
-from semu.hardware.device import DeviceProfile
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup

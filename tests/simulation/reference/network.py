@@ -6,7 +6,7 @@ who is in a group.
 
 from __future__ import annotations
 
-from semu.hardware.device import DeviceProfile
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup

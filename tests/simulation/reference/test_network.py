@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from simulation.reference.network import collective_seconds, latency_seconds, num_steps, wire_bytes
 
-from semu.hardware.device import DeviceProfile
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, wire_factor
 from semu.hardware.network.cost import collective_cost, collective_latency, collective_route

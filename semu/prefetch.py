@@ -1,17 +1,11 @@
-"""``Prefetcher``: the next items of an iterator, fetched while the current one is in use; ``own_batches``."""
+"""``Prefetcher``: the next items of an iterator, fetched while the current one is in use."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Generic, TypeVar
-
-from semu.job import TrainingJob
-from semu.workload.batch import AbstractBatch
-from semu.workload.recorded import FileBatch
-from semu.workload.stream import windows
 
 T = TypeVar("T")
 _POLL_S = 0.05
@@ -21,16 +15,13 @@ _POLL_S = 0.05
 class Prefetcher(Generic[T]):
     """Items of an iterator, fetched ahead of their use by a thread.
 
-    With one item ahead it is a double buffer (PipeWeaver §7.1): one item in use, one ready, and the source is asked
-    for no other before the first of them is taken. What the source raises comes at its place among the items.
-
-    Args:
-        source: such as the metadata of a data loader. ahead: items that wait at most, >= 1.
+    A double buffer (PipeWeaver §7.1): one item in use, one ready, and the source, such as the metadata of a data
+    loader, is asked for no other before the first of them is taken. What it raises comes at its place among the items.
     """
 
-    def __init__(self, source: Iterable[T], *, ahead: int = 1) -> None:
+    def __init__(self, source: Iterable[T]) -> None:
         self._source = source
-        self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
+        self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
         self._end: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="semu-prefetch", daemon=True)
@@ -80,22 +71,3 @@ class Prefetcher(Generic[T]):
                 continue
             return True
         return False
-
-
-def own_batches(job: TrainingJob) -> Iterator[AbstractBatch]:
-    """Batches of a job's own kind: with its seed, the next one, and so on; of a metadata file, its samples in order; of
-    text, which draws nothing, always the same.
-
-    Raises:
-        ConfigError: a file with too few samples for an iteration.
-    """
-    batch, training = job.batch, job.training
-    if isinstance(batch, FileBatch):
-        count = job.num_microbatches * job.parallel.replicas
-        yield from windows(batch, count, training.micro_batch, training.seq_len)
-        return
-    while True:
-        yield batch
-        seed = getattr(batch, "seed", None)
-        if isinstance(seed, int):
-            batch = replace(batch, seed=seed + 1)  # type: ignore[call-arg]

@@ -1,0 +1,30 @@
+"""``own_batches``: batches of a job's own kind, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from semu.job import TrainingJob
+from semu.workload.batch import AbstractBatch
+from semu.workload.recorded import FileBatch
+from semu.workload.stream import windows
+
+
+def own_batches(job: TrainingJob) -> Iterator[AbstractBatch]:
+    """Batches of a job's own kind: with its seed, the next one, and so on; of a metadata file, its samples in order; of
+    text, which draws nothing, always the same.
+
+    Raises:
+        ConfigError: a file with too few samples for an iteration.
+    """
+    batch, training = job.batch, job.training
+    if isinstance(batch, FileBatch):
+        count = job.num_microbatches * job.parallel.replicas
+        yield from windows(batch, count, training.micro_batch, training.seq_len)
+        return
+    while True:
+        yield batch
+        seed = getattr(batch, "seed", None)
+        if isinstance(seed, int):
+            batch = replace(batch, seed=seed + 1)  # type: ignore[call-arg]
