@@ -57,7 +57,8 @@ def build_with_reading(config: Tables) -> tuple[Model, HfModel | None, list[str]
         ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
     """
     table = config["model"]
-    read, notes = None, []
+    read: HfModel | None = None
+    notes: list[str] = []
     if is_own(table):
         model, notes = own_model(table, config["parallel"]["tp"], _vocab_step(config))
     elif "name" in table:

@@ -66,6 +66,7 @@ def own_model(table: Mapping[str, Any], tp: int = 1, vocab_step: int = 1) -> tup
         ConfigError: an unknown name, a file that cannot be read, parts that do not fit together.
     """
     notes: list[str] = []
+    projector = _projector(table)
     if isinstance(table["encoder"], Mapping):
         tower, encoder = _encoder(table["encoder"]).tower(), "encoder"
     else:
@@ -77,12 +78,10 @@ def own_model(table: Mapping[str, Any], tp: int = 1, vocab_step: int = 1) -> tup
             language = _transformer(table["llm"]).model(tp)
     else:
         language = _read(table, "llm", notes)
-    model = make_own(f"{encoder}+{language.name}", tower, _projector(table), decoder_of(language, "model.llm"))
+    model = make_own(f"{encoder}+{language.name}", tower, projector, decoder_of(language, "model.llm"))
     pad_vocabulary(model, vocab_step)
-    tokens = tower.num_patches // _projector(table).merge ** 2
-    notes.append(
-        f"model.projector: an image of {tower.num_patches} patches becomes {tokens} tokens of the language model"
-    )
+    tokens = tower.num_patches // projector.merge**2
+    notes.append(f"model.projector: an image of {tower.num_patches} patches becomes {tokens} tokens")
     return model, notes
 
 

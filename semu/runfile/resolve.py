@@ -121,7 +121,7 @@ def _require(config: Mapping[str, Any], places: Places) -> None:
         raise ConfigError(
             "the model is given twice" if ways else "no model",
             where=places.where("model"),
-            expected="exactly one of model.name, model.hf_config, [model.transformer], and model.encoder with model.llm",
+            expected="exactly one of model.name, model.hf_config, [model.transformer], or model.encoder with model.llm",
             got=" and ".join(ways) or "none of them",
         )
     if "hf_ignore" in model and "hf_config" not in model and not is_own(model):
