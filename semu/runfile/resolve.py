@@ -155,15 +155,11 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
     }
     del defaults["training"]["global_batch"]
     defaults["parallel"]["dp"] = _replicas(defaults, config)
-<<<<<<< HEAD
     names = [name for name in TABLES if name != "cost" or "cost" in config]
     resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in names}
-=======
-    resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
     if is_own(resolved["model"]):
         with places.located():
             resolved["model"] = complete_parts(resolved["model"])
->>>>>>> 330e490143dc210a2eb6f68abfed6f30299628b6
     if "transformer" in resolved["model"]:
         with places.located():
             resolved["model"]["transformer"] = TransformerConfig.from_table(resolved["model"]["transformer"]).to_table()
