@@ -154,7 +154,7 @@ def _assumed(report: ReportData) -> list[str]:
         f"{training.get('precision')} with {training.get('grad_dtype')} gradients",
         f"ZeRO-{parallel.get('zero')}",
         f"recompute {training.get('recompute')}",
-        f"schedule {training.get('schedule')}",
+        f"schedule {report.title.rpartition(', ')[2]}",
         f"kernels of {training.get('software')}",
     ]
     shown = _wrapped("assumed", ", ".join(words)) if training else []
