@@ -154,8 +154,8 @@ class ScopedTable(Generic[V]):
         if values is None:
             with self._lock:
                 values = self._of.setdefault(ref(owner, self._forget), Values(self.bound))
-                for oldest in [*self._of][: max(0, len(self._of) - self.owners)]:
-                    self._forget(oldest)
+                while len(self._of) > self.owners:
+                    self._forget(next(iter(self._of)))
         return values
 
     def _forget(self, owner: ref[Any]) -> None:

@@ -13,6 +13,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import LoRA, Model, add_lora
 from semu.nn.vocabulary import pad_vocabulary
 from semu.parallel.config import Overlap, Parallel
+from semu.runfile.multimodal import is_own, own_model
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, make_batch
 from semu.workload.options import kind_for
@@ -44,8 +45,9 @@ def _vocab_step(config: Tables) -> int:
     return check_integer(multiple, "model.vocab_multiple", "a size") * int(config.get("parallel", {}).get("tp", 1))
 
 
-def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
-    """The model of ``[model]``, its frozen parts frozen; beside it, what was read of its file, where it has one.
+def build_with_reading(config: Tables) -> tuple[Model, HfModel | None, list[str]]:
+    """The model of ``[model]``, its frozen parts frozen; beside it, what was read of its file, where it has one, and
+    what to say about a model of parts.
 
     ``frozen`` names modality modules, roles and module paths; everything below them is frozen, an encoder's adapter
     too: ``["vit.embedding", "vit.layers"]`` instead of ``["encoder"]`` keeps the adapter of a vision-language model.
@@ -55,8 +57,11 @@ def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
         ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
     """
     table = config["model"]
-    read = None
-    if "name" in table:
+    read: HfModel | None = None
+    notes: list[str] = []
+    if is_own(table):
+        model, notes = own_model(table, config["parallel"]["tp"], _vocab_step(config))
+    elif "name" in table:
         model = semu_models.build(table["name"], where="model.name")
         pad_vocabulary(model, _vocab_step(config))
     elif "hf_config" in table:
@@ -66,7 +71,7 @@ def build_with_reading(config: Tables) -> tuple[Model, HfModel | None]:
         model = TransformerConfig.from_table(table["transformer"]).model(config["parallel"]["tp"])
     if "lora" in table:
         add_lora(model, read_lora(table["lora"]))
-    return model.freeze(table["frozen"]), read
+    return model.freeze(table["frozen"]), read, notes
 
 
 def read_lora(table: Mapping[str, Any]) -> LoRA:

@@ -29,6 +29,7 @@ from semu.runfile.build import build_batch, build_with_reading, kind_read, strea
 from semu.runfile.complete import complete_run, pad_for
 from semu.runfile.config import RunConfig, ordered
 from semu.runfile.limits import refuse_unmodelled
+from semu.runfile.multimodal import complete_parts, is_own, own_model
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.schema import TABLES, check_schema
@@ -89,7 +90,8 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     notes = [_set_global_batch(resolved, places, setup)]
     with places.located():
         notes += _pad_named(resolved)
-        model, read = build_with_reading(resolved)
+        model, read, told = build_with_reading(resolved)
+        notes += told
         notes.append(_set_kind(resolved, model))
         batch = build_batch(resolved, model)
     _set_from_batch(resolved, batch)
@@ -101,25 +103,28 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
 
 
 def _pad_named(config: dict[str, dict[str, Any]]) -> list[str]:
-    """Round the token table of a shipped model up where tp does not divide it; returns what to tell the user."""
+    """Round the token table of a shipped model, or of one of parts, up where tp does not divide it; what to say."""
     table = config["model"]
-    if "name" not in table or config["parallel"]["tp"] == 1 or "vocab_multiple" in table:
+    if config["parallel"]["tp"] == 1 or "vocab_multiple" in table or not ("name" in table or is_own(table)):
         return []
-    return pad_for(config, vocabulary_rows(semu_models.build(table["name"], where="model.name")))
+    is_named = "name" in table
+    model = semu_models.build(table["name"], where="model.name") if is_named else own_model(table)[0]
+    return pad_for(config, vocabulary_rows(model))
 
 
 def _require(config: Mapping[str, Any], places: Places) -> None:
     """What has no default: one model, one device."""
     model = config.get("model", {})
     ways = [f"model.{key}" for key in ("name", "hf_config", "transformer") if key in model]
+    ways += ["its parts (encoder, projector, llm)"] if is_own(model) else []
     if len(ways) != 1:
         raise ConfigError(
             "the model is given twice" if ways else "no model",
             where=places.where("model"),
-            expected="exactly one of model.name, model.hf_config and [model.transformer]",
+            expected="exactly one of model.name, model.hf_config, [model.transformer], or model.encoder with model.llm",
             got=" and ".join(ways) or "none of them",
         )
-    if "hf_ignore" in model and "hf_config" not in model:
+    if "hf_ignore" in model and "hf_config" not in model and not is_own(model):
         raise ConfigError(
             "hf_ignore without hf_config",
             where=places.where("model.hf_ignore"),
@@ -152,6 +157,9 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
     defaults["parallel"]["dp"] = _replicas(defaults, config)
     names = [name for name in TABLES if name != "cost" or "cost" in config]
     resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in names}
+    if is_own(resolved["model"]):
+        with places.located():
+            resolved["model"] = complete_parts(resolved["model"])
     if "transformer" in resolved["model"]:
         with places.located():
             resolved["model"]["transformer"] = TransformerConfig.from_table(resolved["model"]["transformer"]).to_table()

@@ -13,8 +13,10 @@ from semu.job.training import OPTIONS
 from semu.nn import LatentSizes, LoRA
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
+from semu.runfile.multimodal import PARTS
 from semu.runfile.places import Places
 from semu.runfile.transformer import TransformerConfig
+from semu_models.multimodal.own import EncoderConfig, ProjectorConfig
 
 _KINDS: Mapping[str, ValueKind] = MappingProxyType(
     {
@@ -43,6 +45,9 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "name": ValueKind.STRING,
             "hf_config": ValueKind.STRING,
             "transformer": ValueKind.TABLE,
+            "encoder": ValueKind.TABLE,
+            "projector": ValueKind.TABLE,
+            "llm": ValueKind.TABLE,
             "frozen": ValueKind.STRINGS,
             "lora": ValueKind.TABLE,
             "hf_ignore": ValueKind.STRINGS,
@@ -51,6 +56,10 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
         "model.lora": _kinds(LoRA),
         "model.transformer": _kinds(TransformerConfig),
         "model.transformer.mla": _kinds(LatentSizes),
+        "model.encoder": _kinds(EncoderConfig),
+        "model.projector": _kinds(ProjectorConfig),
+        "model.llm": _kinds(TransformerConfig),
+        "model.llm.mla": _kinds(LatentSizes),
         "cluster": {
             "device": ValueKind.STRING,
             "nodes": ValueKind.INTEGER,
@@ -94,9 +103,9 @@ def _check_table(path: str, value: object, places: Places) -> None:
         where = places.where(f"{path}.{key}")
         if key not in kinds:
             raise _unknown(key, path, tuple(kinds), where)
-        if kinds[key] is ValueKind.TABLE:
+        if kinds[key] is ValueKind.TABLE and not (path == "model" and key in PARTS and isinstance(item, str)):
             _check_table(f"{path}.{key}", item, places)
-        elif not kinds[key].accepts(item):
+        elif kinds[key] is not ValueKind.TABLE and not kinds[key].accepts(item):
             expected = kinds[key].value
             raise ConfigError(f"not {expected}", where=where, expected=expected, got=repr(item))
 

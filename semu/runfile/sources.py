@@ -19,6 +19,7 @@ from semu.parallel.axes import Following
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
+from semu.runfile.multimodal import PARTS
 from semu.runfile.places import Places, parse_toml
 from semu.runfile.schema import SCHEMA
 from semu_models import MODELS, SETUPS, Setup
@@ -93,14 +94,16 @@ def _plain(value: object) -> Any:
 
 def is_path(text: str) -> bool:
     """Whether a device or a run is meant as a file, not as a name."""
-    return text.endswith(".toml") or "/" in text or os.sep in text
+    return text.endswith((".toml", ".json")) or "/" in text or os.sep in text
 
 
 def move_paths(config: dict[str, Any], move: Callable[[str], str]) -> None:
     """Apply ``move`` to every path that tables hold: a profile, metadata, a config.json, a schedule."""
-    for table, key in (("cluster", "device"), ("batch", "path"), ("model", "hf_config"), ("training", "schedule_file")):
+    files = (("cluster", "device"), ("batch", "path"), ("model", "hf_config"), ("training", "schedule_file"))
+    for table, key in (*files, *(("model", part) for part in PARTS)):
         own = config.get(table)
-        if isinstance(own, dict) and isinstance(own.get(key), str) and (key != "device" or is_path(own[key])):
+        is_name = key in ("device", *PARTS)
+        if isinstance(own, dict) and isinstance(own.get(key), str) and (not is_name or is_path(own[key])):
             own[key] = move(own[key])
 
 

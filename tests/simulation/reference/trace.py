@@ -230,6 +230,7 @@ class Notebook:
             shards = like.shards if shards is None else shards
             dtype = like.dtype if dtype is None else dtype
             sequences = like.sequences if sequences is None else sequences
+            key = key or (like.numel,)
         del beside  # the reference knows by itself what a transfer of a ring waits for
         reads = [item.node if isinstance(item, Tensor) else item.tensor for item in inputs]
         writes = [use.gradient for use in gradients if use.gradient is not None] + [t.node for t in updates]
