@@ -267,16 +267,17 @@ def test_a_killed_rank_ends_a_demo_cleanly(run_file: str, tmp_path: Path, capsys
     plan = str(tmp_path / "plan.json")
     assert run(capsys, "plan", run_file, "-o", plan)[0] == 0
     work = (
-        "import sys\n"
+        "import sys, threading, time\n"
+        "from multiprocessing import active_children\n"
         "from semu.cli import main\n"
-        "from semu.executor import processes\n"
-        "collect = processes._collect\n"
-        "def kill(ranks, pipes, timeout_s):\n"
-        "    __import__('threading').Timer(8.0, ranks[1].kill).start()\n"
-        "    return collect(ranks, pipes, timeout_s)\n"
-        "processes._collect = kill\n"
+        "def kill():\n"
+        "    while len(active_children()) < 2:\n"
+        "        time.sleep(0.1)\n"
+        "    time.sleep(8.0)\n"
+        "    active_children()[-1].kill()\n"
         "if __name__ == '__main__':\n"
-        f"    sys.exit(main(['run', {plan!r}, '--demo', '--iterations', '100000', '--timeout', '20']))\n"
+        "    threading.Thread(target=kill, daemon=True).start()\n"
+        f"    sys.exit(main(['run', {plan!r}, '--demo', '--iterations', '100000', '--timeout', '8']))\n"
     )
     (tmp_path / "work.py").write_text(work)
     done = subprocess.run(
