@@ -99,6 +99,8 @@ def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[st
         change = report.nearest_fit[0]
         seconds = format_time(change.iteration_time_s)
         yield "fits with", f"--set {change.label()}: {change.peak_memory_bytes / GIB:.1f} GiB allocated, {seconds}"
+    elif report.nearest_fit is not None:
+        yield "fits with", "no change that was tried makes it fit"
 
 
 def fit_sentence(report: ReportData) -> str:
@@ -152,7 +154,7 @@ def _assumed(report: ReportData) -> list[str]:
         f"{training.get('precision')} with {training.get('grad_dtype')} gradients",
         f"ZeRO-{parallel.get('zero')}",
         f"recompute {training.get('recompute')}",
-        f"schedule {training.get('schedule')}",
+        f"schedule {report.title.rpartition(', ')[2]}",
         f"kernels of {training.get('software')}",
     ]
     shown = _wrapped("assumed", ", ".join(words)) if training else []
