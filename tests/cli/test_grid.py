@@ -80,7 +80,7 @@ def test_the_document_and_the_files(run_file: str, tmp_path: Path, capsys: pytes
     assert {path.name for path in folder.iterdir()} == names
     assert {path.name for path in (folder / "best").iterdir()} == {
         "result.json",
-        "trace.json",
+        "trace.json.gz",
         "timeline.png",
         "memory.png",
     }

@@ -8,7 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.simulate import refuse_defaults, result_cache
-from semu.cli.console import Progress, emit, emit_json, emit_result, has_compiled_kernels, say, say_written
+from semu.cli.console import (
+    Progress,
+    emit,
+    emit_json,
+    emit_result,
+    has_compiled_kernels,
+    printed_anyway,
+    say,
+    say_written,
+)
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_name
@@ -49,7 +58,8 @@ def schedules_command(arguments: argparse.Namespace) -> int:
                 refuse_defaults(simulate(job, cache=cache, progress=progress))
             result = compare_schedules(job, names, progress=progress, cache=cache)
         result = replace(result, warnings=tuple(run.notes))
-        _write(arguments, result, progress)
+        with printed_anyway(lambda: repr(result), is_json=arguments.json):
+            _write(arguments, result, progress)
     emit_result(result, is_json=arguments.json, run=arguments.run)
     return _exit_code(result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -18,7 +19,7 @@ from semu.cli.options.shared import CommandOptions
 from semu.cli.options.simulate import SIMULATE
 from semu.cli.options.validate import VALIDATE
 from semu.cli.options.what_if import WHAT_IF
-from semu.errors import ConfigError, unknown_name
+from semu.errors import ConfigError, shown, unknown_name
 
 LISTS: Mapping[str, str] = {
     "models": "models by name, with their parameters",
@@ -55,7 +56,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print."""
-        raise ConfigError(message, where=self.prog, expected=f"see {self.prog} --help")
+        message = re.sub(r"^argument (\S+): expected one argument$", r"\1 needs a value", message)
+        raise ConfigError(f"{message} ({self.prog} --help lists all options)", where=self.prog)
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -82,13 +84,27 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         used = commands.get(arguments.command, parser)
         if word.startswith("--"):
             options = set(re.findall(r"--[a-z-]+", used.format_usage()))
-            raise unknown_name("option", word.partition("=")[0], options, where=used.prog)
+            raise _unknown_option(word.partition("=")[0], options, used.prog)
         raise ConfigError(
             "an argument too many", where=used.prog, expected=" ".join(used.format_usage().split()), got=word
         )
     if arguments.command is None and not arguments.version:
         raise ConfigError("no command", where="command line", expected="one of " + ", ".join(COMMANDS))
     return arguments
+
+
+_MEANT = {"--device": "--cluster", "--gpu": "--cluster", "--gpus": "--cluster", "--nodes": "--cluster"}
+"""Options that other programs have, and what says it here."""
+
+
+def _unknown_option(word: str, options: set[str], where: str) -> ConfigError:
+    """An option that a command lacks, with the one that was meant: words of a few letters are alike by chance."""
+    error = unknown_name("option", word, options, where=where)
+    meant, near = _MEANT.get(word), difflib.get_close_matches(word, sorted(options), n=1, cutoff=0.75)
+    error.nearest = meant if meant in options else near[0] if near else None
+    hint = "" if error.nearest is None else f", did you mean {error.nearest!r}?"
+    error.message = f"unknown option {shown(word)!r}{hint}"
+    return error
 
 
 def _build() -> tuple[_Parser, dict[str, _Parser]]:

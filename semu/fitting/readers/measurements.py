@@ -88,6 +88,9 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
             if is_nccl(text):
                 read, refused = read_nccl(text, name, profile, nodes=nodes)
                 software = nccl_software(text)
+            elif text.lstrip()[:1] in ("{", "["):  # a line of JSON is no header, however long it is
+                got = "JSON without traceEvents, and without results of nccl-tests"
+                raise ConfigError("not a file of measurements", where=name, expected=EXPECTED, got=got)
             else:
                 read, refused = read_table(text, name)
                 software = folder_software(Path(path))
