@@ -23,6 +23,7 @@ from semu.job import Recompute, TrainingJob
 from semu.nn.model import Model
 from semu.parallel.stage_layers import layer_parts
 from semu.simulation import prepare
+from semu.simulation.memory.reserved import device_room
 from semu.units import format_bytes
 from semu.workload.batch import AbstractBatch
 
@@ -64,7 +65,7 @@ def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None, num_microb
             nearest=costs.num_layers,
         )
     in_flight = [min(job.num_microbatches, pp - rank) for rank in range(pp)]
-    capacity = float(job.profile.memory_bytes.value)
+    capacity = float(device_room(job).usable_bytes)
     limits = [capacity] * pp
     for _ in range(ROUNDS):
         plan = plan_stages(costs, in_flight, limits)

@@ -35,6 +35,9 @@ class Host:
     memory_bytes: Number
 
 
+_NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
+
+
 @dataclass(frozen=True)
 class DeviceProfile:
     """Peaks and efficiencies of one GPU; every number has a provenance and a source.
@@ -48,6 +51,7 @@ class DeviceProfile:
         nic_bytes_per_s: network card per GPU, one direction [byte/s].
         pcie_bytes_per_s: PCIe, one direction [byte/s].
         nvlink_gpus: GPUs of a node that NVLink joins: 8 behind a switch, 2 for a bridged pair.
+        memory_margin: share of the memory that a run should leave free, 0 to less than 1.
         efficiencies: one per compute kind.
         variants: departures from ``efficiencies``, by kind and precision (``DType``), head dimension (int) or fp8
             recipe (``Fp8Recipe``, which ``scaled`` applies).
@@ -76,10 +80,13 @@ class DeviceProfile:
     software: Mapping[Software, SoftwareFactors] = field(default_factory=dict)
     interference: float = 0.0
     transfer_s: float = 0.0
+    memory_margin: Number = _NO_MARGIN
 
     def __post_init__(self) -> None:
         for name in PEAKS:
-            check_number(getattr(self, name).value, name, is_above=True)
+            if name != "memory_margin":
+                check_number(getattr(self, name).value, name, is_above=True)
+        check_number(self.memory_margin.value, "memory_margin", most=1.0)
         if self.nvlink_gpus.value != int(self.nvlink_gpus.value):
             raise ConfigError(
                 "not a count", where="nvlink_gpus", expected="an integer >= 1", got=self.nvlink_gpus.value
@@ -279,6 +286,7 @@ PEAKS = (
     "nic_bytes_per_s",
     "pcie_bytes_per_s",
     "nvlink_gpus",
+    "memory_margin",
 )
 """The profile's top-level numbers, by attribute and TOML key."""
 

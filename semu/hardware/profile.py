@@ -146,7 +146,7 @@ def _base_parts(path: Path, table: dict[str, object], chain: tuple[Path, ...]) -
         return _transfer(parts, base_path.stem, _other_peaks(table, parts))
 
 
-_SITE_PEAKS = ("memory_bytes", "nic_bytes_per_s")
+_SITE_PEAKS = ("memory_bytes", "nic_bytes_per_s", "memory_margin")
 """Peaks in which two profiles of one device may differ."""
 
 

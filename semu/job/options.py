@@ -231,6 +231,12 @@ class MemoryOptions(AbstractOptions):
     workspaces: Word[Workspaces] = option(
         Workspaces.NONE, word(Workspaces), "whose workspaces count into the peaks", influence=STEP
     )
+    memory_margin: float | None = option(
+        None,
+        number(most=1.0),
+        "share of the device's memory that must stay free for a run to fit; None: the profile's memory_margin",
+        influence=STEP,
+    )
 
     def _check(self) -> None:
         super()._check()

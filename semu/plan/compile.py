@@ -29,6 +29,7 @@ from semu.present.report import Report
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation import JobCheckpoint, prepare
+from semu.simulation.memory.reserved import device_room
 
 if TYPE_CHECKING:
     from semu.searcher.report import SearchReport
@@ -105,7 +106,7 @@ def _compiled(
     stages: SimulatedStages, estimate: Estimate | Report, limit_bytes: int | None, receives_ahead: int
 ) -> ExecutionPlan:
     layout, shape = stages.checkpoint.layout, stages.units.shape
-    limit = int(layout.job.profile.memory_bytes.value) if limit_bytes is None else limit_bytes
+    limit = device_room(layout.job).usable_bytes if limit_bytes is None else limit_bytes
     peaks = np.array(estimate.peak_memory_bytes, dtype=np.int64)
     contents = PlanContents(stages)
     num_bytes = contents.message_bytes()

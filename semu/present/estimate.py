@@ -5,6 +5,53 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
+
+FRAGMENTED = 1.25
+"""An allocator that holds a quarter more than is allocated is not looked at closer: no replay here came near it."""
+
+
+class DeviceRoom(NamedTuple):
+    """How a device's memory is shared out.
+
+    Attributes:
+        capacity_bytes: all of it. other_bytes: what the framework's allocator never sees: context, communicators.
+        margin_bytes: what must stay free.
+    """
+
+    capacity_bytes: int
+    other_bytes: int = 0
+    margin_bytes: int = 0
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the allocator may hold."""
+        return self.capacity_bytes - self.other_bytes - self.margin_bytes
+
+    def is_tight(self, peak_bytes: int) -> bool:
+        """Whether it takes the allocator's own holdings to say if so much allocated memory fits."""
+        return peak_bytes <= self.usable_bytes < FRAGMENTED * peak_bytes
+
+
+class RankMemoryKinds(NamedTuple):
+    """A pipeline rank's memory at its peak, by what it is for [bytes]; all but ``capacity`` must add up to no more.
+
+    Attributes:
+        parameters, gradients, optimizer, activations, workspace, communication: what is allocated.
+        reserved: what the allocator holds beyond that. other: outside the allocator: context, communicators.
+        margin: what must stay free. capacity: the device's memory.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    workspace: int
+    communication: int
+    reserved: int
+    other: int
+    margin: int
+    capacity: int
 
 
 class MemoryFigures:
@@ -12,6 +59,8 @@ class MemoryFigures:
 
     peak_memory_bytes: tuple[int, ...]
     capacity_bytes: int
+    other_memory_bytes: int
+    memory_margin_bytes: int
     reserve: Callable[[], tuple[int, ...]] | None
 
     @cached_property
@@ -20,9 +69,22 @@ class MemoryFigures:
         return None if self.reserve is None else self.reserve()
 
     @property
+    def room(self) -> DeviceRoom:
+        """How the memory of a device is shared out."""
+        return DeviceRoom(self.capacity_bytes, self.other_memory_bytes, self.memory_margin_bytes)
+
+    @property
+    def held_memory_bytes(self) -> tuple[int, ...]:
+        """What the allocator holds of each rank's device; where nothing can be replayed, what is allocated."""
+        return self.reserved_memory_bytes or self.peak_memory_bytes
+
+    @cached_property
     def fits(self) -> bool:
-        """Whether every rank's peak is within the device's memory."""
-        return max(self.peak_memory_bytes) <= self.capacity_bytes
+        """Whether every rank's device holds what the allocator reserves, the context and communicators, and leaves the
+        margin free."""
+        peak = max(self.peak_memory_bytes)
+        held = max(self.held_memory_bytes) if self.room.is_tight(peak) else peak
+        return held <= self.room.usable_bytes
 
 
 @dataclass(frozen=True)
@@ -31,7 +93,8 @@ class Estimate(MemoryFigures):
 
     Attributes:
         iteration_time_s: [s]. makespan_s: end of the pipeline [s]. mfu, hfu, bubble_ratio: as in ``Report``.
-        peak_memory_bytes, static_memory_bytes: per pipeline rank. capacity_bytes: device memory.
+        peak_memory_bytes, static_memory_bytes: per pipeline rank, allocated. capacity_bytes: device memory; of it
+            ``other_memory_bytes`` outside the allocator and ``memory_margin_bytes`` that must stay free.
         breakdown_s: where the time goes, as in ``Report``. reserve: finds ``reserved_memory_bytes``.
     """
 
@@ -44,4 +107,6 @@ class Estimate(MemoryFigures):
     static_memory_bytes: tuple[int, ...]
     capacity_bytes: int
     breakdown_s: Mapping[str, object]
+    other_memory_bytes: int = 0
+    memory_margin_bytes: int = 0
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)

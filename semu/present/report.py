@@ -6,9 +6,12 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from typing import Any
 
 from semu.files import make_folder, write_file
+from semu.present.frames import Tabular
 from semu.present.report_data import (
     ContentionSummary,
     FittingChange,
@@ -17,7 +20,8 @@ from semu.present.report_data import (
     ReportData,
     TopOperator,
 )
-from semu.present.report_text import render
+from semu.present.report_text import render, render_provenance
+from semu.present.summary import facts, summarize
 
 __all__ = [
     "ContentionSummary",
@@ -30,11 +34,31 @@ __all__ = [
 
 
 @dataclass(frozen=True, repr=False)
-class Report(ReportData):
+class Report(ReportData, Tabular):
     """Result of ``semu.simulate``; its attributes are those of ``ReportData``."""
 
     def __repr__(self) -> str:
+        return summarize(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures as a table."""
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(text)}</td></tr>"
+            for label, text in facts(self)
+        )
+        return f"<table><caption>{escape(self.title)}</caption>{cells}</table>"
+
+    def details(self) -> str:
+        """The whole report as text: figures, where the time goes, memory of every rank, what costs most, provenance."""
         return render(self)
+
+    def provenance_text(self) -> str:
+        """Where the coefficients come from that most of the time depends on."""
+        return render_provenance(self)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The figures as one flat record; what is a list or a table is left out."""
+        return [{key: value for key, value in self.to_json().items() if isinstance(value, int | float | str)}]
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``result.json``, ``trace.json``, ``timeline.png`` and ``memory.png``.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.timeline import IterationTimeline
-from semu.present.estimate import MemoryFigures
+from semu.present.estimate import MemoryFigures, RankMemoryKinds
 from semu.present.uncertainty import Uncertainty, coverage
 
 SCHEMA_VERSION = 1
@@ -180,7 +180,8 @@ class ReportData(MemoryFigures):
         mfu_bf16: under fp8, MFU against the bf16 peak; else None.
         bubble_ratio: of the slowest replica's pipeline.
         peak_memory_bytes, static_memory_bytes: per pipeline rank, highest over its ranks.
-        capacity_bytes: device memory. breakdown_s: see DESIGN §6. timeline: of the slowest replica.
+        capacity_bytes, other_memory_bytes, memory_margin_bytes: as in ``Estimate``. breakdown_s: see DESIGN §6.
+        timeline: of the slowest replica.
         ranks, top_operators: tables. provenance: share of time by provenance of its coefficients.
         active_parameters: those that a token uses: without the experts that it is not routed to.
         job: resolved inputs. warnings: what a reader should know. samples: iterations with jitter, where asked for.
@@ -188,7 +189,8 @@ class ReportData(MemoryFigures):
             the fastest first; None: no changes were tried.
         host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
         contention: what sharing links cost, where it was simulated.
-        find_uncertainty: finds ``uncertainty``.
+        find_uncertainty: finds ``uncertainty``. split_peaks: finds what is allocated at each rank's peak, by kind.
+        reasons, advice: why the iteration is slow and what makes it faster, where that was looked for (``advise``).
     """
 
     title: str
@@ -220,16 +222,42 @@ class ReportData(MemoryFigures):
     timeline: IterationTimeline = field(repr=False)
     samples: IterationSamples | None = None
     active_parameters: int | None = None
+    other_memory_bytes: int = 0
+    memory_margin_bytes: int = 0
     reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
     nearest_fit: tuple[FittingChange, ...] | None = None
     host_memory_bytes: tuple[int, ...] | None = None
     contention: ContentionSummary | None = None
     find_uncertainty: Callable[[], Uncertainty] | None = field(default=None, repr=False, compare=False)
+    reasons: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    split_peaks: Callable[[], list[tuple[int, ...]]] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def memory(self) -> tuple[RankMemoryKinds, ...]:
+        """Every pipeline rank's memory at its peak by kind [bytes]; made when it is asked for."""
+        room, peaks = self.room, [] if self.split_peaks is None else self.split_peaks()
+        around = room.other_bytes, room.margin_bytes, room.capacity_bytes
+        held = zip(peaks, self.held_memory_bytes, strict=bool(peaks))
+        return tuple([RankMemoryKinds(*kinds, size - sum(kinds), *around) for kinds, size in held])  # type: ignore[call-arg]
 
     @cached_property
     def uncertainty(self) -> Uncertainty | None:
         """How far the errors of the coefficients move the iteration time; computed on first use."""
         return None if self.find_uncertainty is None else self.find_uncertainty()
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the cluster; 1 where the job does not say."""
+        cluster = self.job.get("cluster")
+        sizes = cluster if isinstance(cluster, Mapping) else {}
+        return int(sizes.get("nodes", 1)) * int(sizes.get("gpus_per_node", 1))
+
+    @property
+    def fullest_rank(self) -> int:
+        """The pipeline rank whose device is fullest."""
+        held = self.held_memory_bytes
+        return held.index(max(held))
 
     @property
     def iteration_time_interval_s(self) -> tuple[float, float] | None:
@@ -273,6 +301,7 @@ class ReportData(MemoryFigures):
             "reserved_memory_bytes": None if reserved is None else list(reserved),
             "host_memory_bytes": None if host is None else list(host),
             "capacity_bytes": self.capacity_bytes,
+            "memory": [{"rank": rank, **kinds._asdict()} for rank, kinds in enumerate(self.memory)],
             "fits": self.fits,
             "parameters": self.parameters,
             "active_parameters": self.active_parameters if self.has_idle_parameters else None,
@@ -290,5 +319,7 @@ class ReportData(MemoryFigures):
             "contention": None if contention is None else contention.to_json(),
             "samples": None if self.samples is None else self.samples.to_json(),
             "nearest_fit": fits,
+            "reasons": list(self.reasons) or None,
+            "advice": list(self.advice) or None,
         }
         return {key: value for key, value in document.items() if value is not None or key in _ALWAYS}

@@ -1,6 +1,6 @@
 """``render``: a report as the table that people read, at most 110 columns wide, without boxes.
 
-Objects: ``render``, ``fit_sentence`` (whether the job fits, and by how much), ``align_columns``.
+Objects: ``render``, ``render_provenance``, ``align_columns``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from semu.present.report_data import (
     ReportData,
     TopOperator,
 )
+from semu.present.summary import fit_sentence
 from semu.present.uncertainty import LEVEL, Uncertainty
 from semu.units import GIB, align_columns, format_count, format_time
 
@@ -39,16 +40,10 @@ def render(report: ReportData) -> str:
     return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
 
 
-def fit_sentence(report: ReportData) -> str:
-    """Whether the job fits in memory: which rank is highest, and by how much it does or does not."""
-    peak = max(report.peak_memory_bytes)
-    rank = report.peak_memory_bytes.index(peak)
-    have = f"{report.capacity_bytes / GIB:.2f} GiB"
-    if report.fits:
-        free = (report.capacity_bytes - peak) / GIB
-        return f"fits: rank {rank} peaks at {peak / GIB:.2f} of {have}, {free:.2f} GiB free"
-    over = (peak - report.capacity_bytes) / GIB
-    return f"does not fit: rank {rank} needs {peak / GIB:.2f} GiB, {over:.2f} GiB more than the device's {have}"
+def render_provenance(report: ReportData) -> str:
+    """The operators that cost most, the sources of their coefficients, and the share of the time that each covers."""
+    lines = [*_operators(report), "", *_notes(report)]
+    return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
 
 
 # -- sections ------------------------------------------------------------------------------------------------------
@@ -88,7 +83,7 @@ def _summary(report: ReportData) -> Iterator[str]:
     if trained is not None:
         note = ", ".join([*([note] if note else []), f"{format_count(trained)} trained"])
     yield _line("parameters", format_count(report.parameters), note)
-    yield f"{'memory':<{_LABEL}}{fit_sentence(report)}"
+    yield from textwrap.wrap(f"{'memory':<{_LABEL}}{fit_sentence(report)}", WIDTH, subsequent_indent=" " * _LABEL)
 
 
 def _interval(found: Uncertainty) -> Iterator[str]:

@@ -151,10 +151,12 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
         "training": options_table(Training(), "training"),
         "overlap": options_table(Overlap(), "overlap"),
         "batch": {},
+        "cost": {},
     }
     del defaults["training"]["global_batch"]
     defaults["parallel"]["dp"] = _replicas(defaults, config)
-    resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in TABLES}
+    names = [name for name in TABLES if name != "cost" or "cost" in config]
+    resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in names}
     if is_own(resolved["model"]):
         with places.located():
             resolved["model"] = complete_parts(resolved["model"])

@@ -71,6 +71,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
         "overlap": _kinds(Overlap),
         "parallel.layout": _kinds(PipelineLayout),
         "batch": {},
+        "cost": {"gpu_hour_usd": ValueKind.NUMBER, "watt": ValueKind.NUMBER},
     }
 )
 """Table -> key -> type. Tables that are not listed, and ``batch``, are checked by what reads them."""

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 HASHES = FOLDER / "hashes.json"
+ADDED = ("memory",)
+"""Keys of documents that came later; they are left out before hashing (a key is added, never renamed)."""
 
 if __name__ == "__main__":  # the tree's own semu, whatever is installed; --tree says which tree
     told = [sys.argv[n + 1] for n, word in enumerate(sys.argv[:-1]) if word == "--tree"]
@@ -120,7 +122,14 @@ def _layers(job: TrainingJob) -> dict[str, tuple[int, ...]]:
 # -- documents --
 def _as_text(document: object) -> str:
     """As ``Report.save`` and ``--json`` write it."""
-    return json.dumps(document, indent=2) + "\n"
+    return json.dumps(_as_frozen(document), indent=2) + "\n"
+
+
+def _as_frozen(document: Any) -> Any:
+    """A document without the keys that it did not have when it was frozen."""
+    if isinstance(document, dict):
+        return {key: _as_frozen(value) for key, value in document.items() if key not in ADDED}
+    return [_as_frozen(item) for item in document] if isinstance(document, list | tuple) else document
 
 
 def _report(case: Case) -> Any:

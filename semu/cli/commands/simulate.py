@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit_result, has_compiled_kernels, say, say_written
+from semu.checks import check_number
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say, say_written
 from semu.cli.resolved import dump_run, read_run, say_notes
-from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError
+from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError, SemuError
 
 if TYPE_CHECKING:
     from semu.costs.result_cache import ResultCache
     from semu.job import TrainingJob
     from semu.present.report import Report
+    from semu.present.summary import Budget
     from semu.runfile.config import RunConfig
 
 
@@ -33,7 +36,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if arguments.baseline is not None:
             progress(f"planning as {arguments.baseline}")
             run, job = _as_baseline(run, arguments.baseline)
-        say_notes(run)
+        if arguments.dump_config or arguments.json:
+            say_notes(run)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         from semu.simulation import simulate
@@ -61,6 +65,11 @@ def simulate_command(arguments: argparse.Namespace) -> int:
                 job, report, lambda other: simulate(other, cache=cache, contention=arguments.contention), progress
             )
             report = replace(report, nearest_fit=found)
+        elif arguments.samples == 0 and not arguments.contention:
+            from semu.searcher.what_if.advice import advise
+
+            with suppress(SemuError):
+                report = advise(job, report, progress)
         if arguments.out is not None:
             progress("drawing the timeline and the memory")
             say_written(*report.save(arguments.out))
@@ -69,13 +78,35 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
                 path = Path(arguments.out) / f"memory-rank{rank}.pickle"
                 say_written(write_memory_snapshot(path, report.timeline, rank))
-    emit_result(report, is_json=arguments.json)
+    budget = _budget(arguments, run)
+    if arguments.json:
+        emit_json({**report.to_json(), **({"budget": budget.of(report)} if budget.tokens else {})})
+    else:
+        from semu.present.summary import summarize
+
+        texts = [summarize(report, budget)]
+        texts += [report.details()] if arguments.details else [report.provenance_text()] if arguments.provenance else []
+        emit("\n\n".join(texts))
     if report.fits:
         return 0
-    from semu.present.report_text import fit_sentence
+    from semu.present.summary import fit_sentence
 
     say(fit_sentence(report))
     return MemoryLimitError.exit_code
+
+
+def _budget(arguments: argparse.Namespace, run: RunConfig) -> Budget:
+    """What is asked about a long run: the command line's price, else that of ``[cost]``."""
+    from semu.present.summary import Budget, read_tokens
+
+    cost = run.config.get("cost", {})
+    given, watt = arguments.gpu_hour_usd, cost.get("watt")
+    price = cost.get("gpu_hour_usd") if given is None else given
+    return Budget(
+        0.0 if arguments.tokens is None else read_tokens(arguments.tokens, where="--tokens"),
+        None if price is None else check_number(price, "cost.gpu_hour_usd" if given is None else "--gpu-hour-usd"),
+        None if watt is None else check_number(watt, "cost.watt"),
+    )
 
 
 def _check_snapshots(arguments: argparse.Namespace, job: TrainingJob) -> None:

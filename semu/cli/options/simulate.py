@@ -63,7 +63,12 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="keep results of model blocks in a file, and take from it what another run has computed; runs may share "
         "it and it may be deleted at any moment, no result depends on it (without the option: $SEMU_CACHE)",
     )
+    budget = parser.add_argument_group("a long run")
+    budget.add_argument("--tokens", metavar="N", help="days, GPU-hours and cost of training on N tokens, e.g. 15T")
+    budget.add_argument("--gpu-hour-usd", type=float, metavar="USD", help="price of a GPU for an hour")
     output = parser.add_argument_group("output")
+    output.add_argument("--details", action="store_true", help="print every table: memory of all ranks, operators")
+    output.add_argument("--provenance", action="store_true", help="print where the coefficients come from")
     output.add_argument("--out", metavar="DIR", help="write result.json, trace.json, timeline.png and memory.png")
     output.add_argument(
         "--memory-snapshot",

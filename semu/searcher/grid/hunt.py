@@ -1,7 +1,8 @@
 """``Hunt``: a grid under way: which configurations are evaluated, and what becomes of them.
 
 Branch and bound, best bound first: a configuration is evaluated unless it surely does not fit, or the best ``top`` that
-were found already are better than it can be. What comes out does not depend on the order of evaluation, nor on who
+were found already are better than it can be. Whether a tight one fits is asked of the allocator only where it would be
+among the best. What comes out does not depend on the order of evaluation, nor on who
 evaluates: the rows are all configurations whose bound is not worse than row number ``top``, and each of these was
 evaluated.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,8 @@ from semu.searcher.grid.legal import Legal
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult
 from semu.searcher.grid.rows import Row, smallest_of
 from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at
+from semu.simulation.estimate import evaluate
+from semu.simulation.memory.reserved import device_room
 from semu.simulation.results.estimated import Metrics
 
 CHUNK, LONG_CHUNK = 4, 24
@@ -53,6 +56,7 @@ class Hunt:
     ended_by: str = "end"
     _tokens: dict[int, int] = field(default_factory=dict)
     _told: float = 0.0
+    _reserved: dict[Point, int] = field(default_factory=dict)
 
     # -- what is wanted ------------------------------------------------------------------------------------------
     @property
@@ -97,7 +101,7 @@ class Hunt:
             points = [point for point in points if floors[point].memory_bytes <= self.capacity]
         while True:
             chosen = self._every(points) if is_exhaustive else self._best_of(points, floors, order)
-            fits = any(self._fits(own) for own in chosen)
+            fits = any(self._holds(own) for own in chosen)
             if order is RankBy.HEADROOM or fits or self.ended_by != "end":
                 cut_by_memory = len(legal.points) - len(points)
                 return self._result(legal, chosen, floors, cut_by_memory, order, is_exhaustive=is_exhaustive)
@@ -148,11 +152,29 @@ class Hunt:
         return -best[0] if len(best) == self.top else float("inf")
 
     def _fits(self, outcome: Outcome) -> bool:
-        return outcome.figures is not None and outcome.figures.peak_memory_bytes <= self.capacity
+        """Whether what is allocated fits."""
+        room = device_room(self.job, outcome.point)
+        return outcome.figures is not None and outcome.figures.peak_memory_bytes <= room.usable_bytes
+
+    def _holds(self, outcome: Outcome) -> bool:
+        """Whether a configuration fits, with what the allocator keeps."""
+        reserved = self._reserve(outcome) if self._fits(outcome) else None
+        return self._fits(outcome) and (reserved or 0) <= device_room(self.job, outcome.point).usable_bytes
+
+    def _reserve(self, outcome: Outcome) -> int | None:
+        """What the allocator holds of the fullest rank's device [bytes]; None: it decides nothing."""
+        point, figures = outcome.point, outcome.figures
+        if figures is None or not device_room(self.job, point).is_tight(figures.peak_memory_bytes):
+            return None
+        if point not in self._reserved:
+            self._reserved[point] = max(evaluate(job_at(self.job, point)).held_memory_bytes)
+        return self._reserved[point]
 
     def _note(self, outcome: Outcome, best: list[float], order: RankBy) -> None:
         """Count a configuration among the best, if it is; where memory decides, whether or not it fits."""
-        if outcome.figures is None or not (self._fits(outcome) or order is RankBy.HEADROOM):
+        if outcome.figures is None or (len(best) == self.top and self.of(outcome, order) >= -best[0]):
+            return
+        if order is not RankBy.HEADROOM and not self._holds(outcome):
             return
         push = heapq.heappush if len(best) < self.top else heapq.heappushpop
         push(best, -self.of(outcome, order))
@@ -203,20 +225,23 @@ class Hunt:
     ) -> GridResult:
         found = [own for own in chosen if own.figures is not None]
         found.sort(key=lambda own: (not self._fits(own), self.of(own, order), own.point))
-        misfits = [own.point for own in found if not self._fits(own)][:SHOWN_MISFITS]
-        has_fit = any(self._fits(own) for own in found)
+        reserved = self._reserved_of_best(found)
+        rows = [self._row(own.point, own.figures, reserved.get(own.point)) for own in found if own.figures is not None]
+        rows.sort(key=lambda row: not row.fits)
+        misfits = [row.point for row in rows if not row.fits][:SHOWN_MISFITS]
+        has_fit = any(row.fits for row in rows)
         changes = {}
         if has_fit and self.ended_by == "end":
             self.tell("looking for what makes faster configurations fit")
             changes = {point: self._change(point, legal, floors) for point in misfits}
-        rows = tuple(self._row(own.point, own.figures, changes) for own in found if own.figures is not None)
+        rows = [replace(row, change=changes.get(row.point)) for row in rows]
         nearest = None if has_fit or not rows or self.ended_by != "end" else self._nearest_fit(rows)
         return GridResult(
             job=self.job,
             rank_by=self.order,
             top=self.top,
             varied=self.space.varied,
-            rows=rows,
+            rows=tuple(rows),
             total=legal.total,
             cuts=legal.cuts,
             num_legal=len(legal.points),
@@ -245,14 +270,27 @@ class Hunt:
             self.ended_by = "interrupt"
             return None
 
-    def _row(self, point: Point, figures: Metrics, changes: Mapping[Point, Mapping[str, Value] | None]) -> Row:
+    def _reserved_of_best(self, ranked: Sequence[Outcome]) -> dict[Point, int]:
+        """What the allocator holds for every tight configuration that is not worse than the ``top`` best that fit: the
+        same, whatever was asked on the way. ``ranked``: the best first."""
+        reserved: dict[Point, int] = {}
+        count = 0
+        for outcome in ranked if self.ended_by == "end" else ():
+            if count == self.top or not self._fits(outcome):
+                break
+            if (size := self._reserve(outcome)) is not None:
+                reserved[outcome.point] = size
+            count += self._holds(outcome)
+        return reserved
+
+    def _row(self, point: Point, figures: Metrics, reserved_bytes: int | None) -> Row:
         gpus, tokens = self.job.cluster.num_gpus, self.tokens(point.micro_batch)
         seconds = figures.iteration_time_s
         cost = None
         if self.price is not None:
             cost = seconds * gpus * self.price / 3600 / max(1, tokens) * 1e6
-        left = self.capacity - figures.peak_memory_bytes
-        return Row(point, figures, tokens / seconds / gpus, cost, left, changes.get(point))
+        usable = device_room(self.job, point).usable_bytes
+        return Row(point, figures, tokens / seconds / gpus, cost, usable, reserved_bytes)
 
     def _change(self, point: Point, legal: Legal, floors: Mapping[Point, Floor]) -> Mapping[str, Value] | None:
         """What to change about a configuration that does not fit: the fewest axes, of these the fastest at best; dp
@@ -271,7 +309,7 @@ class Hunt:
                 tries -= 1
                 self.outcomes.update({own.point: own for own in evaluate_chunk(self.job, [other])})
                 self.evaluated += 1
-            if self._fits(self.outcomes[other]):
+            if self._holds(self.outcomes[other]):
                 return {
                     axis.value: getattr(other, axis) for axis in Axis if getattr(other, axis) != getattr(point, axis)
                 }

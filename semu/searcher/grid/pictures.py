@@ -45,7 +45,7 @@ def pareto(result: GridRows) -> ConfigurationCloud:
         title=title,
         subtitle=said,
         time_s=np.array([row.figures.iteration_time_s for row in result.rows]),
-        memory_bytes=np.array([row.figures.peak_memory_bytes for row in result.rows], dtype=np.float64),
+        memory_bytes=np.array([result.capacity_bytes - row.headroom_bytes for row in result.rows], dtype=np.float64),
         labels=tuple(_name(row.point, result.varied) for row in result.rows),
         bound_s=np.array([floor.time_s for floor in others]),
         bound_bytes=np.array([floor.memory_bytes for floor in others], dtype=np.float64),

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from semu.errors import ConfigError
 from semu.job import TrainingJob
+from semu.present.frames import Tabular
 from semu.present.report import FittingChange
 from semu.searcher.grid.bounds import Floor
 from semu.searcher.grid.legal import Cut
@@ -24,7 +24,9 @@ class Row:
     Attributes:
         point: its values on all axes. figures: as ``semu.evaluate`` says. tokens_per_s_per_gpu: of the whole batch.
         usd_per_million_tokens: at the price that was given; None: none was.
-        headroom_bytes: what the fullest rank leaves of its memory, negative where it does not fit.
+        usable_memory_bytes: what of a device the allocator may hold.
+        reserved_memory_bytes: what it holds of the fullest rank's device; None: not replayed, because there is room in
+            any case, or none, or because other rows are better (``Hunt``).
         change: values on other axes with which it would fit, the fewest; None: it fits, or no changes were tried.
     """
 
@@ -32,12 +34,20 @@ class Row:
     figures: Metrics
     tokens_per_s_per_gpu: float
     usd_per_million_tokens: float | None
-    headroom_bytes: int
+    usable_memory_bytes: int
+    reserved_memory_bytes: int | None = None
     change: Mapping[str, Value] | None = None
 
     @property
+    def headroom_bytes(self) -> int:
+        """What the fullest rank leaves of what its allocator may hold, negative where it does not fit."""
+        held = self.reserved_memory_bytes or self.figures.peak_memory_bytes
+        return self.usable_memory_bytes - held
+
+    @property
     def fits(self) -> bool:
-        """Whether every rank's peak is within the device's memory."""
+        """Whether every rank's device holds what the allocator reserves, context and communicators, and the margin;
+        where nothing was replayed, what is allocated takes the place of what is reserved."""
         return self.headroom_bytes >= 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -47,6 +57,7 @@ class Row:
             **self.figures._asdict(),
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "usd_per_million_tokens": self.usd_per_million_tokens,
+            "reserved_memory_bytes": self.reserved_memory_bytes,
             "headroom_bytes": self.headroom_bytes,
             "fits": self.fits,
             "change": None if self.change is None else " ".join(f"{k}={v}" for k, v in self.change.items()),
@@ -54,7 +65,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class GridRows:
+class GridRows(Tabular):
     """All that a grid says; ``len``, iteration and indices go over ``rows``.
 
     Attributes:
@@ -127,22 +138,6 @@ class GridRows:
         writer.writerows(records)
         return buffer.getvalue()
 
-    def to_pandas(self) -> Any:
-        """The same as a ``pandas.DataFrame``.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return _library("pandas").DataFrame(self.to_dicts())
-
-    def to_polars(self) -> Any:
-        """The same as a ``polars.DataFrame``.
-
-        Raises:
-            ConfigError: polars is not installed.
-        """
-        return _library("polars").DataFrame(self.to_dicts(), infer_schema_length=None)
-
     def to_json(self) -> dict[str, object]:
         """Plain data; the same bytes for the same grid, whoever evaluated it."""
         return {
@@ -168,16 +163,3 @@ class GridRows:
 def smallest_of(rows: Sequence[Row]) -> Row:
     """The row that needs the least memory."""
     return min(rows, key=lambda row: (row.figures.peak_memory_bytes, row.point))
-
-
-def _library(name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{name} is not installed",
-            where=f"to_{name}",
-            expected=f"pip install {name}, or to_dicts() and to_csv(), which need nothing",
-        ) from error

@@ -64,9 +64,15 @@ class JobProblem:
         return replace(found, layout=replace(found.layout, job=replace(found.job, training=training)))
 
     def excess_of(self, solution: Solution) -> I64:
-        """By how much the full simulation of a schedule is above what every rank has: int64[num_ranks] [bytes]."""
+        """By how much the full simulation of a schedule is above what every rank has: int64[num_ranks] [bytes].
+
+        Above the limits on what is allocated, or above what the allocator may hold of a device.
+        """
         found = self.checkpoint.decided(self.plan_of(solution)).estimate()
-        return np.array(found.peak_memory_bytes, dtype=np.int64) - self.target_bytes
+        excess = np.array(found.peak_memory_bytes, dtype=np.int64) - self.target_bytes
+        if found.fits or np.any(excess > 0):
+            return excess
+        return np.maximum(excess, np.array(found.held_memory_bytes) - found.room.usable_bytes)
 
 
 def build_problem(

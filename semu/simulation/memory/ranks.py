@@ -62,6 +62,21 @@ class RankMemory:
         order = np.lexsort((_precedence(len(time), outside), time))
         return compress_steps(time[order], np.cumsum(delta[:, order], axis=1))
 
+    def at_peak(self, peak: RankPeak) -> tuple[int, ...]:
+        """What is allocated at a peak, in the order of ``Role`` [bytes]."""
+        _, dynamic = self.curve(peak.replica)
+        kinds = [int(size) for size in dynamic[:, dynamic.sum(axis=0).argmax()]]
+        static = self.static
+        for role, size in (
+            (Role.PARAMETER, static.parameters),
+            (Role.GRADIENT, static.gradients),
+            (Role.OPTIMIZER_STATE, static.optimizer),
+            (Role.WORKSPACE, self.workspace),
+        ):
+            kinds[ROLES.index(role)] += size
+        kinds[_ACTIVATION] += peak.size_bytes - sum(kinds)  # moments that are over at once
+        return tuple(kinds)
+
 
 def _precedence(count: int, outside: NDArray[np.int64]) -> NDArray[np.int64]:
     """Order of events at equal times: frees outside stages, then stages in order, then the rest outside.

@@ -9,13 +9,16 @@ iteration is then repeated until it reserves nothing more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from semu.compile.layout import Layout
 from semu.engine.allocator import AllocationTrace, reserve
 from semu.job import TrainingJob
+from semu.present.estimate import DeviceRoom
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.allocation_tape import AllocationTape
 from semu.simulation.memory.static import rank_static
@@ -30,9 +33,32 @@ COMMUNICATOR_BYTES = 32 * (4 << 20)
 channels (NCCL user guide, environment variables)."""
 
 
-def outside_bytes(job: TrainingJob) -> int:
+class GpuAxes(Protocol):
+    """Sizes of the axes whose ranks need a communicator."""
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks."""
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel ranks."""
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+
+
+def device_room(job: TrainingJob, sizes: GpuAxes | None = None) -> DeviceRoom:
+    """How the memory of a job's devices is shared out; ``sizes``: in place of the job's own."""
+    capacity = int(job.profile.memory_bytes.value)
+    share = job.training.memory_margin
+    margin = math.ceil(capacity * (job.profile.memory_margin.value if share is None else share))
+    return DeviceRoom(capacity, outside_bytes(sizes or job.parallel), margin)
+
+
+def outside_bytes(parallel: GpuAxes) -> int:
     """Device memory that the allocator never sees: context and communicators."""
-    parallel = job.parallel
     return CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(size > 1 for size in (parallel.tp, parallel.pp, parallel.dp))
 
 
@@ -43,7 +69,7 @@ def reserved_memory(timed: TimedJob, replicas: Sequence[int], peaks: Sequence[in
         timed: the job under a schedule. replicas: per rank, the distinct replica to replay: the one whose
             allocation is highest. peaks: per rank, its highest allocation [bytes]; less is never reserved.
     """
-    capacity = int(timed.job.cluster.profile.memory_bytes.value) - outside_bytes(timed.job)
+    capacity = int(timed.job.cluster.profile.memory_bytes.value) - outside_bytes(timed.job.parallel)
     result = []
     for rank, (replica, peak) in enumerate(zip(replicas, peaks, strict=True)):
         reserved = reserve(rank_trace(timed, rank, replica), capacity_bytes=max(capacity, 0))

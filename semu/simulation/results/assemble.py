@@ -65,6 +65,8 @@ def assemble_report(iteration: Iteration) -> Report:
         peak_memory_bytes=estimate.peak_memory_bytes,
         static_memory_bytes=estimate.static_memory_bytes,
         capacity_bytes=estimate.capacity_bytes,
+        other_memory_bytes=estimate.other_memory_bytes,
+        memory_margin_bytes=estimate.memory_margin_bytes,
         parameters=parameters,
         active_parameters=active,
         breakdown_s=estimate.breakdown_s,
@@ -79,6 +81,7 @@ def assemble_report(iteration: Iteration) -> Report:
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
+        split_peaks=lambda: [memory.at_peak(peak) for memory, peak in zip(memories, peaks, strict=True)],
         find_uncertainty=partial(
             time_uncertainty,
             costs,

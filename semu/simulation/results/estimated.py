@@ -17,14 +17,14 @@ from semu.simulation.context import PipelineRun
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.peaks import PipelineMemory, RankPeak
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.reserved import reserved_memory
+from semu.simulation.memory.reserved import device_room, reserved_memory
 from semu.simulation.memory.static import resident_memory
 from semu.simulation.memory.unsharded import pipeline_unsharded
 from semu.simulation.results.time_breakdown import Work, breakdown, bubble_ratio, count_work
 
 
 class Metrics(NamedTuple):
-    """What a table of configurations says of each: times [s], memory of the fullest rank [bytes]."""
+    """What a table of configurations says of each: times [s], what is allocated on the fullest rank [bytes]."""
 
     iteration_time_s: float
     mfu: float
@@ -75,7 +75,7 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
     memories = [RankMemory(iteration, rank, pipeline) for rank in range(job.parallel.pp)]
     peaks = [memory.peak() for memory in memories]
     work = count_work(iteration)
-    peak_rate = possible_flop(job, time_s)
+    peak_rate, room = possible_flop(job, time_s), device_room(job)
     estimate = Estimate(
         iteration_time_s=time_s,
         makespan_s=float(makespan[slowest]),
@@ -84,7 +84,9 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
         bubble_ratio=bubble_ratio(run, slowest),
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
         static_memory_bytes=tuple(memory.static.total for memory in memories),
-        capacity_bytes=int(job.profile.memory_bytes.value),
+        capacity_bytes=room.capacity_bytes,
+        other_memory_bytes=room.other_bytes,
+        memory_margin_bytes=room.margin_bytes,
         breakdown_s=breakdown(iteration, time_s),
         reserve=partial(
             reserved_memory, iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]

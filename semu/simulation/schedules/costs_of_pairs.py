@@ -18,6 +18,7 @@ from semu.errors import ConfigError
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.shape import PipelineShape
 from semu.simulation.context import SimulatedJob
+from semu.simulation.memory.reserved import device_room
 from semu.simulation.memory.static import resident_memory
 
 F64 = NDArray[np.float64]
@@ -118,7 +119,7 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
         backward_peak_bytes=peaks[1],
         transfer_s=_transfer_s(sim, replica),
         static_bytes=np.array([static.total + work for static, work in resident_memory(layout)], dtype=np.int64),
-        capacity_bytes=int(layout.job.profile.memory_bytes.value),
+        capacity_bytes=device_room(layout.job).usable_bytes,
     )
 
 
