@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,11 @@ from semu.present.report import Report
 from semu.searcher.grid.legal import SENTENCES, Cut
 from semu.searcher.grid.pictures import heat_map, pareto
 from semu.searcher.grid.rows import GridRows, Row
-from semu.searcher.grid.space import Axis, job_at
+from semu.searcher.grid.space import Axis, RankBy, job_at
 from semu.units import GIB, align_columns
 
+NOISE = 0.005
+"""Configurations whose times differ by less, relative to the faster one, are one line of the table."""
 SHOWN_MISFITS = 3
 """Faster configurations that do not fit which the table shows."""
 
@@ -40,10 +42,22 @@ class GridResult(GridRows):
     def __repr__(self) -> str:
         fitting = [row for row in self.rows if row.fits]
         misfits = [row for row in self.rows if not row.fits]
-        shown = [*fitting[: self.top], *misfits[: SHOWN_MISFITS if fitting else self.top]]
-        rows = [_head(self), *(_cells(self, number, row) for number, row in enumerate(shown, 1))]
+        shown = [*self._alike(fitting[: self.top])]
+        shown += [(row, 0) for row in misfits[: SHOWN_MISFITS if fitting else self.top]]
+        rows = [_head(self), *(_cells(self, number, *pair) for number, pair in enumerate(shown, 1))]
         lines = align_columns(rows, [True] * (len(rows[0]) - 1) + [False])
         return "\n".join([*lines, *self._sentences()])
+
+    def _alike(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        """Rows whose times are no nearer than ``NOISE``, each with how many behind it are."""
+        first, count = None, 0
+        for row in rows:
+            is_alike = first is not None and self.rank_by is not RankBy.HEADROOM and _seconds(row) <= _limit_s(first)
+            if first is not None and not is_alike:
+                yield first, count
+            first, count = (first, count + 1) if is_alike else (row, 0)
+        if first is not None:
+            yield first, count
 
     def _sentences(self) -> list[str]:
         """How many configurations there were, and what became of them."""
@@ -97,6 +111,14 @@ class GridResult(GridRows):
         return [*files, *sorted((folder / "best").iterdir())]
 
 
+def _seconds(row: Row) -> float:
+    return row.figures.iteration_time_s
+
+
+def _limit_s(row: Row) -> float:
+    return (1 + NOISE) * _seconds(row)
+
+
 def _example(cut: Cut) -> str:
     return f" (such as {cut.example})" if cut.example else ""
 
@@ -107,10 +129,10 @@ def _head(result: GridResult) -> tuple[str, ...]:
     return ("", *axes, "iteration", "tokens/s/GPU", "MFU", "bubble", "peak memory", "left", *cost, "")
 
 
-def _cells(result: GridResult, number: int, row: Row) -> tuple[str, ...]:
+def _cells(result: GridResult, number: int, row: Row, alike: int) -> tuple[str, ...]:
     found = row.figures
     cost = () if row.usd_per_million_tokens is None else (f"{row.usd_per_million_tokens:.4f}",)
-    note = ""
+    note = f"and {alike} like it" if alike else ""
     if not row.fits:
         said = " ".join(f"{k}={v}" for k, v in (row.change or {}).items())
         note = "does not fit" + (f"; would with {said}" if said else "")
