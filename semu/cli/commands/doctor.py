@@ -78,10 +78,11 @@ def _warm(progress: Progress) -> list[dict[str, Any]]:
     """Run a small job of each kind once; what that took: ``command``, ``seconds``, ``compiled``."""
     progress("loading")
     import semu
+    from semu.runfile import load_run
 
-    job = semu.load_run("lm-7b", ["parallel.vpp=1", "training.global_batch=8"])
-    several = semu.load_run("lm-7b", ["parallel.vpp=2", "training.global_batch=8"])
-    modal = semu.load_run("vlm-s", ["training.global_batch=16"])
+    job = load_run("lm-7b", ["parallel.vpp=1", "training.global_batch=8"])
+    several = load_run("lm-7b", ["parallel.vpp=2", "training.global_batch=8"])
+    modal = load_run("vlm-s", ["training.global_batch=16"])
     steps: dict[str, Callable[[], object]] = {
         "simulate": lambda: [semu.simulate(each) for each in (job, several, modal)],
         "grid": lambda: semu.grid(job, vary={"tp": (1, 2), "pp": (2, 4)}, top=1),
