@@ -87,7 +87,7 @@ def fit_columns(rows: Sequence[Sequence[str]], right: Sequence[bool], *, width: 
     """
     most = terminal_width() if width is None else width
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    count = len(widths)
+    count, heads = len(widths), rows[0]
     while count > 1 and sum(widths[:count]) + 2 * (count - 1) > most:
         room = most - sum(widths[: count - 1]) - 2 * (count - 1)
         if not right[count - 1] and room >= LEAST_TEXT:
@@ -96,5 +96,5 @@ def fit_columns(rows: Sequence[Sequence[str]], right: Sequence[bool], *, width: 
             break
         count -= 1
     lines = align_columns([row[:count] for row in rows], right[:count])
-    left = [head for head in rows[0][count:] if head] if len(rows[0]) > count else []
+    left = [head for head in heads[count:] if head]
     return [*lines, "", f"(a wider terminal shows more: {', '.join(left)})"] if left else lines

@@ -57,7 +57,8 @@ def list_models() -> Iterator[ListedModel]:
 
 def parameter_table() -> str:
     """All models, a line each: name, parameters counted and active, FLOP per token, family, modules, nominal size,
-    source, as many of these as the terminal has room for; FLOP as ``flop_per_token`` counts them under semu's convention, at ``LENGTH`` tokens."""
+    source, as many of these as the terminal has room for; FLOP as ``flop_per_token`` counts them
+    under semu's convention, at ``LENGTH`` tokens."""
     rows = [("model", "parameters", "", "active", "FLOP/token", "family", "modules", "nominal", "source")]
     for item in list_models():
         parts = ", ".join(f"{name} {format_count(count)}" for name, count in item.modules.items())

@@ -61,7 +61,8 @@ def commented_run(run: RunConfig, title: str) -> str:
 
 
 def _defaults() -> dict[str, dict[str, Any]]:
-    options = {"parallel": Parallel(), "training": Training(), "overlap": Overlap()}
+    options: dict[str, Parallel | Training | Overlap] = {"parallel": Parallel(), "training": Training()}
+    options["overlap"] = Overlap()
     return {name: options_table(option, name) for name, option in options.items()}
 
 
@@ -74,7 +75,7 @@ def _table(name: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     for key in sorted(plain, key=is_default.__getitem__):  # stable: the schema's order
         line = ("# " if is_default[key] else "") + format_toml({key: plain[key]}).strip()
         says = _says(name, key)
-        room = max(_LONGEST - len(line) - 4, 0)
+        room = _LONGEST - max(len(line), 30)
         yield f"{line:<30}  # {says}" if says and len(says) <= room else line
     nested = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     if nested:

@@ -24,7 +24,8 @@ def set_cut(
     go with a key that is given is refused with the rest of the job; a cut with which the schedule runs stays.
 
     Args:
-        config: complete tables. written_keys: of ``[parallel]`` before defaults. places: where they came from. count: virtual stages -> microbatches of a replica.
+        config: complete tables. written_keys: of ``[parallel]`` before defaults. places: where they came
+            from. count: virtual stages -> microbatches of a replica.
     Returns:
         What was decided, a sentence each.
     """
@@ -45,8 +46,9 @@ def set_cut(
     with suppress(ConfigError):  # sizes that it does not fit with any cut are refused with the others
         found = cut_for(family, parallel["pp"], vpp, placement, count)
         runs_any = family.generate is not None and vpp >= family.fewest_slots
-        changes = {key: value for key, value in zip(_KEYS, found, strict=True) if parallel[key] != value}
-        if changes and not runs_any and all(is_open[_KEYS.index(key)] for key in changes):
+        keys = zip(_KEYS, found, is_open, strict=True)
+        changes = {key: value for key, value, free in keys if free and parallel[key] != value}
+        if changes and not runs_any:
             parallel.update(changes)
             said = ", ".join(f"parallel.{key} = {value}" for key, value in changes.items())
             notes.append(f"training.schedule: {name!r} needs, and sets, {said}")

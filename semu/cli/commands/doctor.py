@@ -50,7 +50,12 @@ def _versions() -> dict[str, str | None]:
 
 def _extras() -> list[dict[str, str | None]]:
     return [
-        {"extra": extra, "package": package, "version": found, "install": None if found else install_line(extra, package)}
+        {
+            "extra": extra,
+            "package": package,
+            "version": found,
+            "install": None if found else install_line(extra, package),
+        }
         for extra, package, found in ((extra, package, _version(package)) for extra, package in _EXTRAS.items())
     ]
 
@@ -58,9 +63,7 @@ def _extras() -> list[dict[str, str | None]]:
 def kernel_cache() -> dict[str, Any]:
     """Where compiled kernels are kept: ``folders`` (with kernels in them, or the one that will be used), ``kernels``
     (compiled), ``size_bytes``, ``is_writable``."""
-    import numba
-
-    own = os.environ.get("NUMBA_CACHE_DIR") or numba.config.CACHE_DIR
+    own = os.environ.get("NUMBA_CACHE_DIR")
     package = Path(__file__).resolve().parents[2]
     wide = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
     place = Path(own) if own else package if os.access(package, os.W_OK) else wide

@@ -52,7 +52,7 @@ def init_command(arguments: argparse.Namespace) -> int:
     from semu.files import write_text
     from semu.runfile.commented import commented_run
 
-    name = place or "run.toml"
+    name = Path(place or "run.toml").name
     title = f"A run of semu, made by semu init. Next: semu simulate {name}, semu grid {name}, semu search {name}"
     text = commented_run(run, title)
     if place is not None:
@@ -72,8 +72,6 @@ def _generic(arguments: argparse.Namespace) -> RunConfig:
     from semu.runfile.resolve import resolve_tables
 
     tables, places = deepcopy(GENERIC), Places("the generic run")
-    changes = Overrides(
-        arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed
-    )
+    changes = Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed)
     changes.apply(tables, places)
     return resolve_tables(tables, places)

@@ -16,7 +16,19 @@ from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_na
 if TYPE_CHECKING:
     from semu.simulation.schedules.comparison import ComparedSchedule, ScheduleComparison
 
-_OF_RUNS = ("cluster", "parallel", "profile", "seed", "assignments", "cache", "csv", "picture", "out", "strict", "dump_config")
+_OF_RUNS = (
+    "cluster",
+    "parallel",
+    "profile",
+    "seed",
+    "assignments",
+    "cache",
+    "csv",
+    "picture",
+    "out",
+    "strict",
+    "dump_config",
+)
 
 MOST_PLAIN = 1_000_000
 """Ranks times microbatches that are studied without a run."""

@@ -35,7 +35,9 @@ of what was done is printed, --results keeps it)
 def _add(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     what = parser.add_argument_group("configurations")
-    what.add_argument("--gpus", type=int, metavar="N", help="so many GPUs, in nodes like the run's, whatever their number there")
+    what.add_argument(
+        "--gpus", type=int, metavar="N", help="so many GPUs, in nodes like the run's, whatever their number there"
+    )
     what.add_argument(
         "--framework",
         metavar="NAME",

@@ -37,9 +37,7 @@ def job_for(job: TrainingJob, name: str) -> TrainingJob:
     )
 
 
-def cut_for(
-    family: ScheduleFamily, pp: int, vpp: int, placement: str, count: Callable[[int], int]
-) -> tuple[int, str]:
+def cut_for(family: ScheduleFamily, pp: int, vpp: int, placement: str, count: Callable[[int], int]) -> tuple[int, str]:
     """Virtual stages per rank and placement with which a schedule runs a pipeline.
 
     Args:
