@@ -21,9 +21,9 @@ from simulation.jobs import (
     vlm_items,
     wide,
 )
-from simulation.rooms import capacity_for
 from simulation.reference.expansion import expand
 from simulation.reference.tail import gather_times
+from simulation.rooms import capacity_for
 
 import semu
 from semu.cli import main
