@@ -189,3 +189,12 @@ def unknown_name(what: str, name: str, legal: Iterable[str], *, where: str | Non
         got=given,
         nearest=nearest,
     )
+
+
+def install_line(extra: str, package: str) -> str:
+    """How to install what an extra of semu needs.
+
+    Args:
+        extra: its name in pyproject.toml. package: what it installs.
+    """
+    return f"pip install '.[{extra}]' in a checkout of semu, or pip install {package}"

@@ -1,292 +1,255 @@
-"""Mistakes and mishaps of everyday use: each gets a plain answer, and nothing that was computed is lost."""
+"""The doorway: schedules that bring what they need, networks that are shared, run files to start from, tables that fit
+the terminal, what is installed."""
 
 from __future__ import annotations
 
-import gzip
+import csv
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from importlib.util import find_spec
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import semu.schedule
-import semu_models
+import semu
 from semu.cli import main
-from semu.errors import ConfigError, unknown_name
+from semu.cli.commands.doctor import kernel_cache
+from semu.runfile import load_run
 from semu.schedule.registry import ALL_SCHEDULES
-from semu.searcher.grid.space import RankBy
+from semu.simulation.schedules.cuts import job_for
+from semu.units import fit_columns
 
-ROOT = Path(__file__).resolve().parents[2]
-TINY = """\
-[model.transformer]
-layers = {layers}
-hidden = 256
-heads = 8
-vocab = 32000
-[cluster]
-device = "h100"
-gpus_per_node = 4
-[parallel]
-dp = 2
-pp = 2
-[training]
-global_batch = 8
-seq_len = 256
-"""
-
-
-@pytest.fixture(params=[2, 4])
-def run_file(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    path = tmp_path / "run.toml"
-    path.write_text(TINY.format(layers=request.param))
-    return str(path)
+INSTANCES = Path(__file__).parents[2] / "benchmarks" / "instances" / "first_minutes"
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(words)
+    code = main(list(words))
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def process(words: Sequence[str], *, stdout: str | None = None, cwd: Path | None = None) -> tuple[int, str]:
-    """Exit code and stderr of a command in a process of its own."""
-    with open(stdout or os.devnull, "w") as file:
-        done = subprocess.run(
-            [sys.executable, "-m", "semu", *words],
-            stdout=file,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            timeout=300,
-        )
-    return done.returncode, done.stderr
-
-
-# -- messages ------------------------------------------------------------------------------------------------------
-def test_a_value_in_a_message_is_short() -> None:
-    error = ConfigError("no", got="a" * 10**6, nearest="b" * 10**6)
-    assert len(str(error)) < 500 and "(1,000,000 characters)" in str(error)
-    assert len(json.dumps(error.to_json())) < 700
-    assert len(str(unknown_name("setup", "x" * 10**6, ["lm-7b"]))) < 700
-    error = unknown_name("order", "tim", list(RankBy))
-    assert "did you mean 'time'?" in str(error) and "RankBy" not in str(error)
-
-
-@pytest.mark.parametrize("text", ["[" * 3000, '{"a": "' + "b" * 10**6 + '"}', "words " * 10**6, "w" * 10**6])
-def test_import_does_not_print_a_file_back(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("big.json", "big.sh", "big.txt"):
-        (tmp_path / name).write_text(text)
-        code, out, err = run(capsys, "import", str(tmp_path / name))
-        assert (code, out) == (2, "") and len(err) < 3000
-
-
-@pytest.mark.parametrize("text", ['{"a": [' + "1, " * 10**6 + "1]}", "[" + '{"a": "b"}, ' * 10**5 + "1]"])
-def test_calibrate_does_not_read_json_as_a_header(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("semu.fitting.readers.tables.read_table", None)
-    (tmp_path / "big.json").write_text(text)
-    code, _, err = run(capsys, "calibrate", str(tmp_path / "big.json"), "--device", "h100")
-    assert code == 2 and "JSON without traceEvents" in err and len(err) < 600
-
-
-def test_options_that_other_programs_have(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean '--cluster'?" in run(capsys, "simulate", "lm-7b", "--device", "h100")[2]
-    _, _, err = run(capsys, "simulate", "lm-7b", "--sede", "1")
-    assert "did you mean '--seed'?" in err
-    assert "did you mean" not in run(capsys, "simulate", "lm-7b", "--xyzzy", "1")[2]
-    _, _, err = run(capsys, "simulate", "lm-7b", "--set")
-    assert "--set needs a value" in err and "expected see" not in err
-
-
-def test_folders_and_links_are_not_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "x.toml").mkdir()
-    code, _, err = run(capsys, "simulate", str(tmp_path / "x.toml"))
-    assert code == 2 and "Is a directory" in err and "nearest" not in err
-    (tmp_path / "a").symlink_to(tmp_path / "b")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    monkeypatch.chdir(tmp_path)
-    code, _, err = run(capsys, "simulate", "a")
-    assert code == 2 and "symbolic links" in err
-
-
-# -- files ---------------------------------------------------------------------------------------------------------
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
-@pytest.mark.parametrize("words", [("simulate",), ("simulate", "--json"), ("--help",), ("schedules",)])
-def test_stdout_on_a_full_disk(words: tuple[str, ...], run_file: str) -> None:
-    others = words if words == ("--help",) else (words[0], run_file, *words[1:])
-    code, err = process(others, stdout="/dev/full")
-    assert code == 2 and "cannot write to stdout: No space left on device" in err
-    assert "defect" not in err and "Traceback" not in err
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
-@pytest.mark.parametrize(
-    ("words", "file"),
-    [
-        (("simulate",), "result.json"),
-        (("what-if",), "what_if.json"),
-        (("grid", "--vary", "tp", "--top", "2"), "grid.csv"),
-        (("search", "--rollouts", "1"), "schedule.json"),
-    ],
-)
-def test_the_text_outlives_a_full_disk(
-    words: tuple[str, ...], file: str, run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / file).symlink_to("/dev/full")
-    code, out, err = run(capsys, words[0], run_file, *words[1:], "--out", str(tmp_path / "out"))
-    assert code == 2 and "No space left on device" in err
-    assert len(out.splitlines()) > 5
-    code, out, _ = run(capsys, words[0], run_file, *words[1:], "--out", str(tmp_path / "out"), "--json")
-    assert code == 2 and json.loads(out)["error"]["kind"] == "ConfigError"
-
-
-def test_an_imported_run_on_stdout_may_go_anywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
-    config |= {"num_attention_heads": 4, "vocab_size": 1024, "max_position_embeddings": 512}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, "import", "config.json")
-    assert code == 0
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "r.toml").write_text(out)
-    assert run(capsys, "simulate", "sub/r.toml")[0] == 0
-    assert run(capsys, "import", "config.json", "-o", "sub/s.toml")[0] == 0
-    assert 'hf_config = "../config.json"' in (tmp_path / "sub" / "s.toml").read_text()
-
-
-def test_how_much_of_a_trace_is_written(run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    events = {}
-    for detail in ("full", "ranks", "json", "none"):
-        folder = tmp_path / detail
-        assert run(capsys, "simulate", run_file, "--out", str(folder), "--trace", detail)[0] == 0
-        (*names,) = (path.name for path in folder.glob("trace*"))
-        assert names == {"none": [], "json": ["trace.json"]}.get(detail, ["trace.json.gz"])
-        for name in names:
-            data = (folder / name).read_bytes()
-            text = gzip.decompress(data) if name.endswith(".gz") else data
-            events[detail] = json.loads(text)["traceEvents"]
-    assert events["full"] == events["json"]
-    stages = [event for event in events["full"] if event.get("args", {}).get("level") == "stage"]
-    assert [event for event in events["ranks"] if event.get("args", {}).get("level") == "stage"] == stages
-    assert len(events["ranks"]) < len(events["full"]) / 2
-    code, out, err = run(capsys, "simulate", run_file, "--out", str(tmp_path / "o"), "--trace", "all")
-    assert (code, out) == (2, "") and "one of full, json, none, ranks" in err
-
-
-def test_a_picture_of_a_plan_comes_with_a_summary(
-    run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan, picture = str(tmp_path / "plan.json"), str(tmp_path / "plan.png")
-    assert run(capsys, "plan", run_file, "-o", plan)[0] == 0
-    listed, drawn = (
-        run(capsys, "plan", "--show", plan, *more)[1].splitlines() for more in ((), ("--picture", picture))
-    )
-    assert len(drawn) < 20 < len(listed)
-    one = run(capsys, "plan", "--show", plan, "--picture", picture, "--rank", "1")[1].splitlines()
-    assert len(drawn) < len(one) < len(listed)
-
-
-# -- grid ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("words", "where"),
-    [
-        (("--axes", "tp"), "--axes"),
-        (("--axes", "tp,ep"), "--axes"),
-        (("--top", "0"), "--top"),
-        (("--rank-by", "colour"), "--rank-by"),
-        (("--rank-by", "cost"), "--price"),
-        (("--workers", "0"), "--workers"),
-        (("--gpus", "0"), "--gpus"),
-        (("--vary", "colour"), "--vary"),
-        (("--vary", "tp", "--fix", "zero=9"), "--fix zero"),
-    ],
-)
-def test_a_grid_names_flags_and_checks_them_first(
-    words: tuple[str, ...],
-    where: str,
-    run_file: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("semu.searcher.grid.grid_search.legal_points", None)
-    code, out, _ = run(capsys, "grid", run_file, *words, "--json")
-    assert code == 2 and json.loads(out)["error"]["where"] == where
-
-
-# -- the rest ------------------------------------------------------------------------------------------------------
-def test_rows_that_cannot_be_read_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "runs.json").write_text('[{"a": 1}, 3]')
-    code, out, err = run(capsys, "validate", "--runs", str(tmp_path / "runs.json"))
-    assert code == 2 and "2 error" in out
-    assert "semu: row 1: trust: missing field" in err and "row row" not in err
-    assert "2 of 2 rows cannot be read" in err
-
-
-@pytest.mark.skipif(find_spec("scipy") is None, reason="scipy is the fit extra")
-def test_few_rows_of_nccl_tests_are_said_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ["#       size         count      type   redop    root     time   algbw   busbw #wrong"]
-    lines[0:0] = ["# nThread 1 nGpus 8 minBytes 1048576 maxBytes 8388608", "#"]
-    for number in range(3):
-        size = 2 ** (26 + number)
-        time_us = size * 1.75 / 400e9 * 1e6
-        algbw = size / time_us / 1e3
-        lines.append(f"{size} {size // 4} float sum -1 {time_us:.2f} {algbw:.2f} {algbw * 1.75:.2f} 0")
-    (tmp_path / "all_reduce_perf.log").write_text("\n".join(lines) + "\n")
-    words = ("calibrate", str(tmp_path / "all_reduce_perf.log"), "--device", "h100")
-    code, out, err = run(capsys, *words)
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    code, out, err = run(capsys, *words, "--json")
     assert code == 0, err
-    assert "3 rows, too few sizes or ranks for " in out and "the profile's values stay" in out
+    found: dict[str, Any] = json.loads(out)
+    return found
 
 
-def test_what_schedules_offer_is_listed() -> None:
-    assert {"PipelineStudy", "ALL_SCHEDULES"} <= {*dir(semu.schedule)}
-    assert semu.schedule.ALL_SCHEDULES == ALL_SCHEDULES
+# -- schedules -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("setup", ["lm-7b", "vlm-s"])
+@pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min", "hanayo", "interleaved", "chimera", "1f1b", "zb-h1"])
+def test_a_schedule_brings_its_cut(name: str, setup: str) -> None:
+    family = ALL_SCHEDULES[name]
+    if setup == "vlm-s" and family.splits_backward:
+        pytest.skip("one model is enough for those")
+    job = load_run(setup, [f"training.schedule={name}"])
+    reference = job_for(load_run(setup, [f"training.global_batch={job.training.global_batch}"]), name)
+    assert (job.parallel.vpp, job.parallel.placement) == (reference.parallel.vpp, reference.parallel.placement)
+    assert semu.evaluate(job).iteration_time_s == semu.evaluate(reference).iteration_time_s
 
 
-def test_two_schedules_of_the_documents_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "checkpoints.md").read_text()
-    code = text[text.index("state = semu.prepare(") :].partition("```")[0]
-    exec(code, {"semu": semu, "semu_models": semu_models})
-    first, second, _ = capsys.readouterr().out.splitlines()
-    assert first.split()[1] != second.split()[1]
-
-
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is the executor extra")
-def test_a_killed_rank_ends_a_demo_cleanly(run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = str(tmp_path / "plan.json")
-    assert run(capsys, "plan", run_file, "-o", plan)[0] == 0
-    work = (
-        "import sys, threading, time\n"
-        "from multiprocessing import active_children\n"
-        "from semu.cli import main\n"
-        "def kill():\n"
-        "    while len(active_children()) < 2:\n"
-        "        time.sleep(0.1)\n"
-        "    time.sleep(8.0)\n"
-        "    active_children()[-1].kill()\n"
-        "if __name__ == '__main__':\n"
-        "    threading.Thread(target=kill, daemon=True).start()\n"
-        f"    sys.exit(main(['run', {plan!r}, '--demo', '--iterations', '100000', '--timeout', '8']))\n"
+def test_what_a_schedule_sets_is_said_and_what_is_given_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = document(capsys, "simulate", "lm-7b", "--set", "training.schedule=zb-v")
+    assert any("'zb-v' needs, and sets, parallel.vpp = 2" in note for note in found["warnings"])
+    code, _, err = run(
+        capsys, "simulate", "lm-7b", "--set", "training.schedule=zb-v", "--set", "parallel.placement=circular"
     )
-    (tmp_path / "work.py").write_text(work)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "work.py")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
+    assert code == 2 and "v-shape" in err
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[model]\nname = "lm-7b"\n[cluster]\ndevice = "h800"\n[parallel]\ntp = 2\npp = 4\n'
+        '[training]\nseq_len = 4096\nschedule = "v-half"\n'
     )
-    assert done.returncode == 6, done.stderr
-    assert "the rank's process has died" in done.stderr and "SIGKILL" in done.stderr
-    assert "terminate called" not in done.stderr and "frame #" not in done.stderr
+    assert load_run(file).parallel.placement == "v-shape"
+    file.write_text(file.read_text().replace("pp = 4", "pp = 4\nvpp = 1"))
+    with pytest.raises(semu.ConfigError, match="several groups of layers on each rank"):
+        semu.evaluate(load_run(file))
+
+
+def test_the_nearest_of_a_schedule_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    job = load_run("lm-7b", ["training.schedule=dualpipe"])
+    assert (job.training.schedule, job.parallel.vpp, job.parallel.placement) == ("dualpipe-v", 2, "v-shape")
+
+
+# -- networks --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", ["llama3-8b", "llava-1.5-7b"])
+def test_oversubscription_divides_the_cards(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", model, "--cluster", "h100:2x8", "--parallel", "tp2-pp2")
+    plain = document(capsys, *words)
+    shared = document(capsys, *words, "--set", "cluster.oversubscription=4")
+    slower = document(capsys, *words, "--set", "cluster.override.nic_bytes_per_s=12.5e9")
+    assert shared["iteration_time_s"] == slower["iteration_time_s"] > plain["iteration_time_s"]
+    assert shared["job"]["cluster"]["oversubscription"] == 4 and "oversubscription" not in plain["job"]["cluster"]
+
+
+def test_oversubscription_below_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "simulate", "lm-7b", "--set", "cluster.oversubscription=0.5")
+    assert code == 2 and "cluster.oversubscription" in err and "nearest legal: 1" in err
+    with pytest.raises(semu.ConfigError, match="oversubscription"):
+        semu.Cluster("h100", oversubscription=float("nan"))
+
+
+# -- grid ------------------------------------------------------------------------------------------------------------
+GRID = ("--vary", "pp=2:4,vpp=1:2:3:4,tp=1:2", "--fix", "micro_batch=1")
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "any", None])
+@pytest.mark.parametrize(("run_name", "layers"), [("lm-7b", 32), ("vlm-s", 32)])
+def test_a_framework_can_cut_what_is_legal(
+    framework: str | None, run_name: str, layers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = () if framework is None else ("--framework", framework)
+    found = document(capsys, "grid", run_name, *GRID, *words, "--set", "training.global_batch=16")
+    points = [(row["pp"], row["vpp"], 16 // row["dp"]) for row in found["rows"]]
+    assert points
+    if framework in ("megatron", None):
+        assert all(layers % (pp * vpp) == 0 and (vpp == 1 or count % pp == 0) for pp, vpp, count in points)
+    if framework == "any":
+        assert any(cut["rule"] == "framework" for cut in found["cuts"]) is False
+    if framework == "megatron":
+        assert any(cut["rule"] == "framework" for cut in found["cuts"])
+
+
+def test_heads_that_torchtitan_does_not_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "[model.transformer]\nlayers = 4\nhidden = 512\nffn = 1024\nheads = 8\nkv_heads = 2\nvocab = 1024\n"
+        '[cluster]\ndevice = "h100"\n[parallel]\ndp = 8\n[training]\nglobal_batch = 8\nseq_len = 512\n'
+    )
+    words = ("grid", str(file), "--vary", "tp=1:2:4", "--exhaustive")
+    free = {row["tp"] for row in document(capsys, *words, "--framework", "any")["rows"]}
+    assert {row["tp"] for row in document(capsys, *words, "--framework", "torchtitan")["rows"]} == free & {1, 2}
+
+
+def test_unknown_frameworks(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "grid", "lm-7b", "--framework", "megatrn")
+    assert code == 2 and "did you mean 'megatron'" in err
+
+
+def test_gpus_whatever_the_runs_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[model]\nname = "lm-7b"\n[cluster]\ndevice = "h800"\nnodes = 4\n[parallel]\ndp = 1\ntp = 2\npp = 4\n'
+        "[training]\nseq_len = 2048\nglobal_batch = 16\n"
+    )
+    assert main(["simulate", str(file)]) == 2  # 8 ranks, 32 GPUs
+    capsys.readouterr()
+    found = document(capsys, "grid", str(file), "--gpus", "16", "--vary", "tp=2,pp=2:4")
+    assert found["cluster"] == "h800:2x8" and found["rows"]
+
+
+def test_rows_within_noise_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("grid", "lm-7b", "--vary", "pp=4,vpp,tp=2", "--fix", "micro_batch=1", "--framework", "any")
+    words += ("--set", "training.global_batch=512")
+    rows = [row for row in document(capsys, *words)["rows"] if row["fits"]][:10]
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    groups: list[list[float]] = []
+    for row in rows:
+        near = groups and row["iteration_time_s"] <= 1.005 * groups[-1][0]
+        groups[-1].append(row["iteration_time_s"]) if near else groups.append([row["iteration_time_s"]])
+    said = [int(count) for count in re.findall(r"and (\d+) like it", out)]
+    assert said == [len(group) - 1 for group in groups if len(group) > 1] and sum(said) > 0
+    numbered = re.findall(r"^ *(\d+)  +\d", out, flags=re.M)
+    assert list(map(int, numbered)) == [1 + sum(map(len, groups[:i])) for i in range(len(groups))]
+
+
+# -- what fits a terminal --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize(
+    "words",
+    ["list models", "list setups", "list devices", "list schedules", "list", "schedules lm-7b", "grid lm-7b"],
+)
+def test_tables_fit_the_terminal(
+    words: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run(capsys, *words.split())
+    table = out.partition("\nlm-7b on")[0] if words.startswith("grid") else out
+    assert code == 0
+    if columns == 80 or words.startswith(("list ", "schedules")):
+        wide = [line for line in table.splitlines() if len(line) > max(columns, 80)]
+        assert wide == []
+    monkeypatch.setenv("COLUMNS", "400")
+    if words == "list setups":
+        assert "a wider terminal" in out and "a wider terminal" not in run(capsys, *words.split())[1]
+
+
+def test_columns_lose_their_last_words_first() -> None:
+    rows = [("name", "n", "text", "more"), ("a", "10", "one two three four", "x")]
+    right = (False, True, False, False)
+    assert fit_columns(rows, right, width=80)[1] == "a     10  one two three four  x"
+    cut = fit_columns(rows, right, width=22)
+    assert cut[1] == "a     10  one two ..." and cut[-1] == "(a wider terminal shows more: more)"
+    assert fit_columns(rows, right, width=10)[1] == "a     10"
+
+
+# -- files to start from ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("words", [(), ("llama3-8b",), ("vlm-m",), ("vlm-s", "--set", "training.schedule=interleaved")])
+def test_init_round_trips(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    first = document(capsys, "init", *words, "-o", str(file))
+    again = document(capsys, "simulate", str(file), "--dump-config")
+    assert again["config"] == first["config"]
+    text = file.read_text()
+    assert text.count("  # ") > 20 and max(map(len, text.splitlines())) <= 120
+    code, out, _ = run(capsys, "init", *words)
+    assert code == 0 and out.splitlines()[1:] == text.splitlines()[1:]
+    code, _, err = run(capsys, "init", *words, "-o", str(file))
+    assert code == 2 and "stays as it is" in err and file.read_text() == text
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = document(capsys, "doctor")
+    assert found["versions"]["semu"] == semu.__version__ and found["versions"]["numba"]
+    missing = [row for row in found["extras"] if row["version"] is None]
+    assert all("in a checkout" in row["install"] and "semu[" not in row["install"] for row in missing)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "f.1.nbc").write_bytes(b"12345")
+    (tmp_path / "x" / "f.nbi").write_bytes(b"123")
+    cache = kernel_cache()
+    assert cache == {"folder": str(tmp_path), "kernels": 1, "size_bytes": 8, "is_writable": True}
+    assert str(tmp_path) in run(capsys, "doctor")[1]
+
+
+@pytest.mark.slow
+def test_doctor_warms(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "doctor", "--warm")
+    assert [row["command"] for row in found["warm"]] == ["simulate", "grid", "search"]
+
+
+def test_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    code, out, _ = run(capsys, "completion", "bash")
+    assert code == 0 and "--framework" in out and "llama3-70b" in out and "what-if" in out
+    code, _, err = run(capsys, "completion", "bsh")
+    assert code == 2 and "did you mean 'bash'" in err
+
+
+def test_a_picture_of_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "schedules.png"
+    assert run(capsys, "schedules", "lm-7b", "--compare", "zb-v", "--picture", str(file))[0] == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert run(capsys, "schedules", "lm-7b", "--picture", str(tmp_path / "no" / "x.png"))[0] == 2
+
+
+# -- measurements ----------------------------------------------------------------------------------------------------
+def test_a_table_without_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = INSTANCES / "gemm.csv"
+    with_column = tmp_path / "with.csv"
+    rows = list(csv.reader(table.read_text().splitlines()))
+    with_column.write_text("\n".join(",".join([*row, "device" if not i else "H100-SXM"]) for i, row in enumerate(rows)))
+    scores = [document(capsys, "calibrate", "--score", str(file), "--profile", "h100") for file in (table, with_column)]
+    assert scores[0] == scores[1] and scores[0]["kinds"][0]["n"] == len(rows) - 1
+
+
+def test_fits_of_plain_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("scipy")
+    for name in ("gemm.csv", "all_reduce_perf.log"):
+        place = tmp_path / f"{name}.toml"
+        assert run(capsys, "calibrate", str(INSTANCES / name), "--device", "h100", "-o", str(place))[0] == 0
+        assert semu.Cluster(str(place)).profile.name

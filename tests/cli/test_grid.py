@@ -58,7 +58,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
 def test_the_table_and_the_report_of_the_best(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, run_file, *AXES, "--top", "3", "--price", "2")
     assert code == 0
-    head = "dp tp pp micro batch iteration tokens/s/GPU MFU bubble peak memory left USD/Mtoken"
+    head = "dp tp pp mb time s MFU % peak GiB left USD/Mtoken bubble % tok/s/GPU"
     assert out.splitlines()[0].split() == head.split()
     assert "legal configurations of" in out and "cannot be among the best 3" in out
     best = out.splitlines()[1].split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
             return dump_run(run, is_json=arguments.json)
         if arguments.out is not None:  # a long grid does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
+        from semu.searcher.grid.framework import own_framework
         from semu.searcher.grid.grid_search import grid
         from semu.searcher.grid.pictures import heat_axes
         from semu.searcher.grid.space import Space, with_gpus
@@ -65,6 +67,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
                 top=arguments.top,
                 rank_by=arguments.rank_by,
                 price=arguments.price,
+                framework=arguments.framework or own_framework(job),
                 exhaustive=arguments.exhaustive,
                 results=arguments.results,
                 workers=arguments.workers,
@@ -123,20 +126,34 @@ def _nearest(found: GridResult) -> str:
 
 
 def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:
-    """The run and its job; under ``--cluster`` the run need not be legal before its axes vary."""
+    """The run and its job; under ``--cluster`` and ``--gpus`` the run need not be legal before its axes vary."""
     try:
         run = read_run(arguments, progress)
         return run, run.job()
     except ConfigError:
-        if arguments.cluster is None:
+        if arguments.cluster is None and arguments.gpus is None:
             raise
     from semu.hardware.cluster import Cluster
     from semu.searcher.grid.space import on_cluster
 
-    wanted = Cluster.parse(arguments.cluster)
+    wanted = None if arguments.cluster is None else Cluster.parse(arguments.cluster)
     arguments.cluster = None
     run = read_run(arguments, progress)
+    if wanted is None:
+        return run, _on_any_cluster(run)
     return run, on_cluster(run.job(), wanted)
+
+
+def _on_any_cluster(run: RunConfig) -> TrainingJob:
+    """The run's job on its nodes, where its parallelism need not fit their number."""
+    from semu.hardware.cluster import Cluster
+    from semu.parallel.config import Parallel
+    from semu.searcher.grid.space import on_cluster
+
+    cluster = Cluster(**run.config["cluster"])
+    size = Parallel(**run.config["parallel"]).num_gpus
+    enough = {**run.config["cluster"], "nodes": 1, "gpus_per_node": size}
+    return on_cluster(replace(run, config={**run.config, "cluster": enough}).job(), cluster)
 
 
 def _axes(text: str) -> dict[str, Sequence[Value] | None]:

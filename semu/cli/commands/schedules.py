@@ -25,7 +25,19 @@ from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_na
 if TYPE_CHECKING:
     from semu.simulation.schedules.comparison import ComparedSchedule, ScheduleComparison
 
-_OF_RUNS = ("cluster", "parallel", "profile", "seed", "assignments", "cache", "csv", "out", "strict", "dump_config")
+_OF_RUNS = (
+    "cluster",
+    "parallel",
+    "profile",
+    "seed",
+    "assignments",
+    "cache",
+    "csv",
+    "picture",
+    "out",
+    "strict",
+    "dump_config",
+)
 
 MOST_PLAIN = 1_000_000
 """Ranks times microbatches that are studied without a run."""
@@ -45,6 +57,7 @@ def schedules_command(arguments: argparse.Namespace) -> int:
     for flag in given_flags(arguments, ("ranks", "microbatches")):
         raise ConfigError(f"{flag} with a run", where=flag, expected="the run's own, changed with --parallel or --set")
     check_place("--csv", arguments.csv)
+    check_place("--picture", arguments.picture)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
@@ -92,6 +105,9 @@ def _write(arguments: argparse.Namespace, result: ScheduleComparison, progress: 
         if len(result.chosen) == 1:
             settings = {"training.schedule_file": arguments.csv, **result.chosen[0].settings}
             say("it runs again with " + " ".join(f"--set {key}={_word(value)}" for key, value in settings.items()))
+    if arguments.picture is not None:
+        progress("drawing the schedules")
+        say_written(result.draw(arguments.picture))
     if arguments.out is not None:
         progress("drawing the schedules")
         say_written(*result.save(arguments.out))

@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from semu.cli.options.calibrate import CALIBRATE
+from semu.cli.options.completion import COMPLETION
+from semu.cli.options.doctor import DOCTOR
 from semu.cli.options.grid import GRID
 from semu.cli.options.importing import IMPORT
+from semu.cli.options.init import INIT
 from semu.cli.options.plan import PLAN
 from semu.cli.options.run import RUN
 from semu.cli.options.schedules import SCHEDULES
@@ -47,6 +50,9 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "calibrate": CALIBRATE,
     "list": CommandOptions("list " + ", ".join(LISTS), "List what semu ships.", _add_list),
     "import": IMPORT,
+    "init": INIT,
+    "doctor": DOCTOR,
+    "completion": COMPLETION,
 }
 """What every command takes, in the order of ``semu --help``."""
 
@@ -78,7 +84,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     early = [word for word in words[:position] if word in ("--json", "--debug")]
     others = [word for word in words[:position] if word not in early]
     words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
-    parser, commands = _build()
+    parser, commands = build_parser()
     arguments, extra = parser.parse_known_args(words)
     for word in extra:
         used = commands.get(arguments.command, parser)
@@ -107,7 +113,8 @@ def _unknown_option(word: str, options: set[str], where: str) -> ConfigError:
     return error
 
 
-def _build() -> tuple[_Parser, dict[str, _Parser]]:
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
+    """The parser of a command line, and those of its commands by name."""
     parser = _Parser(
         prog="semu",
         description="Simulates the distributed training of large multimodal models.",
