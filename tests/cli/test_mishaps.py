@@ -254,8 +254,8 @@ def test_what_schedules_offer_is_listed() -> None:
     assert semu.schedule.ALL_SCHEDULES == ALL_SCHEDULES
 
 
-def test_two_schedules_of_the_readme_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "README.md").read_text()
+def test_two_schedules_of_the_documents_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "checkpoints.md").read_text()
     code = text[text.index("state = semu.prepare(") :].partition("```")[0]
     exec(code, {"semu": semu, "semu_models": semu_models})
     first, second, _ = capsys.readouterr().out.splitlines()
