@@ -55,7 +55,10 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
     return code, json.loads(out)
 
 
-def test_the_table_and_the_report_of_the_best(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_and_the_report_of_the_best(
+    run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     code, out, err = run(capsys, run_file, *AXES, "--top", "3", "--price", "2")
     assert code == 0
     head = "dp tp pp mb time s MFU % peak GiB left USD/Mtoken bubble % tok/s/GPU"

@@ -275,7 +275,7 @@ def test_plain_numbers_that_are_none(words: list[str], where: str, capsys: pytes
 
 def test_listed_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "schedules"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert lines["schedule"].split() == ["schedule", "placement", "backward", "description"]
     assert lines["zb-v"].split()[1:4] == ["v-shape", "split", "ZB-V:"]
     assert lines["1f1b"].split()[1:3] == ["one-to-one", "whole"]
