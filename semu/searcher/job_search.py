@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from semu.baselines import megatron, megatron_1f1b
 from semu.checks import check_integer, check_member, check_word
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
-from semu.present.report import Report
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
@@ -29,6 +28,7 @@ from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import Solution
 from semu.searcher.report import SearchReport
+from semu.searcher.starts import baseline_starts, compared_with, heuristic_start, with_more_segments
 from semu.simulation import prepare
 
 DEFAULT_TIME_S = 10.0
@@ -109,28 +109,42 @@ def search(
     say = progress or (lambda _: None)
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
-    baseline = simulated_megatron(job)
+    given, beside = job, compared_with(job)
     job, changes = plain_job(job)
-    cut, built = job_problem(
-        job,
-        sub_batch=sub_batch,
-        segments=segments,
-        strategies=strategies,
-        candidates=candidates,
-        memory_limit_bytes=memory_limit_bytes,
-        progress=say,
-    )
+    options: dict[str, Any] = {
+        "strategies": strategies,
+        "candidates": candidates,
+        "memory_limit_bytes": memory_limit_bytes,
+    }
+    cut = job_problem(job, sub_batch=sub_batch, segments=segments, progress=say, **options)
+    start = heuristic_start(job, changes, cut)
+    starts, alike, is_stopped = [start], None, False
+    try:
+        if goal is Objective.MIN and not segments:
+            start = with_more_segments(
+                start, lambda more: job_problem(job, sub_batch=sub_batch, segments=more, **options)
+            )
+            starts = [start]
+        if goal is Objective.MIN and beside is not None:
+            say("simulating Megatron-LM's cut with the candidates")
+            others, alike = baseline_starts(given, beside[0], cut[0], **options)
+            starts += others
+    except KeyboardInterrupt:
+        is_stopped = True
+    begun_with = [one for one in starts if one.result is not None]
+    start = min(begun_with, key=lambda one: one.time_s)
+    is_stopped |= any(one.result is not None and one.result.ended_by == "interrupt" for one in begun_with)
     prepared_s = time.perf_counter() - began
     say("searching")
-    target = built.problem
-    first, begun, default = settled(built, heuristic_result)
+    assert start.result is not None
+    first, begun, default = start.result, start.built, start.solution
     tell = _told(say, first.solution.lower_bound_s)
 
     def find(problem: JobProblem) -> SearchResult:
         return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
     try:
-        if first.ended_by == "interrupt" or (budget.time_s != 0 and budget.rollouts != 0 and _is_stopped(begun, seed)):
+        if is_stopped or (budget.time_s != 0 and budget.rollouts != 0 and _is_stopped(begun, seed)):
             raise KeyboardInterrupt
         result, built, best = settled(begun, find)
     except KeyboardInterrupt:  # the heuristic's is the best so far
@@ -139,7 +153,7 @@ def search(
         built, best = begun, default
     if goal is Objective.MIN and default.makespan_s < best.makespan_s:
         built, best = begun, default
-    bound = lower_bounds(target)
+    bound = lower_bounds(start.target)
     bound_s, bound_name = bound.value_s, bound.name
     if exact and result.ended_by != "interrupt":
         say("solving with CP-SAT")
@@ -150,21 +164,27 @@ def search(
             is_stopped = True
         result = replace(result, ended_by="interrupt" if is_stopped else result.ended_by)
     say("simulating the best schedule")
-    plan = built.plan_of(best, "search")
+    found = start.of(built, best)
+    if goal is Objective.MIN and (other := min(starts, key=lambda one: one.time_s)).time_s < found.time_s:
+        found, bound = other, lower_bounds(other.target)
+        if other.target is not start.target:
+            bound_s, bound_name = bound.value_s, bound.name
+    plan = found.built.plan_of(found.solution, "search")
     return SearchReport(
-        job=job,
-        changes=changes,
-        partition=cut,
+        job=found.job,
+        changes=found.changes,
+        partition=found.partition,
         plan=plan,
-        report=built.simulated(plan).report(),
-        default=built.simulated(built.plan_of(default, "heuristic")).report(),
-        baseline=baseline,
-        limit_bytes=int(built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
-        problem=built,
-        solution=replace(best, lower_bound_s=bound_s),
+        report=found.built.simulated(plan).report(),
+        default=start.report,
+        baseline=None if beside is None else beside[1],
+        limit_bytes=int(found.built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
+        problem=found.built,
+        solution=replace(found.solution, lower_bound_s=bound_s),
         bound_name=bound_name,
         result=result,
         prepare_s=prepared_s,
+        alike=None if alike is None else alike.report,
     )
 
 
@@ -180,21 +200,6 @@ def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Obje
     if exact and goal is Objective.MAX:
         raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
     return goal
-
-
-def simulated_megatron(job: TrainingJob) -> Report | None:
-    """Megatron-LM on the job, interleaved where it can be; None: it cannot run it."""
-    for make in (megatron, megatron_1f1b):
-        try:
-            return make(job).simulate()
-        except ConfigError:
-            continue
-    return None
-
-
-def heuristic_result(built: JobProblem) -> SearchResult:
-    """The best of the default schedules of all levels of memory."""
-    return search_levels(built.problem, Budget(rollouts=0))
 
 
 def _is_stopped(built: JobProblem, seed: int) -> bool:

@@ -35,6 +35,8 @@ class SearchReport:
         limit_bytes: memory of every rank. problem: what was searched, under the limits of the schedule found.
         solution: the schedule as the search sees it, with its lower bound. bound_name: which bound that is.
         result: how the search went. prepare_s: time for Megatron-LM's schedule and the candidates [s].
+        alike: of Megatron-LM's cut and order with the memory strategies, of those that the search may use, that fit
+            best: what is gained over it is gained by cut and order alone. None: nothing fits, or it cannot run the job.
     """
 
     job: TrainingJob
@@ -50,6 +52,7 @@ class SearchReport:
     bound_name: str
     result: SearchResult
     prepare_s: float
+    alike: Report | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -64,7 +67,7 @@ class SearchReport:
 
     @property
     def bound(self) -> float:
-        """No schedule of these chunks, parts and candidates ends before [s]."""
+        """No schedule of these chunks, parts and candidates ends before [s]; one of another cut may."""
         return self.solution.lower_bound_s
 
     @property
@@ -84,6 +87,7 @@ class SearchReport:
             "bound": self.bound_name,
             "gap": self.gap,
             "baseline": None if self.baseline is None else _figures(self.baseline),
+            "baseline_alike": None if self.alike is None else _figures(self.alike),
             "heuristic": _figures(self.default),
             "search": _figures(self.report),
             "limit_bytes": self.limit_bytes,
@@ -114,7 +118,10 @@ class SearchReport:
     def __repr__(self) -> str:
         found = self.result
         rows = [("schedule", "iteration", "bubble", "MFU", "peak memory", "on rank")]
-        reports = [("Megatron-LM", self.baseline), ("heuristic", self.default), ("search", self.report)]
+        reports = [("Megatron-LM", self.baseline)]
+        if self.alike is not None:
+            reports.append(("its order, best recompute", self.alike))
+        reports += [("heuristic", self.default), ("search", self.report)]
         for name, report in reports:
             if report is None:
                 rows.append((name, "cannot run", "", "", "", ""))
@@ -134,7 +141,11 @@ class SearchReport:
         lines = align_columns(rows)
         if self.baseline is not None and self.report.iteration_time_s > 0:
             gain = self.baseline.iteration_time_s / self.report.iteration_time_s
-            lines.append(f"{gain:.3f} x Megatron-LM's speed")
+            said = "" if max(self.baseline.peak_memory_bytes) <= self.limit_bytes else " (which does not fit)"
+            if self.alike is not None:
+                alike = self.alike.iteration_time_s / self.report.iteration_time_s
+                said += f"; {alike:.3f} x its speed with the recomputation that fits best"
+            lines.append(f"{gain:.3f} x Megatron-LM's speed{said}")
         makespan, counted = self.report.timeline.makespan_s, self.solution.makespan_s
         pipeline = f"pipeline {makespan:.4f} s"
         if makespan != counted:  # several replicas, sends that do not overlap, waits for parameters
@@ -144,8 +155,9 @@ class SearchReport:
             "reproducible with this seed and as many workers" if found.is_reproducible else f"{why}: not reproducible"
         )
         lines += [
-            f"{pipeline}, at most {100 * self.gap:.2f} % above the best "
-            f"there is ({self.bound_name} bound {self.bound:.4f} s)",
+            pipeline,
+            f"at most {100 * self.gap:.2f} % above the best order of this cut into stages with these candidates "
+            f"({self.bound_name} bound {self.bound:.4f} s); other cuts are not bounded",
             f"{found.rollouts} rollouts and {found.moves} moves in {found.time_s:.2f} s with {found.workers} "
             f"worker{'s' if found.workers > 1 else ''}, ended by {found.ended_by}; {again}",
             *self.partition.lines(),

@@ -57,13 +57,9 @@ def is_heuristic(found: semu.searcher.report.SearchReport) -> bool:
 @pytest.mark.parametrize("at", ["search_levels", "search_problem"])
 def test_an_interrupt_leaves_the_heuristic(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heuristic's schedule is there; then Ctrl-C comes, while kernels are compiled or before a first round."""
-    inner, calls = getattr(whole, at), []
 
     def stopped(*arguments: Any, **options: Any) -> Any:
-        calls.append(at)
-        if len(calls) == (2 if at == "search_levels" else 1):
-            raise KeyboardInterrupt
-        return inner(*arguments, **options)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(whole, at, stopped)
     found = semu.search(small_job(), rollouts=50, seed=4, strategy="local")
@@ -71,6 +67,18 @@ def test_an_interrupt_leaves_the_heuristic(at: str, monkeypatch: pytest.MonkeyPa
     assert (found.result.ended_by, found.result.seed, found.result.strategy) == ("interrupt", 4, "local")
     assert not found.result.is_reproducible
     assert "interrupted: not reproducible" in repr(found)
+
+
+def test_an_interrupt_while_other_cuts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heuristic's schedule of the first cut is there; Megatron-LM's is not simulated to its end."""
+
+    def stopped(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(whole, "baseline_starts", stopped)
+    found = semu.search(small_job(), rollouts=50)
+    assert is_heuristic(found)
+    assert found.result.ended_by == "interrupt"
 
 
 @pytest.mark.parametrize("number", [2, 4, 5])
@@ -101,21 +109,20 @@ def test_an_interrupted_search_whose_schedule_does_not_fit(monkeypatch: pytest.M
 
     def stopped(*arguments: Any, **options: Any) -> Any:
         calls.append(0)
-        found = inner(*arguments, **options)
-        return whole.replace(found, ended_by="interrupt") if len(calls) == 2 else found
+        return whole.replace(inner(*arguments, **options), ended_by="interrupt")
 
     fits, asked = fit.fitted, []
 
     def fitted(*arguments: Any) -> Any:
-        asked.append(0)
-        if len(asked) == 2:
+        if calls and not asked:
+            asked.append(0)
             raise MemoryLimitError("too full")
         return fits(*arguments)
 
     monkeypatch.setattr(whole, "search_levels", stopped)
     monkeypatch.setattr(fit, "fitted", fitted)
     found = semu.search(small_job(), rollouts=50)
-    assert len(calls) == 2
+    assert len(calls) == len(asked) == 1
     assert is_heuristic(found)
     assert found.result.ended_by == "interrupt"
 

@@ -16,7 +16,6 @@ from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import settled
-from semu.searcher.job_search import heuristic_result
 from semu.searcher.memory import check_limits, choose_candidates
 from semu.searcher.orders.budgeted import SearchResult
 from semu.searcher.orders.interleave import evaluate
@@ -29,6 +28,7 @@ from semu.searcher.planner.fallback import Fallback
 from semu.searcher.planner.warm import Priorities
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import Solution
+from semu.searcher.starts import heuristic_result
 from semu.simulation import prepare
 from semu.simulation.checks.context_parallel import check_lengths
 from semu.workload.batch import AbstractBatch

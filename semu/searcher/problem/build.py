@@ -69,10 +69,10 @@ class JobProblem:
         Above the limits on what is allocated, or above what the allocator may hold of a device.
         """
         found = self.checkpoint.decided(self.plan_of(solution)).estimate()
-        excess = np.array(found.peak_memory_bytes, dtype=np.int64) - self.target_bytes
-        if found.fits or np.any(excess > 0):
-            return excess
-        return np.maximum(excess, np.array(found.held_memory_bytes) - found.room.usable_bytes)
+        excess: I64 = np.array(found.peak_memory_bytes, dtype=np.int64) - self.target_bytes
+        if not found.fits and not np.any(excess > 0):
+            excess = np.maximum(excess, np.array(found.held_memory_bytes, dtype=np.int64) - found.room.usable_bytes)
+        return excess
 
 
 def build_problem(

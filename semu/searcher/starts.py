@@ -1,0 +1,198 @@
+"""What a search begins with: cuts of the model with a first schedule each, Megatron-LM's own cut and schedule too.
+
+A search returns the best of what it found and of all starts, by their full simulations: never less than what it is
+compared with, where that fits in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from semu.baselines import Baseline, megatron, megatron_1f1b
+from semu.baselines.baseline import differences
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.graph.operator import Phase
+from semu.job import TrainingJob
+from semu.present.report import Report
+from semu.schedule.schedule import Schedule
+from semu.schedule.stage_plan import StagePlan
+from semu.searcher.candidates import candidate_variants
+from semu.searcher.fit import fitted, settled
+from semu.searcher.memory import check_limits, choose_candidates
+from semu.searcher.orders.budgeted import SearchResult
+from semu.searcher.orders.interleave import evaluate
+from semu.searcher.orders.levels import search_levels
+from semu.searcher.orders.loop import Budget
+from semu.searcher.partitioning import Partition
+from semu.searcher.plain_jobs import plain_job
+from semu.searcher.problem.build import JobProblem, build_problem
+from semu.searcher.problem.problem_arrays import I32
+from semu.searcher.problem.search_problem import SearchProblem, Solution
+from semu.simulation import prepare
+
+Cut = tuple[Partition, JobProblem]
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A cut with a schedule that fits in memory.
+
+    Attributes:
+        job: under which the plan runs. changes: what it changed about the job given, as ``SearchReport``.
+        partition: the cut. target: what would be searched. built: the same, under limits that make the schedule fit.
+        solution: the schedule. report: its full simulation. result: how it was found; None: it is a baseline's.
+    """
+
+    job: TrainingJob
+    changes: Mapping[str, object]
+    partition: Partition
+    target: SearchProblem
+    built: JobProblem
+    solution: Solution
+    report: Report
+    result: SearchResult | None = None
+
+    @property
+    def time_s(self) -> float:
+        """Of the iteration, as simulated in full [s]."""
+        return self.report.iteration_time_s
+
+    def of(self, built: JobProblem, solution: Solution, name: str = "search") -> Start:
+        """Another schedule of the same cut."""
+        return replace(self, built=built, solution=solution, report=simulated(built, solution, name))
+
+
+def simulated(built: JobProblem, solution: Solution, name: str) -> Report:
+    """The full simulation of a schedule."""
+    return built.simulated(built.plan_of(solution, name)).report()
+
+
+def compared_with(job: TrainingJob) -> tuple[Baseline, Report] | None:
+    """Megatron-LM on the job, interleaved where it can be; None: it cannot run it."""
+    for make in (megatron, megatron_1f1b):
+        try:
+            found = make(job)
+            return found, found.simulate()
+        except ConfigError:
+            continue
+    return None
+
+
+def heuristic_result(built: JobProblem) -> SearchResult:
+    """The best of the default schedules of all levels of memory."""
+    return search_levels(built.problem, Budget(rollouts=0))
+
+
+def heuristic_start(job: TrainingJob, changes: Mapping[str, object], cut: Cut) -> Start:
+    """A cut under the heuristic's schedule.
+
+    Raises:
+        MemoryLimitError: no schedule fits.
+    """
+    partition, target = cut
+    result, built, solution = settled(target, heuristic_result)
+    report = simulated(built, solution, "heuristic")
+    return Start(job, changes, partition, target.problem, built, solution, report, result)
+
+
+def with_more_segments(first: Start, cut_into: Callable[[Mapping[str, int]], Cut]) -> Start:
+    """Where no module has several segments, the balance of modules says nothing of how many there should be: all are
+    given twice as many, then one more, for as long as the heuristic's schedule gets faster by it.
+
+    Args:
+        first: the cut as it is. cut_into: module -> segments to another cut.
+    """
+    best = first
+    if first.job.parallel.pp == 1 or any(m.segments > 1 for m in first.partition.modules):
+        return first
+    for factor, more in ((2, 0), (1, 1)):
+        while True:
+            try:
+                cut = cut_into({m.name: factor * m.segments + more for m in best.partition.modules})
+                other = heuristic_start(first.job, first.changes, cut)
+            except (ConfigError, MemoryLimitError):  # fewer layers than chunks, or no room for what they hold
+                break
+            if other.time_s >= best.time_s:
+                break
+            best = other
+    return best
+
+
+def baseline_starts(
+    job: TrainingJob,
+    baseline: Baseline,
+    like: Partition,
+    *,
+    strategies: Sequence[str],
+    candidates: int,
+    memory_limit_bytes: int | None,
+) -> tuple[list[Start], Start | None]:
+    """Megatron-LM's cut: its schedule as it is, its schedule with the memory strategies that fit best, and the
+    heuristic's schedule; those of them that fit in memory.
+
+    Args:
+        job: as it was given. baseline: Megatron-LM on it. like: a partition of the same batch. Others: as ``search``.
+    Returns:
+        The starts, and the faster of the first two.
+    """
+    order = baseline.schedule
+    own = _ordered(baseline.job, baseline.changes, StagePlan(), order, like, memory_limit_bytes)
+    found = [own] if own is not None else []
+    try:
+        plain = megatron(plain_job(job)[0], vpp=baseline.job.parallel.vpp).job
+        plan = candidate_variants(plain, StagePlan(), strategies=strategies, most=candidates)
+        changes = dict(differences(job, plain))
+        chosen = _ordered(plain, changes, plan, order, like, memory_limit_bytes)
+        found += [chosen] if chosen is not None else []
+        alike = min(found, key=lambda start: start.time_s, default=None)
+        target = build_problem(prepare(plain, plan=plan), memory_limit_bytes=memory_limit_bytes)
+        check_limits(target.problem)
+        return [*found, heuristic_start(plain, changes, (_partition_of(target, like), target))], alike
+    except (ConfigError, ScheduleError, MemoryLimitError):  # not modelled under candidates, or nothing fits
+        return found, min(found, key=lambda start: start.time_s, default=None)
+
+
+def _ordered(
+    job: TrainingJob,
+    changes: Mapping[str, object],
+    plan: StagePlan,
+    order: Schedule,
+    like: Partition,
+    memory_limit_bytes: int | None,
+) -> Start | None:
+    """A job's own cut in a given order, under the best candidates of the plan; None: nothing fits."""
+    try:
+        target = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
+        stages = _stages_of(target, order)
+        solution = evaluate(target.problem, stages, choose_candidates(target.problem, stages).choice)
+        built, solution = fitted(target, solution)
+    except (ConfigError, ScheduleError, MemoryLimitError):
+        return None
+    report = simulated(built, solution, order.name)
+    return Start(job, changes, _partition_of(target, like), target.problem, built, solution, report)
+
+
+def _stages_of(built: JobProblem, order: Schedule) -> I32:
+    """Stages of a schedule as the search numbers them, rank after rank."""
+    places = zip(built.costs.chunk.tolist(), built.costs.number.tolist(), strict=True)
+    pair = {place: number for number, place in enumerate(places)}
+    keys = [key for own in order.orders for key in own]
+    return np.array(
+        [2 * pair[key.chunk, key.microbatch] + (key.phase is not Phase.FORWARD) for key in keys], dtype=np.int32
+    )
+
+
+def _partition_of(built: JobProblem, like: Partition) -> Partition:
+    """The cut of a job's own layout, whose modules run microbatches whole."""
+    chunks = built.checkpoint.layout.chunks
+    modules = []
+    for m in like.modules:
+        mine = [number for number, chunk in enumerate(chunks) if chunk.module == m.name]
+        on_rank = np.bincount([chunks[number].chunk.rank for number in mine], minlength=like.num_ranks)
+        counts = tuple(sum(block.is_layer for block in chunks[number].blocks) for number in mine)
+        parts = tuple((1,) * len(own) for own in m.parts)
+        modules.append(replace(m, sub_batch=None, rates=(), segments=int(on_rank.max()), layers=counts, parts=parts))
+    return replace(like, modules=tuple(modules))

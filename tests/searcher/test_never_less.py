@@ -1,0 +1,93 @@
+"""A search is never slower than what it is compared with, whatever its seed, its time and its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import semu
+from semu.baselines import megatron
+from semu.errors import ConfigError
+from semu.plan.verification.rules import verify
+from semu.runfile import load_run
+from semu.searcher import starts
+from semu.simulation import simulate
+
+SMALL = {"lm-7b": "16", "vlm-s": "8", "t2v-s": "8"}
+
+
+def job_of(run: str) -> semu.TrainingJob:
+    if run == "llama3-70b":
+        return load_run(run, cluster="h100:16x8", parallel="tp8-pp4")
+    return load_run(run, [f"training.global_batch={SMALL[run]}"])
+
+
+def check(found: semu.SearchReport) -> None:
+    """No slower than both comparisons; the plan verifies, and its simulation gives the time printed."""
+    assert found.baseline is not None
+    again = simulate(found.job, plan=found.plan)
+    assert again.iteration_time_s == found.report.iteration_time_s
+    assert found.report.iteration_time_s <= found.baseline.iteration_time_s
+    assert found.alike is not None
+    assert found.report.iteration_time_s <= found.alike.iteration_time_s <= found.baseline.iteration_time_s
+    assert found.report.fits
+    assert max(found.alike.peak_memory_bytes) <= found.limit_bytes
+    verify(semu.compile_plan(found))
+    assert f"{found.baseline.iteration_time_s / again.iteration_time_s:.3f} x Megatron-LM's speed" in repr(found)
+    assert "of this cut into stages with these candidates" in repr(found)
+
+
+@pytest.mark.parametrize("run", ["llama3-70b", "lm-7b", "vlm-s", "t2v-s"])
+@pytest.mark.parametrize("options", [{"rollouts": 0}, {"rollouts": 60, "seed": 3}], ids=str)
+def test_no_slower_than_the_baseline(run: str, options: dict[str, Any]) -> None:
+    check(semu.search(job_of(run), workers=1, **options))
+
+
+@pytest.mark.parametrize("run", ["llama3-70b", "vlm-s"])
+def test_no_slower_where_segments_and_strategies_are_given(run: str) -> None:
+    """One segment for every module, layers without recomputation: the cut that lost to Megatron-LM's."""
+    job = job_of(run)
+    one = {module.name: 1 for module in job.model.modules}
+    check(semu.search(job, rollouts=20, seed=7, workers=1, segments=one, candidates=2))
+
+
+def test_the_baseline_itself_where_nothing_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other start made slower: what is left is Megatron-LM's schedule, at exactly its time."""
+    job = job_of("llama3-70b")
+    inner = starts.baseline_starts
+
+    def alone(*arguments: Any, **options: Any) -> Any:
+        found, alike = inner(*arguments, **options)
+        return found[:1], alike
+
+    monkeypatch.setattr("semu.searcher.job_search.baseline_starts", alone)
+    found = semu.search(job, rollouts=0, segments={"llm": 1}, workers=1)
+    base = megatron(job)
+    assert found.report.iteration_time_s == simulate(base.job).iteration_time_s
+    assert found.plan.orders is not None
+    assert found.plan.orders.orders == base.schedule.orders
+    assert "1.000 x Megatron-LM's speed" in repr(found)
+    assert found.changes["parallel.vpp"] == 2
+    assert found.partition.modules[0].segments == 2
+    check(found)
+
+
+def test_like_for_like_recomputes_as_a_flag_of_its_own_would() -> None:
+    """vlm-s recomputes everything with most of its memory free; the like-for-like order is as fast as Megatron-LM
+    with the fastest flag that fits, at least."""
+    job = job_of("vlm-s")
+    found = semu.search(job, rollouts=0, workers=1)
+    flags = []
+    for word in ("none", "selective", "full"):
+        try:
+            report = simulate(
+                megatron(load_run("vlm-s", [f"training.recompute={word}", "training.global_batch=8"])).job
+            )
+        except ConfigError:
+            continue
+        if max(report.peak_memory_bytes) <= found.limit_bytes and report.fits:
+            flags.append(report.iteration_time_s)
+    assert found.alike is not None
+    assert found.alike.iteration_time_s <= 1.02 * min(flags)
+    assert found.to_json()["baseline_alike"]["iteration_time_s"] == found.alike.iteration_time_s  # type: ignore[index]
