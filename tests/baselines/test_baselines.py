@@ -132,7 +132,7 @@ def _unsharded(made: TrainingJob) -> TrainingJob:
 
 
 def plans(start: TrainingJob) -> list[tuple[float, int, TrainingJob]]:
-    """(slowest stage's mean, most that an allocator holds, job) of every cut and set of recomputed chunks, as simulated."""
+    """(slowest stage's mean, most memory held, job) of every cut and set of recomputations, as simulated."""
     modules = start.model.modules
     parts = [(number, part.layer) for number, module in enumerate(modules) for part in layer_parts(module)]
     paths = [modules[number].blocks()[layer][0] for number, layer in parts]
