@@ -81,6 +81,6 @@ class Report(ReportData, Tabular):
             "result.json": lambda path: path.write_text(json.dumps(self.to_json(), indent=2) + "\n"),
             "trace.json": lambda path: write_trace(path, timeline, title=title, metadata={"semu": self.job}),
             "timeline.png": lambda path: draw_timeline(path, timeline, title=shown),
-            "memory.png": lambda path: draw_memory(path, timeline, title=shown),
+            "memory.png": lambda path: draw_memory(path, timeline, title=shown, peak_bytes=self.peak_memory_bytes),
         }
         return [write_file(folder / name, write) for name, write in writers.items()]
