@@ -13,7 +13,7 @@ from semu_models.hf.dialect import Dialect
 from semu_models.hf.document import Document, read_document
 from semu_models.hf.reader import Reader
 from semu_models.hf.reading import Reading
-from semu_models.hf.refused import refuse
+from semu_models.hf.refused import refuse, way_out
 from semu_models.hf.registry import find_dialect
 
 
@@ -62,7 +62,8 @@ def load_hf(
     if not isinstance(written, str):
         raise ConfigError("not a string", where=document.place("model_type"), expected="a string", got=repr(written))
     refuse(document, written)
-    dialect = find_dialect(written, document.place("model_type"), top=True)
+    with way_out(document):
+        dialect = find_dialect(written, document.place("model_type"), top=True)
     return _build(document, dialect, written, Reader(document, find_dialect, ignore, vocab_step))
 
 

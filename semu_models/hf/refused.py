@@ -1,8 +1,9 @@
-"""``refuse``: model types that are known and not modelled, with the nearest model that is."""
+"""Model types that are not modelled, known ones and others: what to write instead, from the sizes in the file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 from semu.checks import is_integer
@@ -26,15 +27,18 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 
 _SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "hidden": ("d_model", "hidden_size"),
-        "ffn": ("d_ff", "encoder_ffn_dim", "intermediate_size"),
-        "heads": ("num_heads", "encoder_attention_heads", "num_attention_heads"),
+        "hidden": ("d_model", "hidden_size", "n_embd"),
+        "ffn": ("d_ff", "encoder_ffn_dim", "intermediate_size", "n_inner"),
+        "heads": ("num_heads", "encoder_attention_heads", "num_attention_heads", "n_head"),
         "kv_heads": ("num_key_value_heads",),
-        "head_dim": ("d_kv",),
+        "head_dim": ("d_kv", "head_dim"),
         "vocab": ("vocab_size",),
     }
 )
 """Key of ``[model.transformer]`` -> its spellings."""
+_ACTIVATIONS = ("feed_forward_proj", "hidden_act", "hidden_activation", "activation_function")
+_GATED = ("gated", "silu", "swi")
+"""How the names of the activations of gated networks begin, in most families."""
 
 
 def refuse(document: Document, model_type: str) -> None:
@@ -45,19 +49,30 @@ def refuse(document: Document, model_type: str) -> None:
     """
     if (what := REFUSED.get(model_type)) is None:
         return
-    table = ", ".join(f"{name} = {size}" for name, size in _nearest_transformer(document, what).items())
     raise ConfigError(
         f"{model_type} has {what}: it is not modelled by this version",
         where=document.place("model_type"),
-        expected="a decoder, an encoder or a multimodal model (all types: semu_models.hf.DIALECTS); "
-        "or a run file with a decoder of about as many parameters",
+        expected="a model of attention layers, e.g. in a run file a decoder of about as many parameters",
         got=model_type,
-        nearest=f"[model] transformer = {{{table}}}",
+        nearest=_nearest_transformer(document, what),
     )
 
 
-def _nearest_transformer(document: Document, what: str) -> dict[str, int]:
-    """Sizes of a decoder of about as many parameters.
+@contextmanager
+def way_out(document: Document) -> Iterator[None]:
+    """A block whose errors about a model type that is not known name a decoder with the sizes of the file."""
+    try:
+        yield
+    except ConfigError as error:
+        names = (("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer"), ("vocab_size",))
+        if all(_first(document, *keys) is not None for keys in names):
+            table = _nearest_transformer(document, "")
+            error.expected = f"{error.expected}; or, for a decoder, its sizes in a run file: {table}"
+        raise
+
+
+def _nearest_transformer(document: Document, what: str) -> str:
+    """A decoder of about as many parameters, as a line of a run file.
 
     The decoder of two texts has the layers of both, without the cross-attention. A state-space layer of hidden size h
     and inner size e has about 3 h e weights, a plain transformer layer 12 h^2.
@@ -76,8 +91,11 @@ def _nearest_transformer(document: Document, what: str) -> dict[str, int]:
     if found["heads"] % found.get("kv_heads", 1):
         del found["kv_heads"]
     found.setdefault("vocab", 32000)
+    activation = str(next((document.fields[key] for key in _ACTIVATIONS if document.fields.get(key)), ""))
     order = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
-    return {"layers": layers} | {name: found[name] for name in order if name in found}
+    sizes = ", ".join(f"{name} = {found[name]}" for name in order if name in found)
+    gate = ", gated_mlp = true" if "ffn" in found and activation.startswith(_GATED) else ""
+    return f"[model] transformer = {{layers = {layers}, {sizes}{gate}}}"
 
 
 def _first(document: Document, *keys: str) -> int | None:

@@ -11,7 +11,7 @@ from nn.tracing_kit import Apply, backward, forward, number, options, rows, run,
 from semu.errors import ConfigError
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
-from semu.nn import Embedding, Module, SelfAttention, Sequences
+from semu.nn import Embedding, LoRA, Module, SelfAttention, Sequences, add_lora
 from semu.nn import functional as F
 from semu.nn.trace.block import trace_block
 from semu_models.hf import load_hf
@@ -137,3 +137,12 @@ def test_blooms_embedding_has_a_norm() -> None:
     model = load_hf(fields_of("bloom")).model
     kinds = [op.path for op in operators_of(trace_model(model)) if "rope" in op.path or "table" in op.path]
     assert kinds == []
+
+
+@pytest.mark.parametrize("name", ["falcon", "bloom"])
+def test_adapters_stand_where_peft_puts_them(name: str) -> None:
+    """PEFT's default targets: ``query_key_value``; rank x (width in + width out) for each layer."""
+    model = load_hf(fields_of(name)).model
+    add_lora(model, LoRA(rank=2, targets=("query_key_value", "dense_h_to_4h")))
+    width = H + 2 * (H // HEADS) if name == "falcon" else 3 * H
+    assert model.num_parameters(trainable_only=True) == 3 * 2 * ((H + width) + (H + 4 * H))

@@ -39,7 +39,7 @@ PROJECTIONS: Mapping[type[Module], Mapping[str, Projection]] = {
         **dict.fromkeys(("k_proj", "key", "to_k"), _KEY),
         **dict.fromkeys(("v_proj", "value", "to_v"), _VALUE),
         **dict.fromkeys(("o_proj", "out_proj", "c_proj", "linear_proj", "to_out"), Projection("out")),
-        **dict.fromkeys(("c_attn", "qkv_proj", "linear_qkv"), Projection("qkv")),
+        **dict.fromkeys(("c_attn", "qkv_proj", "linear_qkv", "query_key_value"), Projection("qkv")),
     },
     CrossAttention: {
         **dict.fromkeys(("q_proj", "query", "to_q"), Projection("query")),
@@ -59,8 +59,8 @@ PROJECTIONS: Mapping[type[Module], Mapping[str, Projection]] = {
     MLP: {
         "gate_proj": Projection("up", 0, 2),
         "up_proj": Projection("up", 1, 2),
-        **dict.fromkeys(("fc1", "c_fc", "linear_fc1", "gate_up_proj"), Projection("up")),
-        **dict.fromkeys(("down_proj", "fc2", "c_proj", "linear_fc2"), Projection("down")),
+        **dict.fromkeys(("fc1", "c_fc", "linear_fc1", "dense_h_to_4h", "gate_up_proj"), Projection("up")),
+        **dict.fromkeys(("down_proj", "fc2", "c_proj", "linear_fc2", "dense_4h_to_h"), Projection("down")),
     },
 }
 """Module -> name in transformers, diffusers or Megatron-LM -> layer."""

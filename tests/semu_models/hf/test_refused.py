@@ -36,6 +36,19 @@ def test_a_hybrid_keeps_its_attention() -> None:
     assert (found.layers, found.hidden, found.ffn, found.heads, found.kv_heads) == (32, 4096, 14336, 32, 8)
 
 
+def test_an_unknown_type_with_the_sizes_of_a_decoder_names_them() -> None:
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    more = {"num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu"}
+    with pytest.raises(ConfigError, match="unknown model_type 'yi_new'") as caught:
+        load_hf({"model_type": "yi_new", **sizes, **more})
+    table = str(caught.value.expected).partition("[model] ")[2]
+    found = TransformerConfig.from_table(tomllib.loads(table)["transformer"])
+    assert found.model().num_parameters() == 8_030_261_248  # Llama 3 8B, as transformers counts it
+    with pytest.raises(ConfigError, match="unknown model_type") as caught:
+        load_hf({"model_type": "yi_new", "hidden_size": 64})
+    assert "transformer =" not in str(caught.value.expected)
+
+
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_a_file_that_says_little_is_refused_too(model_type: str) -> None:
     assert instead({"model_type": model_type}).model().num_parameters() > 0
