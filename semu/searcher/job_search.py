@@ -117,10 +117,11 @@ def search(
     options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
     again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
     start = heuristic_start(job, changes, again(segments=segments, progress=say))
-    starts, alike, is_stopped = [start], None, False
-    if goal is Objective.MIN:
-        starts, alike, is_stopped = _starts(start, given, beside, None if segments else again, say, options)
-        start = min((one for one in starts if one.result is not None), key=lambda one: one.time_s)
+    is_least = goal is Objective.MIN
+    starts, alike, is_stopped = (
+        _starts(start, given, beside, None if segments else again, say, options)
+    )
+    start = min((one for one in starts if one.result is not None), key=lambda one: one.time_s)
     prepared_s = time.perf_counter() - began
     say("searching")
     assert start.result is not None
@@ -131,18 +132,14 @@ def search(
         return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
     try:
-        if (
-            is_stopped
-            or first.ended_by == "interrupt"
-            or (budget.time_s != 0 and budget.rollouts != 0 and _is_stopped(begun, seed))
-        ):
+        if is_stopped or first.ended_by == "interrupt" or _is_stopped(begun, seed, budget):
             raise KeyboardInterrupt
         result, built, best = settled(begun, find)
     except KeyboardInterrupt:  # the heuristic's is the best so far
         result = replace(first, ended_by="interrupt", is_reproducible=False, seed=seed, workers=budget.num_workers())
         result = replace(result, strategy=strategy, objective=goal)
         built, best = begun, default
-    if goal is Objective.MIN and default.makespan_s < best.makespan_s:
+    if is_least and default.makespan_s < best.makespan_s:
         built, best = begun, default
     bound = _bound(start.target)
     if exact and result.ended_by != "interrupt":
@@ -151,7 +148,7 @@ def search(
         result = replace(result, is_reproducible=False, ended_by="interrupt" if is_stopped else result.ended_by)
     say("simulating the best schedule")
     found = start.of(built, best)
-    if goal is Objective.MIN and (other := min(starts, key=lambda one: one.time_s)).time_s < found.time_s:
+    if is_least and (other := min(starts, key=lambda one: one.time_s)).time_s < found.time_s:
         bound = bound if other.target is start.target else _bound(other.target)
         found = other.of(other.built, other.solution)
     built = found.built
@@ -215,8 +212,10 @@ def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Obje
     return goal
 
 
-def _is_stopped(built: JobProblem, seed: int) -> bool:
-    """Compile, or read, the kernels before the clock starts; True: Ctrl-C came meanwhile."""
+def _is_stopped(built: JobProblem, seed: int, budget: Budget) -> bool:
+    """Compile, or read, the kernels before the clock starts, if they are needed; True: Ctrl-C came meanwhile."""
+    if budget.time_s == 0 or budget.rollouts == 0:
+        return False
     found = search_problem(built.problem, Budget(rollouts=1, workers=1), seed=seed)
     compile_chains(built.problem, found.solution)
     return found.ended_by == "interrupt"
