@@ -128,7 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        print("torch is needed to measure: pip install 'semu[executor]'", file=sys.stderr)
+        print(
+            "torch is needed to measure: pip install '.[executor]' in a checkout of semu, or pip install torch",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)

@@ -18,7 +18,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any, Self
+
+LONGEST = 200
+"""Characters of a value in a message: a value may be a whole file."""
+LONGEST_MESSAGE = 20_000
+"""Characters of a message, which may hold the grid of a schedule."""
+
+
+def shown(value: object, longest: int = LONGEST) -> str:
+    """A value as messages show it: a member of an enum by its word, a long text without its middle."""
+    text = str(value.value if isinstance(value, Enum) else value)
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - 40]} ... {text[-20:]} ({len(text):,} characters)"
 
 
 class SemuError(Exception):
@@ -44,7 +58,7 @@ class SemuError(Exception):
         nearest: object = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = shown(message, LONGEST_MESSAGE)
         self.where = where
         self.expected = expected
         self.got = got
@@ -68,8 +82,8 @@ class SemuError(Exception):
             "message": self.message,
             "where": self.where,
             "expected": self.expected,
-            "got": None if self.got is None else str(self.got),
-            "nearest": self.nearest if isinstance(self.nearest, int | float | None) else str(self.nearest),
+            "got": None if self.got is None else shown(self.got),
+            "nearest": self.nearest if isinstance(self.nearest, int | float | None) else shown(self.nearest),
         }
 
     def __str__(self) -> str:
@@ -77,9 +91,9 @@ class SemuError(Exception):
         if self.expected is not None:
             parts.append(f"expected {self.expected}")
         if self.got is not None:
-            parts.append(f"got {self.got}")
+            parts.append(f"got {shown(self.got)}")
         if self.nearest is not None:
-            parts.append(f"nearest legal: {self.nearest}")
+            parts.append(f"nearest legal: {shown(self.nearest)}")
         return "; ".join(parts)
 
 
@@ -165,13 +179,22 @@ def nearest_name(name: str, legal: Iterable[str]) -> str | None:
 
 def unknown_name(what: str, name: str, legal: Iterable[str], *, where: str | None = None) -> ConfigError:
     """A ConfigError for a name that is not among the legal ones, with a 'did you mean'."""
-    names = sorted(legal)
-    nearest = nearest_name(str(name), names)
+    names, given = sorted(map(shown, legal)), shown(name)
+    nearest = nearest_name(given, names)
     hint = f", did you mean {nearest!r}?" if nearest is not None else ""
     return ConfigError(
-        f"unknown {what} {name!r}{hint}",
+        f"unknown {what} {given!r}{hint}",
         where=where,
         expected="one of " + ", ".join(names),
-        got=name,
+        got=given,
         nearest=nearest,
     )
+
+
+def install_line(extra: str, package: str) -> str:
+    """How to install what an extra of semu needs.
+
+    Args:
+        extra: its name in pyproject.toml. package: what it installs.
+    """
+    return f"pip install '.[{extra}]' in a checkout of semu, or pip install {package}"

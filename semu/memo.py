@@ -19,14 +19,19 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 from weakref import WeakSet, ref
+
+import numpy as np
 
 V = TypeVar("V")
 P = ParamSpec("P")
 
 _NONE: Any = object()
+LARGE_BYTES = 1 << 26
+"""So many bytes of arrays are made for large tables before these forget everything: an order or the costs of a batch
+of hundreds of microbatches take some MB, and a loop may ask for thousands of batches, each once."""
 OWNERS = 1024
 """So many objects a ``ScopedTable`` remembers anything of."""
 
@@ -58,10 +63,11 @@ class Values(Generic[V]):
     Args:
         bound: most values. One that is asked for stays at least until ``bound / 2`` other keys have been: in a table
             more than half full, the value that was not asked for longest goes first.
+        is_large: values grow with the batch: all such tables forget everything after ``LARGE_BYTES`` of new values.
     """
 
-    def __init__(self, bound: int) -> None:
-        self.bound, self.made = bound, 0
+    def __init__(self, bound: int, *, is_large: bool = False) -> None:
+        self.bound, self.made, self.is_large = bound, 0, is_large
         self._room = max(1, bound // 2)  # while no more are there, nobody has to note which was asked for last
         self._values: OrderedDict[Hashable, V] = OrderedDict()
         self._lock = threading.Lock()
@@ -103,6 +109,8 @@ class Values(Generic[V]):
             value = self._values.setdefault(key, made)
             while len(self._values) > self.bound:
                 self._values.popitem(last=False)
+        if self.is_large:
+            _count(made)
         return value
 
     def clear(self) -> None:
@@ -116,11 +124,11 @@ class Table(Values[V]):
     """``Values`` for the whole process.
 
     Args:
-        name: what the values are, and by what they are remembered. bound: as ``Values``.
+        name: what the values are, and by what they are remembered. bound, is_large: as ``Values``.
     """
 
-    def __init__(self, name: str, bound: int) -> None:
-        super().__init__(bound)
+    def __init__(self, name: str, bound: int, *, is_large: bool = False) -> None:
+        super().__init__(bound, is_large=is_large)
         self.name = name
         _TABLES.add(self)
 
@@ -136,11 +144,11 @@ class ScopedTable(Generic[V]):
 
     Args:
         name: what the values are, and by what they are remembered beside the object. bound: as ``Values``, of each
-            object. owners: most objects; the values of the one that came first go first.
+            object. owners: most objects; the values of the one that came first go first. is_large: as ``Values``.
     """
 
-    def __init__(self, name: str, bound: int, owners: int = OWNERS) -> None:
-        self.name, self.bound, self.owners = name, bound, owners
+    def __init__(self, name: str, bound: int, owners: int = OWNERS, *, is_large: bool = False) -> None:
+        self.name, self.bound, self.owners, self.is_large = name, bound, owners, is_large
         self._of: dict[ref[Any], Values[V]] = {}
         self._lock = threading.Lock()
         _TABLES.add(self)
@@ -153,7 +161,7 @@ class ScopedTable(Generic[V]):
         values = self._of.get(ref(owner))
         if values is None:
             with self._lock:
-                values = self._of.setdefault(ref(owner, self._forget), Values(self.bound))
+                values = self._of.setdefault(ref(owner, self._forget), Values(self.bound, is_large=self.is_large))
                 while len(self._of) > self.owners:
                     self._forget(next(iter(self._of)))
         return values
@@ -181,12 +189,15 @@ class ScopedTable(Generic[V]):
         return Statistics(self.name, self.bound, len(every), sum(map(len, every)), sum(own.made for own in every))
 
 
-def remembered(bound: int) -> Callable[[Callable[P, V]], Callable[P, V]]:
-    """Decorates a function whose last results are remembered by its arguments. ``bound``: most results."""
+def remembered(bound: int, *, is_large: bool = False) -> Callable[[Callable[P, V]], Callable[P, V]]:
+    """Decorates a function whose last results are remembered by its arguments. ``bound``: most results; ``is_large``:
+    as ``Values``, without being counted."""
 
     def decorate(function: Callable[P, V]) -> Callable[P, V]:
         table = functools.lru_cache(maxsize=bound)(function)
         _FUNCTIONS.add(table)
+        if is_large:
+            _LARGE_FUNCTIONS.add(table)
         return cast("Callable[P, V]", table)
 
     return decorate
@@ -194,6 +205,45 @@ def remembered(bound: int) -> Callable[[Callable[P, V]], Callable[P, V]]:
 
 _TABLES: WeakSet[Table[Any] | ScopedTable[Any]] = WeakSet()
 _FUNCTIONS: WeakSet[functools._lru_cache_wrapper[Any]] = WeakSet()
+_LARGE_FUNCTIONS: WeakSet[functools._lru_cache_wrapper[Any]] = WeakSet()
+_new_bytes = 0
+_count_lock = threading.Lock()
+
+
+def _count(value: object) -> None:
+    """Count the arrays of a new large value; after ``LARGE_BYTES`` of them, forget what large tables hold."""
+    global _new_bytes
+    size = _bytes_of(value, set())
+    with _count_lock:
+        _new_bytes += size
+        if _new_bytes < LARGE_BYTES:
+            return
+        _new_bytes = 0
+    for table in [*_TABLES]:
+        if table.is_large:
+            table.clear()
+    for function in [*_LARGE_FUNCTIONS]:
+        function.cache_clear()
+
+
+def _bytes_of(value: object, seen: set[int], depth: int = 4) -> int:
+    """Bytes of the arrays that a value holds, itself or in containers and attributes of a few levels."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if depth == 0 or value is None or isinstance(value, int | float | str | type) or id(value) in seen:
+        return 0
+    seen.add(id(value))
+    parts: Iterable[object]
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, tuple | list):
+        parts = value[:64]
+    else:
+        parts = [
+            *getattr(value, "__dict__", {}).values(),
+            *(getattr(value, name, None) for name in getattr(type(value), "__slots__", ()) if name[0] != "_"),
+        ]
+    return sum(_bytes_of(part, seen, depth - 1) for part in parts)
 
 
 def clear() -> None:

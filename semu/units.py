@@ -1,11 +1,13 @@
 """Units: inside semu everything is seconds, bytes and FLOP; people read GiB, ms and TFLOP.
 
 Objects: ``KIB, MIB, GIB``, ``TIME_STEP_S``, ``quantize_time``, ``format_bytes``, ``format_time``, ``format_count``,
-``align_columns``.
+``align_columns``, ``fit_columns``, ``terminal_width``.
 """
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 
 KIB = 1 << 10
@@ -64,3 +66,35 @@ def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = 
         ).rstrip()
         for row in rows
     ]
+
+
+LEAST_TEXT = 10
+"""Characters of a text column below which it is left out instead of cut."""
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or COLUMNS; 80 where neither is known."""
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def fit_columns(rows: Sequence[Sequence[str]], right: Sequence[bool], *, width: int | None = None) -> list[str]:
+    """``align_columns`` within the terminal: what lies behind its edge is cut between words, or left out by columns.
+
+    Args:
+        rows, right: as there, the most important columns first. width: None: of the terminal.
+    Returns:
+        The lines; behind a blank one, a last one names columns that are left out.
+    """
+    most = terminal_width() if width is None else width
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    count, heads = len(widths), rows[0]
+    while count > 1 and sum(widths[:count]) + 2 * (count - 1) > most:
+        room = most - sum(widths[: count - 1]) - 2 * (count - 1)
+        if not right[count - 1] and room >= LEAST_TEXT:
+            cut = [textwrap.shorten(row[count - 1], room, placeholder=" ...") for row in rows]
+            rows = [(*row[: count - 1], text) for row, text in zip(rows, cut, strict=True)]
+            break
+        count -= 1
+    lines = align_columns([row[:count] for row in rows], right[:count])
+    left = [head for head in heads[count:] if head]
+    return [*lines, "", f"(a wider terminal shows more: {', '.join(left)})"] if left else lines

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from semu.nn import MixtureOfExperts, Module
-from semu.units import align_columns, format_count
+from semu.units import fit_columns, format_count
 from semu_models.flop_formulas import flop_per_token
 from semu_models.registry import MODELS, ModelEntry
 
@@ -56,17 +56,18 @@ def list_models() -> Iterator[ListedModel]:
 
 
 def parameter_table() -> str:
-    """All models, a line each: name, family, parameters counted and active, FLOP per token, nominal size, modules,
-    source; FLOP as ``flop_per_token`` counts them under semu's convention, at ``LENGTH`` tokens."""
-    rows = [("model", "family", "parameters", "", "active", "FLOP/token", "nominal", "modules", "source")]
+    """All models, a line each: name, parameters counted and active, FLOP per token, family, modules, nominal size,
+    source, as many of these as the terminal has room for; FLOP as ``flop_per_token`` counts them
+    under semu's convention, at ``LENGTH`` tokens."""
+    rows = [("model", "parameters", "", "active", "FLOP/token", "family", "modules", "nominal", "source")]
     for item in list_models():
         parts = ", ".join(f"{name} {format_count(count)}" for name, count in item.modules.items())
         active = "" if item.active_parameters == item.parameters else format_count(item.active_parameters)
         flop = "-" if item.flop_per_token is None else f"{item.flop_per_token['semu'] / 1e9:,.2f} G"
         nominal = f"{item.entry.nominal_parameters / 1e9:.3g} B"
-        counted = (f"{item.parameters:,}", format_count(item.parameters), active, flop, nominal)
-        rows.append((item.entry.name, item.entry.family.value, *counted, parts, item.entry.source))
-    return "\n".join(align_columns(rows, (False, False, True, True, True, True, True, False, False)))
+        counted = (f"{item.parameters:,}", format_count(item.parameters), active, flop)
+        rows.append((item.entry.name, *counted, item.entry.family.value, parts, nominal, item.entry.source))
+    return "\n".join(fit_columns(rows, (False, True, True, True, True, False, False, True, False)))
 
 
 def idle_parameters(body: Module) -> int:

@@ -64,7 +64,7 @@ def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
 def test_every_module_imports_alone_and_only_kernels_load_numba() -> None:
     """One interpreter imports the modules in turn and notes which heavy package came in with which module.
 
-    scipy is made impossible to import, as where the extra is absent: numba would load it wherever it is installed.
+    scipy is made impossible to import, as numba would load it wherever it is installed.
     """
     names = [module_name(file) for file in source_files() if file.stem != "__main__"]
     names = [name for name in names if not name.startswith("semu.executor.")]  # these may need the executor extra

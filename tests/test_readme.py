@@ -1,4 +1,4 @@
-"""README.md says what its commands print today: ``make readme`` mends what fails here."""
+"""README.md and docs/ say what their commands print today: ``make readme`` mends what fails here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.readme import __main__ as readme
 from benchmarks.readme import _weave
 from benchmarks.readme._parts import PARTS
 from benchmarks.readme._pictures import PICTURES, _figures
-from benchmarks.readme._weave import PICTURES_FOLDER, README, part_of, recorded_digests, replace_part
+from benchmarks.readme._weave import PAGES, PICTURES_FOLDER, page_of, part_of, recorded_digests, replace_part
 
 STALE = "README.md is stale: make readme"
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_figures_and_tables_are_what_the_commands_print(name: str) -> None:
-    assert part_of(README.read_text(encoding="utf-8"), name) == PARTS[name](), STALE
+    assert part_of(page_of(name, PAGES).read_text(encoding="utf-8"), name) == PARTS[name](), STALE
 
 
 def test_pictures_show_what_the_commands_find() -> None:
@@ -28,11 +28,14 @@ def test_pictures_show_what_the_commands_find() -> None:
 
 
 def test_every_mark_of_the_readme_has_a_part_and_every_picture_is_there() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert sorted(re.findall(r"<!-- begin (\S+): make readme -->", text)) == sorted(PARTS)
-    shown = set(re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text))
-    assert {f"examples/pictures/{name}" for name in PICTURES} <= shown
-    assert [path for path in shown if not (README.parent / path).is_file()] == []
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    marks = [name for text in texts.values() for name in re.findall(r"<!-- begin (\S+): make readme -->", text)]
+    assert sorted(marks) == sorted(PARTS)
+    shown = {
+        (page.parent / path).resolve() for page, text in texts.items() for path in re.findall(r"\]\(([^)#:]+)\)", text)
+    }
+    assert {PICTURES_FOLDER / name for name in PICTURES} <= shown
+    assert [path for path in shown if not path.exists()] == []
 
 
 def test_the_digest_ignores_what_no_picture_shows_and_the_last_digits() -> None:
@@ -49,7 +52,7 @@ def test_what_is_stale_is_named_and_written_once(
 ) -> None:
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- begin one: make readme -->\nold\n<!-- end one -->\nafter\n")
-    monkeypatch.setattr(readme, "README", page)
+    monkeypatch.setattr(readme, "PAGES", (page,))
     monkeypatch.setattr(readme, "PARTS", {"one": lambda: "new\n"})
     monkeypatch.setattr(readme, "PICTURES", {})
     assert readme.main(["--check"]) == 1

@@ -1,8 +1,8 @@
-"""``make readme``: write the parts of README.md that commands of seconds make, and draw their pictures.
+"""``make readme``: write the parts of README.md and docs/ that commands of seconds make, and draw their pictures.
 
     python -m benchmarks.readme [NAME ...] [--check]
 
-README.md marks a part with ``<!-- begin NAME: make readme -->`` and ``<!-- end NAME -->``. A picture is drawn when the
+A page marks a part with ``<!-- begin NAME: make readme -->`` and ``<!-- end NAME -->``. A picture is drawn when the
 figures that it shows have changed, or when its name is given; their digests are in ``examples/pictures/inputs.json``.
 ``--check`` changes nothing and names what is stale. Exit: 0 ok, 1 something is stale, 2 an unknown name.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from benchmarks.readme._parts import PARTS
 from benchmarks.readme._pictures import PICTURES
-from benchmarks.readme._weave import README, part_of, recorded_digests, replace_part, write_digests
+from benchmarks.readme._weave import PAGES, page_of, part_of, recorded_digests, replace_part, write_digests
 from semu.files import write_text
 
 
@@ -42,16 +42,17 @@ def _texts(names: Sequence[str], *, check: bool) -> list[str]:
     """Parts whose text has changed; written unless ``check``."""
     stale = []
     for name in [name for name in PARTS if name in names or not names]:
-        text = README.read_text(encoding="utf-8")
+        page = page_of(name, PAGES)
+        text = page.read_text(encoding="utf-8")
         before, after = part_of(text, name), PARTS[name]()
         if before != after:
             stale.append(name)
             difference = difflib.unified_diff(
-                before.splitlines(), after.splitlines(), "README.md", name, lineterm="", n=0
+                before.splitlines(), after.splitlines(), page.name, name, lineterm="", n=0
             )
             print("\n".join(difference))
             if not check:
-                write_text(README, replace_part(text, name, after))
+                write_text(page, replace_part(text, name, after))
     return stale
 
 

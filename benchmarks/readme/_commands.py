@@ -1,4 +1,4 @@
-"""``run_json``: what a semu command prints with ``--json``; each command runs once in a process."""
+"""``run_json``, ``run_text``: what a semu command prints; each command runs once in a process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from functools import cache
 from typing import Any
 
 from semu.cli import main
+
+
+@cache
+def run_text(words: str) -> str:
+    """Run ``semu WORDS`` in this process; returns what it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        main(words.split())
+    return printed.getvalue()
 
 
 @cache

@@ -1,4 +1,4 @@
-"""``PARTS``: every part of README.md that a command of seconds makes, as functions that write its Markdown."""
+"""``PARTS``: what commands of seconds make of README.md and docs/, as functions that write its Markdown."""
 
 from __future__ import annotations
 
@@ -7,28 +7,39 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from benchmarks.readme._commands import run_json
+from benchmarks.readme._commands import run_json, run_text
 from benchmarks.readme._pictures import DEMO, GRID, SCHEDULES_VLM
 from benchmarks.readme._weave import ROOT
 
 GIB = 2**30
+ALLOCATED = ("parameters", "gradients", "optimizer", "activations", "workspace", "communication")
 
 
 def demo() -> str:
     """The pictures of ``make demo``, and what they show."""
     found = run_json(DEMO)
-    peak, capacity = max(found["peak_memory_bytes"]) / GIB, found["capacity_bytes"] / GIB
+    kinds = max(found["memory"], key=lambda row: row["reserved"] + sum(row[name] for name in ALLOCATED))
+    need = sum(kinds[name] for name in (*ALLOCATED, "reserved", "other", "margin")) / GIB
+    capacity = found["capacity_bytes"] / GIB
     return f"""\
 ![Timeline of one iteration: four pipeline ranks, the image encoder overloads rank 0](examples/pictures/timeline.png)
 
 ![Memory of the four pipeline ranks by role, with the capacity line](examples/pictures/memory.png)
 
 An iteration takes {found["iteration_time_s"]:.3f} s (MFU {100 * found["mfu"]:.1f} %), and the fullest rank needs \
-{peak:.2f} of {capacity:.2f} GiB. The pictures show what DIP calls dynamic
+{need:.2f} of {capacity:.2f} GiB. The pictures show what DIP calls dynamic
 imbalance: the stages are balanced by parameters, as Megatron-LM cuts them, but images make the encoder's rank the \
 bottleneck (bubble {100 * found["bubble_ratio"]:.0f} %), and
-how much depends on each microbatch. `--set parallel.partition='"latency"'` balances by simulated time instead.
+how much depends on each microbatch. `--set parallel.partition=latency` balances by simulated time instead.
 """
+
+
+FIRST = "simulate llama3-70b --cluster h100:16x8 --parallel tp8-pp4 --tokens 15T --gpu-hour-usd 2.5"
+
+
+def first() -> str:
+    """What the first command of a new user prints."""
+    return f"```\n$ semu {FIRST}\n{run_text(FIRST)}```\n"
 
 
 def published() -> str:
@@ -81,7 +92,7 @@ def schedules() -> str:
     """The picture of a model under some schedules, and what zero bubble would need there."""
     memory = {own["name"]: max(own["peak_memory_bytes"]) for own in run_json(SCHEDULES_VLM)["schedules"]}
     return f"""\
-![VLM-L under five schedules on one time axis](examples/pictures/schedules_vlm.png)
+![VLM-L under five schedules on one time axis](../examples/pictures/schedules_vlm.png)
 
 Ranks 0 and 1 hold the image encoder: two chunks per rank spread it over four ranks; zero bubble (`zb-v`) would need \
 {memory["zb-v"] / GIB:.0f} GiB, because under full recomputation a
@@ -97,12 +108,13 @@ def grid() -> str:
 configurations it simulates {len(found["rows"])}; the others
 surely do not fit, or are surely slower than the best ten.
 
-![All configurations of GPT-3 175B on 512 A100: time against memory](examples/pictures/grid.png)
+![All configurations of GPT-3 175B on 512 A100: time against memory](../examples/pictures/grid.png)
 """
 
 
 PARTS: dict[str, Callable[[], str]] = {
     "demo": demo,
+    "first": first,
     "published": published,
     "baselines": baselines,
     "schedules": schedules,

@@ -1,16 +1,30 @@
-"""Where parts stand in README.md, and what pictures were drawn from."""
+"""Where parts stand in README.md and docs/, and what pictures were drawn from."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from semu.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+"""The pages whose parts and pictures are made by commands."""
 PICTURES_FOLDER = ROOT / "examples" / "pictures"
 DIGESTS = PICTURES_FOLDER / "inputs.json"
+
+
+def page_of(name: str, pages: Sequence[Path]) -> Path:
+    """The page that has a part.
+
+    Raises:
+        ValueError: none has it, or several have.
+    """
+    found = [page for page in pages if f"<!-- begin {name}: make readme -->" in page.read_text(encoding="utf-8")]
+    if len(found) != 1:
+        raise ValueError(f"expected one page with <!-- begin {name}: make readme -->, there are {len(found)}")
+    return found[0]
 
 
 def _place(text: str, name: str) -> tuple[int, int]:
@@ -21,7 +35,7 @@ def _place(text: str, name: str) -> tuple[int, int]:
     """
     begin, end = f"<!-- begin {name}: make readme -->\n", f"<!-- end {name} -->\n"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"README.md: expected one {begin.strip()} and one {end.strip()}")
+        raise ValueError(f"expected one {begin.strip()} and one {end.strip()}")
     return text.index(begin) + len(begin), text.index(end)
 
 

@@ -74,10 +74,11 @@ def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None, num_microb
         made = _baseline(job, costs, plan)
         size = count * job.parallel.replicas * job.training.micro_batch
         trial = replace(made.job, batch=drawn, training=replace(made.job.training, global_batch=size))
-        peaks = prepare(trial).estimate().peak_memory_bytes
-        if max(peaks) <= capacity:
+        found = prepare(trial).estimate()
+        if found.fits:
             return made
-        unforeseen = [peak - need for peak, need in zip(peaks, plan.need_bytes, strict=True)]
+        needs = found.peak_memory_bytes if max(found.peak_memory_bytes) > capacity else found.held_memory_bytes
+        unforeseen = [size - need for size, need in zip(needs, plan.need_bytes, strict=True)]
         limits = [min(limit, capacity - more) for limit, more in zip(limits, unforeseen, strict=True)]
     everything = replace(costs, latency_s=costs.latency_s[[1, 1]], held_bytes=costs.held_bytes[[1, 1]])
     plan = plan_stages(everything, in_flight, [np.inf] * pp)

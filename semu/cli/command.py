@@ -7,7 +7,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib import import_module
 
 from semu import __version__
@@ -32,10 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     is_json, is_debug = "--json" in words, "--debug" in words
     try:
-        return _run(words)
-    except SystemExit:  # argparse, after --help
-        flush_output()
-        return 0
+        try:
+            return _run(words)
+        except SystemExit:  # argparse, after --help
+            flush_output()
+            return 0
     except KeyboardInterrupt:
         if is_json:
             emit_json({"error": {**SemuError("interrupted").to_json(), "kind": "Interrupted"}})
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_debug:
             traceback.print_exc()
         if is_json:
-            emit_json({"error": known.to_json()})
+            with suppress(SemuError):  # stdout itself may be what cannot be written to
+                emit_json({"error": known.to_json()})
         if known.expected is not None:
             known.expected = textwrap.shorten(known.expected, LONGEST_LIST, placeholder=" ...")
         say(f"error: {known}")

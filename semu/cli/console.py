@@ -9,9 +9,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
+
+from semu.errors import ConfigError, SemuError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -34,18 +37,29 @@ def prepare_streams() -> None:
 
 
 def emit(text: str) -> None:
-    """Write the payload; a reader that has gone away (``| head``) is no error."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
-    flush_output()
+    """Write the payload; a reader that has gone away (``| head``) is no error.
+
+    Raises:
+        ConfigError: stdout cannot be written to, e.g. on a full disk.
+    """
+    flush_output(text if text.endswith("\n") else f"{text}\n")
 
 
-def flush_output() -> None:
-    """Write what stdout still holds, or drop it where the reader has gone away."""
+def flush_output(text: str = "") -> None:
+    """Write a text and what stdout still holds, or drop it where the reader has gone away.
+
+    Raises:
+        ConfigError: as ``emit``.
+    """
     try:
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         _discard(sys.stdout)
+    except OSError as error:
+        _discard(sys.stdout)
+        message = f"cannot write to stdout: {error.strerror}"
+        raise ConfigError(message, where="stdout", expected="a place to write to") from error
 
 
 def emit_json(document: object) -> None:
@@ -69,6 +83,21 @@ def emit_result(result: Result, *, is_json: bool, **beside: object) -> None:
         emit(repr(result))
 
 
+@contextlib.contextmanager
+def printed_anyway(text: Callable[[], str], *, is_json: bool = False) -> Iterator[None]:
+    """Files are written inside: where one cannot be, what was computed is printed before the error.
+
+    Args:
+        text: makes what is printed. is_json: stdout gets one document, which is then the error.
+    """
+    try:
+        yield
+    except SemuError:
+        if not is_json:
+            emit(text())
+        raise
+
+
 def say_written(*files: Path) -> None:
     """Write to stderr which files a command has made."""
     for file in files:
@@ -80,7 +109,7 @@ def say(message: str) -> None:
     try:
         sys.stderr.write(f"semu: {message}\n")
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:  # the reader has gone away, or the disk is full
         _discard(sys.stderr)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, SemuError
 
 
 def given_flags(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:
@@ -14,6 +15,22 @@ def given_flags(arguments: argparse.Namespace, names: Iterable[str]) -> list[str
     values = {name: getattr(arguments, name) for name in names}
     given = [name for name, value in values.items() if value is not None and value is not False and value != []]
     return ["--set" if name == "assignments" else "--" + name.replace("_", "-") for name in given]
+
+
+@contextmanager
+def named_by_flags(*names: str) -> Iterator[None]:
+    """Errors inside that name an argument of a function name the option that gives it.
+
+    Args:
+        names: arguments that are options of the same name.
+    """
+    try:
+        yield
+    except SemuError as error:
+        first, blank, rest = (error.where or "").partition(" ")
+        if first in names:
+            error.where = f"--{first.replace('_', '-')}{blank}{rest}"
+        raise
 
 
 def check_place(flag: str, path: str | None) -> None:

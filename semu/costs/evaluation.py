@@ -175,7 +175,7 @@ def evaluate(
 
 
 _COST_MODELS = memo.Table[CostModel]("cost models by library and device", 64)
-_EVALUATIONS = memo.Table[Evaluation]("costs by chunks, cost model and distinct shapes", 256)
+_EVALUATIONS = memo.Table[Evaluation]("costs by chunks, cost model and distinct shapes", 256, is_large=True)
 _SCOPES = memo.Table[memo.Scope]("costs that no cut into chunks changes, by cost model and distinct shapes", 128)
 
 
@@ -239,7 +239,7 @@ def _stage_costs(
     }
 
 
-_STAGES = memo.ScopedTable[StageCosts]("costs of stages for a batch's shapes, by stage", 512)
+_STAGES = memo.ScopedTable[StageCosts]("costs of stages for a batch's shapes, by stage", 512, is_large=True)
 
 
 def template_latencies(

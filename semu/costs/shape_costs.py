@@ -25,8 +25,12 @@ Columns = Mapping[str, NDArray[np.int64]]
 _COLUMNS = memo.ScopedTable[CostColumns]("columns of all operators of a batch's shapes", 1)
 _LATENCIES = memo.ScopedTable["NDArray[np.float64]"]("latencies of all operators of a batch's shapes", 1)
 _SIZES = memo.ScopedTable["NDArray[np.int64]"]("sizes of all storages of a batch's shapes", 1)
-_ENDS = memo.ScopedTable["NDArray[np.float64]"]("ends of operators of a batch's shapes, by stage and shape", 512)
-_EXPANDED = memo.ScopedTable[ExpandedStage]("expanded stages of a batch's shapes, by stage and shape", 512)
+_ENDS = memo.ScopedTable["NDArray[np.float64]"](
+    "ends of operators of a batch's shapes, by stage and shape", 512, is_large=True
+)
+_EXPANDED = memo.ScopedTable[ExpandedStage](
+    "expanded stages of a batch's shapes, by stage and shape", 512, is_large=True
+)
 
 
 @dataclass(frozen=True, eq=False)

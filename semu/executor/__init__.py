@@ -1,12 +1,12 @@
 """Runs execution plans over torch (PipeWeaver §7.3): ``run_plan``, ``split_model``, communicators, delivery of plans.
 
-Needs the extra: ``pip install 'semu[executor]'``. Names are imported on first use, and torch with them.
+Needs the extra: ``pip install '.[executor]'`` in a checkout. Names are imported on first use, and torch with them.
 """
 
 import sys
 from importlib.util import find_spec
 
-from semu.errors import ExecutorError
+from semu.errors import ExecutorError, install_line
 from semu.lazy import lazy_names
 
 
@@ -21,7 +21,7 @@ def require_torch() -> None:
         raise ExecutorError(
             "running plans needs torch, which is not installed",
             where="semu.executor",
-            expected="pip install 'semu[executor]'",
+            expected=install_line("executor", "torch"),
         )
 
 

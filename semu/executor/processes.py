@@ -28,7 +28,8 @@ from semu.errors import ExecutorError, SemuError
 HOST = "127.0.0.1"
 GRACE_S = 5.0
 """Beyond the timeout, for processes to end."""
-_FOLLOWS = ("no answer from another rank", "the ranks do not meet", "another rank has failed")
+_NO_END = "the rank did not end"
+_FOLLOWS = ("no answer from another rank", _NO_END, "the ranks do not meet", "another rank has failed")
 """Messages of ranks that end because another one did, or may have; the last ones tell least."""
 
 
@@ -104,6 +105,7 @@ def launch(
     place = Place(0, world_size, HOST, store.port, backend, timeout_s)
     context = mp.get_context("spawn")
     processes, pipes = [], []
+    server: threading.Thread | None = None
     try:
         for number in range(world_size):
             mine, theirs = context.Pipe(duplex=False)
@@ -114,13 +116,16 @@ def launch(
             processes.append(process)
             pipes.append(mine)
         if serve is not None:
-            threading.Thread(target=_serve, args=(serve, place), daemon=True).start()
+            server = threading.Thread(target=_serve, args=(serve, place), daemon=True)
+            server.start()
         return _collect(processes, pipes, timeout_s)
     finally:
         _end(processes)
         for pipe in pipes:
             pipe.close()
         del store  # what still waits for it hears that it is gone
+        if server is not None:
+            server.join(GRACE_S)  # an interpreter that ends while torch waits in a thread is aborted
 
 
 def _serve(serve: Callable[[Any], object], place: Place) -> None:
@@ -139,7 +144,7 @@ def _collect(processes: list[Any], pipes: list[Connection], timeout_s: float) ->
         if left is not None and left <= 0:
             expected = "an end with the others"
             for number in open_pipes.keys() - errors.keys():
-                errors[number] = ExecutorError("the rank did not end", where=_name(number), expected=expected)
+                errors[number] = ExecutorError(_NO_END, where=_name(number), expected=expected)
             break
         for ready in wait(list(open_pipes.values()), timeout=left):
             number = next(key for key, pipe in open_pipes.items() if pipe is ready)

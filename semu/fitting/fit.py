@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, install_line
 from semu.fitting.forms import Peaks, predict
 from semu.fitting.models import CACHE, FLOOR, TIME, Model, is_beside_the_cache
 from semu.fitting.readers.rows import SKEWED
@@ -199,7 +199,9 @@ def _least_squares() -> Callable[..., Any]:
         from scipy.optimize import least_squares
     except ImportError as error:
         raise ConfigError(
-            "fitting needs scipy, which is not installed", where="semu calibrate", expected="pip install 'semu[fit]'"
+            "fitting needs scipy, which is not installed",
+            where="semu calibrate",
+            expected=install_line("fit", "scipy"),
         ) from error
     function: Callable[..., Any] = least_squares
     return function

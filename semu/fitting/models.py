@@ -6,7 +6,7 @@ value in the profile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -188,6 +188,19 @@ def _link_model(samples: Samples, fixed: dict[str, float], has_switch_reduction:
     if port == "nvlink" and kind != "p2p":
         free = [replace(item, high=PACKETS) if item.name == "net" else item for item in free]
     return Model(tuple(free), fixed, site, (*site, FLOOR) if kind == "all_reduce" else site)
+
+
+def kept_for_want_of_rows(section: str, fitted: Iterable[str]) -> list[str]:
+    """Coefficients that measurements of a section can move, and these were too few to."""
+    family = family_of(section)
+    if family is Family.LINK:
+        _, port, kind = section.split(".")
+        names = [name for name in _LINK if COEFFICIENTS[name].is_in(Port(port), OpKind(kind))]
+        names = [name for name in names if kind != "p2p" or name != "c_s"]
+    else:
+        tables = {Family.PRODUCT: _PRODUCT, Family.ATTENTION: _ATTENTION}
+        names = [item.name for item in tables.get(family, ()) if not item.name.startswith("tile_")]
+    return [name for name in names if name not in fitted]
 
 
 def defaults_of(section: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semu.fitting.calibration import Calibration
-from semu.fitting.models import FLOOR
+from semu.fitting.models import FLOOR, kept_for_want_of_rows
 from semu.fitting.samples import Refusal, places
 from semu.fitting.scores import Errors, KindScore
 
@@ -44,6 +44,9 @@ def report_text(calibration: Calibration) -> str:
     lines += ["", "coefficients"]
     for name, section in calibration.sections.items():
         lines.append(f"  {name}: " + ", ".join(f"{key} {section.fit.values[key]:.4g}" for key in section.fit.fitted))
+        if kept := kept_for_want_of_rows(name, section.fit.fitted):
+            rows = f"{len(section.samples)} row{'s' * (len(section.samples) != 1)}"
+            lines.append(f"    {rows}, too few sizes or ranks for {', '.join(kept)}: the profile's values stay")
         for source, factors in section.fit.sites.items():
             listed = ", ".join(
                 f"{key} {value:.3g}" if key == FLOOR else f"{key} x {value:.3f}" for key, value in factors.items()

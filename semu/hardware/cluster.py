@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
-from semu.checks import check_integer
+from semu.checks import check_integer, check_number
 from semu.errors import ConfigError
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.device import Device, DeviceKind, Direction
@@ -27,19 +27,23 @@ class Cluster:
         nodes: nodes, >= 1.
         gpus_per_node: GPUs of each node, >= 1.
         override: dotted profile key (or nested tables of them) -> number, e.g. ``{"nvlink_bytes_per_s": 1e11}``.
+        oversubscription: of the network between nodes, >= 1: GPUs that send at once share its upper tiers, and each
+            reaches its card's bandwidth divided by this.
     Raises:
-        ConfigError: unknown device, unknown override key, a count below one.
+        ConfigError: unknown device, unknown override key, a count or an oversubscription below one.
     """
 
     device: str | DeviceProfile
     nodes: int = 1
     gpus_per_node: int = 8
     override: Mapping[str, object] = field(default_factory=dict)
+    oversubscription: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node"):
             count = getattr(self, name)
             check_integer(count, f"cluster.{name}")
+        check_number(self.oversubscription, "cluster.oversubscription", "a ratio", least=1)
         object.__setattr__(self, "override", dict(self.override))
         _ = self.profile  # reads and checks the profile at the door
 
@@ -50,7 +54,11 @@ class Cluster:
     def profile(self) -> DeviceProfile:
         """What each GPU can do, overrides included."""
         profile = self.device if isinstance(self.device, DeviceProfile) else _load(self.device)
-        return profile.override(self.override, where="cluster.override")
+        profile = profile.override(self.override, where="cluster.override")
+        if self.oversubscription == 1:
+            return profile
+        card = profile.nic_bytes_per_s.value / self.oversubscription
+        return profile.override({"nic_bytes_per_s": card}, where="cluster.oversubscription")
 
     @property
     def num_gpus(self) -> int:

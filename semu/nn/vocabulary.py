@@ -31,7 +31,7 @@ def pad_vocabulary(model: Model, multiple: int) -> dict[int, int]:
     padded = {count: -(-count // multiple) * multiple for count in rows if count % multiple}
     every = {parameter for part in model.modules for _, parameter in part.body.named_parameters()}
     for parameter in every:
-        if parameter.shape[0] in padded:
+        if parameter.shape and parameter.shape[0] in padded:
             parameter.shape = (padded[parameter.shape[0]], *parameter.shape[1:])
             parameter.numel = math.prod(parameter.shape)
     return padded

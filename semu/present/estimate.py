@@ -8,7 +8,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 FRAGMENTED = 1.25
-"""An allocator that holds a quarter more than is allocated is not looked at closer: no replay here came near it."""
+KEPT_BYTES = 5 << 30
+"""What an allocator may hold of its device beyond ``FRAGMENTED`` x what is allocated [bytes]: cuBLAS's workspaces, and
+the cached blocks of microbatches of other sizes. Where so much has room, nothing is replayed: of 454 of the frozen
+jobs, one with small parameters held the most, 14.61 GiB for 8.36 GiB, and those with more than 30 GiB at most 1.198 x.
+"""
 
 
 class DeviceRoom(NamedTuple):
@@ -30,7 +34,7 @@ class DeviceRoom(NamedTuple):
 
     def is_tight(self, peak_bytes: int) -> bool:
         """Whether it takes the allocator's own holdings to say if so much allocated memory fits."""
-        return peak_bytes <= self.usable_bytes < FRAGMENTED * peak_bytes
+        return peak_bytes <= self.usable_bytes < FRAGMENTED * peak_bytes + KEPT_BYTES
 
 
 class RankMemoryKinds(NamedTuple):

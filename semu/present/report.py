@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from semu.checks import check_member
 from semu.files import make_folder, write_file
 from semu.present.frames import Tabular
 from semu.present.report_data import (
@@ -30,7 +32,22 @@ __all__ = [
     "RankMemoryRow",
     "Report",
     "TopOperator",
+    "TraceDetail",
 ]
+
+
+class TraceDetail(Enum):
+    """What is written of a timeline for Perfetto: nothing, the stages of each rank, or layers and operators too."""
+
+    NONE = "none"
+    RANKS = "ranks"
+    FULL = "full"
+    JSON = "json"
+
+    @property
+    def file(self) -> str:
+        """The file's name: ``trace.json`` for all of it unpacked."""
+        return {"none": "", "json": "trace.json"}.get(self.value, "trace.json.gz")
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,27 +77,31 @@ class Report(ReportData, Tabular):
         """The figures as one flat record; what is a list or a table is left out."""
         return [{key: value for key, value in self.to_json().items() if isinstance(value, int | float | str)}]
 
-    def save(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write ``result.json``, ``trace.json``, ``timeline.png`` and ``memory.png``.
+    def save(self, directory: str | os.PathLike[str], *, trace: TraceDetail | str = TraceDetail.FULL) -> list[Path]:
+        """Write ``result.json``, ``trace.json.gz``, ``timeline.png`` and ``memory.png``.
 
         Args:
             directory: made if it is not there; existing files of these names are replaced, each at once when it is
                 complete.
+            trace: what of the timeline is written for Perfetto.
         Returns:
             The files written.
         Raises:
-            ConfigError: the directory cannot be made or written to.
+            ConfigError: another ``trace``, a directory that cannot be made or written to.
         """
         from semu.present.plots import draw_memory, draw_timeline
         from semu.present.traces import write_trace
 
+        detail = check_member(trace, TraceDetail, "trace", "detail of a trace")
         folder, timeline, title, shown = make_folder(Path(directory)), self.timeline, self.title, self.title
         if self.num_distinct_replicas > 1:
             shown += f", replica {self.slowest_replica} (the slowest of {self.num_distinct_replicas} different ones)"
         writers: dict[str, Callable[[Path], object]] = {
             "result.json": lambda path: path.write_text(json.dumps(self.to_json(), indent=2) + "\n"),
-            "trace.json": lambda path: write_trace(path, timeline, title=title, metadata={"semu": self.job}),
+            detail.file: lambda path: write_trace(
+                path, timeline, title=title, metadata={"semu": self.job}, is_full=detail is not TraceDetail.RANKS
+            ),
             "timeline.png": lambda path: draw_timeline(path, timeline, title=shown),
             "memory.png": lambda path: draw_memory(path, timeline, title=shown, peak_bytes=self.peak_memory_bytes),
         }
-        return [write_file(folder / name, write) for name, write in writers.items()]
+        return [write_file(folder / name, write) for name, write in writers.items() if name]

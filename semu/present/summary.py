@@ -96,9 +96,11 @@ def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[st
     for change in report.advice:
         yield "try", change
     if report.nearest_fit:
-        change = report.nearest_fit[0]
-        seconds = format_time(change.iteration_time_s)
-        yield "fits with", f"--set {change.label()}: {change.peak_memory_bytes / GIB:.1f} GiB allocated, {seconds}"
+        fitting = report.nearest_fit[0]
+        seconds = format_time(fitting.iteration_time_s)
+        yield "fits with", f"--set {fitting.label()}: {fitting.peak_memory_bytes / GIB:.1f} GiB allocated, {seconds}"
+    elif report.nearest_fit is not None:
+        yield "fits with", "no change that was tried makes it fit"
 
 
 def fit_sentence(report: ReportData) -> str:
@@ -137,7 +139,7 @@ def _shares(report: ReportData) -> Iterator[tuple[str, float]]:
         bubble = f"{bubble} and slower replicas" if len(report.ranks) > 1 else "waits for slower replicas"
     for name, value in report.breakdown_s.items():
         if isinstance(value, Mapping):
-            shares |= {_LINKS.get(kind, kind): float(seconds) for kind, seconds in value.items()}
+            shares |= {_LINKS.get(str(kind), str(kind)): float(seconds) for kind, seconds in value.items()}
         elif isinstance(value, int | float):
             shares[bubble if name == "bubble" else _SHORT.get(name, name.replace("_", " "))] = float(value)
     for name, seconds in sorted(shares.items(), key=lambda item: -item[1]):
@@ -155,7 +157,7 @@ def _assumed(report: ReportData) -> list[str]:
         f"{training.get('precision')} with {training.get('grad_dtype')} gradients",
         f"ZeRO-{parallel.get('zero')}",
         f"recompute {training.get('recompute')}",
-        f"schedule {training.get('schedule')}",
+        f"schedule {report.title.rpartition(', ')[2]}",
         f"kernels of {training.get('software')}",
     ]
     shown = _wrapped("assumed", ", ".join(words)) if training else []

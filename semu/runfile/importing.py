@@ -93,11 +93,12 @@ class ImportedRun:
     run: RunConfig
     notes: tuple[str, ...]
 
-    def to_toml(self, folder: str = ".") -> str:
-        """The run file, for a folder: ``model.hf_config`` starts from there."""
+    def to_toml(self, folder: str | None = ".") -> str:
+        """The run file, for a folder: ``model.hf_config`` starts from there; None: for any, by its whole path."""
         tables = deepcopy(self.tables)
         if (path := tables["model"].get("hf_config")) is not None:
-            tables["model"]["hf_config"] = Path(os.path.relpath(path, folder)).as_posix()
+            place = os.path.abspath(path) if folder is None else os.path.relpath(path, folder)
+            tables["model"]["hf_config"] = Path(place).as_posix()
         tables = {name: tables[name] for name in TABLES if name in tables}
         head = [f"# from {self.source}, {self.kind}", *(f"# {note}" for note in self.notes)]
         return "\n".join(head) + "\n\n" + format_toml(tables)

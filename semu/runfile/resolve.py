@@ -32,9 +32,11 @@ from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.multimodal import complete_parts, is_own, own_model
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
+from semu.runfile.schedules import set_cut
 from semu.runfile.schema import TABLES, check_schema
 from semu.runfile.sources import is_model_alone, options_table, read_source
 from semu.runfile.transformer import TransformerConfig
+from semu.schedule.placement import Placement
 from semu.workload import AbstractBatch, BatchKind, FileBatch
 from semu_models import Setup
 from semu_models.hf import HfModel
@@ -87,7 +89,9 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     refuse_unmodelled(config, places)
     _require(config, places)
     resolved = _with_defaults(config, places)
-    notes = [_set_global_batch(resolved, places, setup)]
+    written = config.get("parallel", {})
+    notes: list[str | None] = [*set_cut(resolved, written, places, lambda v: _count(resolved, places, setup, v))]
+    notes.append(_set_global_batch(resolved, places, setup))
     with places.located():
         notes += _pad_named(resolved)
         model, read, told = build_with_reading(resolved)
@@ -177,18 +181,9 @@ def _replicas(defaults: Mapping[str, Mapping[str, Any]], config: Mapping[str, An
 def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: Setup | None) -> str | None:
     """Decide the global batch where it is not given; returns what to tell the user."""
     training, parallel = config["training"], config["parallel"]
-    if training["micro_batch"] < 1:
-        return None  # refused with the other sizes
-    before = training.get("global_batch")
-    if before is not None and (setup is None or "training.global_batch" in places.flags):
-        return None
-    if setup is None:
-        count = default_microbatches(parallel["pp"])
-    else:
-        items = setup.num_microbatches * setup.training.micro_batch
-        count = max(items // training["micro_batch"], 1)
-    if parallel["vpp"] > 1:
-        count = max(count // parallel["pp"], 1) * parallel["pp"]
+    if training["micro_batch"] < 1 or _is_batch_given(config, places, setup):
+        return None  # sizes below one are refused with the others
+    before, count = training.get("global_batch"), _count(config, places, setup, parallel["vpp"])
     training["global_batch"] = count * parallel["dp"] * training["micro_batch"]
     config["training"] = ordered(training, "training")
     if before == training["global_batch"]:
@@ -196,6 +191,26 @@ def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: 
     change = "not given, taken as" if before is None else f"{before} ->"
     product = f"{count} microbatches per replica x dp {parallel['dp']} x micro_batch {training['micro_batch']}"
     return f"training.global_batch: {change} {training['global_batch']} = {product}"
+
+
+def _is_batch_given(config: Mapping[str, Mapping[str, Any]], places: Places, setup: Setup | None) -> bool:
+    is_written = config["training"].get("global_batch") is not None
+    return is_written and (setup is None or "training.global_batch" in places.flags)
+
+
+def _count(config: Mapping[str, Mapping[str, Any]], places: Places, setup: Setup | None, vpp: int) -> int:
+    """Microbatches of a replica with so many virtual stages per rank."""
+    training, parallel = config["training"], config["parallel"]
+    micro_batch = max(training["micro_batch"], 1)
+    if _is_batch_given(config, places, setup):
+        return int(training["global_batch"] // max(parallel["dp"] * micro_batch, 1))
+    if setup is None:
+        count = default_microbatches(parallel["pp"])
+    else:
+        count = max(setup.num_microbatches * setup.training.micro_batch // micro_batch, 1)
+    if parallel["placement"] == Placement.BIDIRECTIONAL.value:
+        return max(count - count % 2, 2)  # half of them from either end
+    return max(count // parallel["pp"], 1) * parallel["pp"] if vpp > 1 else count
 
 
 def _set_kind(config: dict[str, dict[str, Any]], model: Model) -> str | None:

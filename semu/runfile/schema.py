@@ -64,6 +64,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "device": ValueKind.STRING,
             "nodes": ValueKind.INTEGER,
             "gpus_per_node": ValueKind.INTEGER,
+            "oversubscription": ValueKind.NUMBER,
             "override": ValueKind.TABLE,
         },
         "parallel": _kinds(Parallel, "plan"),

@@ -45,7 +45,7 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
         return {"model": {"name": model}}, Places(f"model {model}"), None
     if (document := hf_file(run)) is not None:
         return {"model": {"hf_config": document}}, Places(run), None
-    if not is_path(run) and not os.path.isfile(run):
+    if not is_path(run) and not os.path.isfile(run) and not os.path.islink(run):
         raise _unknown_run(run)
     text = _read_text(run)
     config = parse_toml(text, run)
@@ -117,7 +117,7 @@ def _read_text(path: str) -> str:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        siblings = [other.name for other in Path(path).parent.glob("*.toml")]
+        siblings = [other.name for other in Path(path).parent.glob("*.toml") if other.is_file()]
         nearest = get_close_matches(Path(path).name, siblings, n=1, cutoff=0.75)
         raise ConfigError(
             f"cannot read the run file: {error.strerror}",

@@ -337,7 +337,7 @@ def _shared_parts(shape: PipelineShape, source: int, reader: int) -> tuple[I64, 
     return (pairs[:, 0] + shift * given).ravel(), (pairs[:, 1] + shift * taken).ravel()
 
 
-@memo.remembered(128)
+@memo.remembered(128, is_large=True)
 def graph_of(shape: PipelineShape) -> PipelineGraph:
     """``PipelineGraph.of``, remembered: nothing in it changes."""
     return PipelineGraph.of(shape)

@@ -60,6 +60,9 @@ SCHEDULES: Mapping[str, Callable[[PipelineShape], Schedule]] = MappingProxyType(
 )
 """Generators of Megatron-LM's schedules, which run a pipeline of any number of chunks per rank."""
 
+NEAREST: Mapping[str, str] = MappingProxyType({"dualpipe": "dualpipe-v"})
+"""Schedules that semu does not have -> the nearest that it has: DualPipe without its second copy of the model."""
+
 
 def schedule_family(name: str, where: str = "schedule") -> ScheduleFamily:
     """The schedule of a name.

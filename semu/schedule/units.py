@@ -304,7 +304,7 @@ class PipelineUnits:
         return np.arange(self.num_stages, self.size)
 
 
-@memo.remembered(128)
+@memo.remembered(128, is_large=True)
 def units_of(shape: PipelineShape, merged: Merged | None) -> PipelineUnits:
     """``PipelineUnits.of``, remembered: nothing in the units changes, so jobs of one shape share them."""
     return PipelineUnits.of(shape, merged)

@@ -118,9 +118,8 @@ def search(
     again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
     start = heuristic_start(job, changes, again(segments=segments, progress=say))
     is_least = goal is Objective.MIN
-    starts, alike, is_stopped = (
-        _starts(start, given, beside, None if segments else again, say, options)
-    )
+    compared, more = (beside, None if segments else again) if is_least else (None, None)
+    starts, alike, is_stopped = _starts(start, given, compared, more, say, options)
     start = min((one for one in starts if one.result is not None), key=lambda one: one.time_s)
     prepared_s = time.perf_counter() - began
     say("searching")
@@ -132,7 +131,7 @@ def search(
         return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
     try:
-        if is_stopped or first.ended_by == "interrupt" or _is_stopped(begun, seed, budget):
+        if is_stopped or _is_stopped(begun, seed, budget):
             raise KeyboardInterrupt
         result, built, best = settled(begun, find)
     except KeyboardInterrupt:  # the heuristic's is the best so far

@@ -43,10 +43,10 @@ from semu.simulation.schedules.costs_of_pairs import PairCosts, pair_costs
 from semu.simulation.schedules.named import named_schedule
 
 _PROBLEMS = memo.Table[PipelineProblem](
-    "lowered schedules by generator, shape of the pipeline, and whether sends overlap", 64
+    "lowered schedules by generator, shape of the pipeline, and whether sends overlap", 64, is_large=True
 )
 _FITTED_PROBLEMS = memo.ScopedTable[PipelineProblem](
-    "lowered schedules made for the costs of costed chunks, by name, shape, options, batch and links", 64
+    "lowered schedules made for the costs of costed chunks, by name, shape, options, batch and links", 64, is_large=True
 )
 
 

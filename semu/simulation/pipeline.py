@@ -30,14 +30,18 @@ from semu.simulation.unit_programs import programs_of
 _LINKS = memo.ScopedTable["tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]"](
     "links of all replicas in a place, by pairs of ranks", 64
 )
-_GRAPHS = memo.ScopedTable[UnitGraph]("units of a pipeline as a graph, by number of replicas and gathers", 64)
+_GRAPHS = memo.ScopedTable[UnitGraph](
+    "units of a pipeline as a graph, by number of replicas and gathers", 64, is_large=True
+)
 _UNIT_LATENCIES = memo.ScopedTable["tuple[NDArray[np.float64], NDArray[np.int64]]"](
-    "latencies of a pipeline's distinct units for a batch's shapes, by what the units run and links", 512
+    "latencies of a pipeline's distinct units for a batch's shapes, by what the units run and links", 512, is_large=True
 )
 _SENDS = memo.ScopedTable["NDArray[np.float64]"]("latencies of transfers for a batch's shapes, by link and bytes", 1024)
-_ADDED = memo.ScopedTable["_Added"]("edges of a lowered schedule, by whether sends overlap and number of replicas", 64)
+_ADDED = memo.ScopedTable["_Added"](
+    "edges of a lowered schedule, by whether sends overlap and number of replicas", 64, is_large=True
+)
 _ADDED_WITH_GATHERS = memo.ScopedTable["_Added"](
-    "edges of schedules of costed chunks, by lowered schedule, gathers and shapes", 64
+    "edges of schedules of costed chunks, by lowered schedule, gathers and shapes", 64, is_large=True
 )
 
 

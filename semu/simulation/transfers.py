@@ -52,13 +52,15 @@ def collectives(
 
 
 _COLLECTIVES = memo.ScopedTable[list[OuterSlice]](
-    "collectives outside stages under a cost model, by names, kind, group and buffers", 4096
+    "collectives outside stages under a cost model, by names, kind, group and buffers", 4096, is_large=True
 )
 _KERNELS = memo.ScopedTable[float]("latencies of kernels outside stages under a cost model, by kind and bytes", 4096)
 _EDGES = memo.ScopedTable["NDArray[np.int64]"](
-    "bytes between costed chunks, by the costs of the chunk that tells them, direction and tensors", 4096
+    "bytes between costed chunks, by the costs of the chunk that tells them, direction and tensors", 4096, is_large=True
 )
-_SENT = memo.ScopedTable["tuple[ChunkTransfers, ...]"]("transfers between costed chunks, by lowered schedule", 256)
+_SENT = memo.ScopedTable["tuple[ChunkTransfers, ...]"](
+    "transfers between costed chunks, by lowered schedule", 256, is_large=True
+)
 
 
 def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s: float) -> OuterSlice:

@@ -31,7 +31,9 @@ class UnitPrograms:
     edge: I64
 
 
-_PROGRAMS = memo.ScopedTable[UnitPrograms]("what units run under a recipe, by the pipeline's shape and split", 8)
+_PROGRAMS = memo.ScopedTable[UnitPrograms](
+    "what units run under a recipe, by the pipeline's shape and split", 8, is_large=True
+)
 
 
 def programs_of(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:

@@ -71,7 +71,7 @@ def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert "semu[executor]" in done.stderr
+    assert "pip install '.[executor]' in a checkout" in done.stderr
     assert not (tmp_path / "new").exists()
 
 

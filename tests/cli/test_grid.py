@@ -55,10 +55,13 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
     return code, json.loads(out)
 
 
-def test_the_table_and_the_report_of_the_best(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_and_the_report_of_the_best(
+    run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     code, out, err = run(capsys, run_file, *AXES, "--top", "3", "--price", "2")
     assert code == 0
-    head = "dp tp pp micro batch iteration tokens/s/GPU MFU bubble peak memory left USD/Mtoken"
+    head = "dp tp pp mb time s MFU % peak GiB left USD/Mtoken bubble % tok/s/GPU"
     assert out.splitlines()[0].split() == head.split()
     assert "legal configurations of" in out and "cannot be among the best 3" in out
     best = out.splitlines()[1].split()
@@ -80,7 +83,7 @@ def test_the_document_and_the_files(run_file: str, tmp_path: Path, capsys: pytes
     assert {path.name for path in folder.iterdir()} == names
     assert {path.name for path in (folder / "best").iterdir()} == {
         "result.json",
-        "trace.json",
+        "trace.json.gz",
         "timeline.png",
         "memory.png",
     }

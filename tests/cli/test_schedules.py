@@ -54,16 +54,17 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
 
 
 # -- the table ---------------------------------------------------------------------------------------------------
-def test_the_table(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     code, out, err = run(capsys, text, "--compare", "zb-h1,interleaved,zb-v")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "transformer-8x512 on h100:1x4, dp1-tp1-pp4, 8 microbatches per replica"
-    heads = "schedule placement vpp iteration vs own makespan bubble peak GiB rank fits"
+    heads = "schedule vpp iteration vs own bubble peak GiB rank fits placement makespan"
     assert " ".join(lines[2].split()) == heads
     rows = {line.split()[0]: line for line in lines[3:7]}
     assert list(rows) == ["1f1b", "zb-h1", "interleaved", "zb-v"]
-    assert rows["1f1b"].endswith(("own", "own, best"))
+    assert " own" in rows["1f1b"]
     assert sum("best" in line for line in rows.values()) == 1
     for name, line in rows.items():
         words = [f"training.schedule={name}"]
@@ -72,7 +73,7 @@ def test_the_table(text: str, capsys: pytest.CaptureFixture[str]) -> None:
         )
         alone = semu.simulate(load_run(text, words))
         assert f" {alone.iteration_time_s * 1e3:.2f} ms " in line
-        assert f" {alone.makespan_s * 1e3:.2f} ms " in line
+        assert line.endswith(f" {alone.makespan_s * 1e3:.2f} ms")
         assert f" {alone.bubble_ratio:.1%} " in line
         assert f" {max(alone.peak_memory_bytes) / 2**30:.2f} " in line
 
@@ -166,7 +167,7 @@ def test_out_writes_its_files(text: str, tmp_path: Path, capsys: pytest.CaptureF
         (["--compare", "1f1b,,gpipe"], "--compare", "", None),
         (["--ranks", "4"], "--ranks", None, None),
         (["--csv", "/no/such/folder/x.csv"], "--csv /no/such/folder/x.csv", "/no/such/folder", None),
-        (["--set", "training.schedule=zb-v"], "--set training.schedule", None, None),
+        (["--set", "training.schedule=zb-v", "--set", "parallel.vpp=1"], "--set parallel.vpp", None, None),
     ],
 )
 def test_bad_input_exits_2(
@@ -274,9 +275,9 @@ def test_plain_numbers_that_are_none(words: list[str], where: str, capsys: pytes
 
 def test_listed_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "schedules"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert lines["schedule"].split() == ["schedule", "placement", "backward", "source", "description"]
-    assert lines["zb-v"].split()[1:5] == ["v-shape", "split", "2401.10241", "§6"]
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["schedule"].split() == ["schedule", "placement", "backward", "description"]
+    assert lines["zb-v"].split()[1:4] == ["v-shape", "split", "ZB-V:"]
     assert lines["1f1b"].split()[1:3] == ["one-to-one", "whole"]
     assert main(["list", "schedules", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["schedules"]}

@@ -1,4 +1,4 @@
-"""The examples and the README's code run as printed; examples stay short."""
+"""The examples and the code of README.md and docs/ run as printed; examples stay short."""
 
 from __future__ import annotations
 
@@ -70,8 +70,10 @@ def test_published_figures_are_met_where_the_paper_leaves_nothing_open(tmp_path:
 
 @pytest.mark.slow
 def test_python_in_the_readme_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert len(blocks) >= 2
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "".join(page.read_text() for page in pages)
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) >= 4
     for number, block in enumerate(blocks):
         script = tmp_path / f"block{number}.py"
         script.write_text(block)

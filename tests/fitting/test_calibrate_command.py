@@ -303,7 +303,7 @@ def test_without_scipy(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     file = write(tmp_path, "gemm.csv", gemm_text(sizes=(256, 1024, 4096)))
     code, out, _ = run(capsys, file, "--device", "h100", "--json")
     assert code == 2
-    assert json.loads(out)["error"]["expected"] == "pip install 'semu[fit]'"
+    assert json.loads(out)["error"]["expected"] == "pip install '.[fit]' in a checkout of semu, or pip install scipy"
     assert run(capsys, "--score", file, "--profile", "h100")[0] == 0
 
 

@@ -75,10 +75,11 @@ def line(text: str, start: str) -> str:
     return " ".join(found.split())
 
 
-def test_repr_is_the_table() -> None:
+def test_details_are_the_table() -> None:
     report = make_report()
-    assert repr(report) == render(report)
-    assert repr(report).startswith(report.title)
+    assert report.details() == render(report)
+    assert report.details().startswith(report.title)
+    assert report.provenance_text() in report.details()
 
 
 def test_the_summary_tells_every_headline_number_and_its_convention() -> None:
@@ -134,11 +135,14 @@ def test_a_row_of_memory() -> None:
 
 
 def test_fits_or_not() -> None:
-    assert fit_sentence(make_report()) == "fits: rank 1 peaks at 70.50 of 79.00 GiB, 8.50 GiB free"
+    parts = "(allocated 70.50, reserved 70.50, other 0.00, margin 0.00)"
+    assert fit_sentence(make_report()) == f"fits: rank 1 needs 70.50 of 79.00 GiB {parts}"
     report = make_report((60.0, 81.25, 80.0))
-    sentence = "does not fit: rank 1 needs 81.25 GiB, 2.25 GiB more than the device's 79.00 GiB"
+    parts = "(allocated 81.25, reserved 81.25, other 0.00, margin 0.00)"
+    sentence = f"does not fit: rank 1 needs 81.25 GiB, 2.25 GiB more than the device's 79.00 GiB {parts}"
     assert fit_sentence(report) == sentence
-    assert line(render(report), "memory  ") == f"memory {sentence}"
+    (start,) = [number for number, row in enumerate(render(report).split("\n")) if row.startswith("memory  ")]
+    assert " ".join(" ".join(render(report).split("\n")[start : start + 2]).split()) == f"memory {sentence}"
     assert line(render(report), "2  2: llm").split()[7:9] == ["101.3%", "!"]
 
 

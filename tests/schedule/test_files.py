@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_named_and_unknown_names_are_refused() -> None:
         "dualpipe-v": "at least as many microbatches as chunks: expected >= 6 microbatches, got 4",
     }
     with pytest.raises(ConfigError, match="did you mean 'zb-v'"):
-        compare_schedules(2, 4, names=["zbv"])
+        compare_schedules(2, 4, names=["zb-vv"])
     assert schedule_family("zb-h1") is ALL_SCHEDULES["zb-h1"]
 
 

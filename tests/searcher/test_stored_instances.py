@@ -27,7 +27,7 @@ def stored() -> ModuleType:
 
 def test_every_file_is_an_instance(stored: ModuleType) -> None:
     names = [f"{name}-{seed}.json.gz" for name, seeds in stored.SETUPS.items() for seed in seeds]
-    assert sorted(path.name for path in stored.FOLDER.iterdir()) == sorted(names)
+    assert sorted(path.name for path in stored.FOLDER.iterdir() if path.is_file()) == sorted(names)
     for name, seeds in stored.SETUPS.items():
         problem = stored.load(name, seeds[-1])
         assert len(np.unique(problem.microbatch)) == 32

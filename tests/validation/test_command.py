@@ -136,10 +136,11 @@ def test_a_bad_row_is_named_and_the_others_run(tmp_path: Path, capsys: pytest.Ca
     path = write_runs(tmp_path / "runs.json", run(id="a"), broken, run(id="b"))
     code, out, err = run_command(capsys, "--runs", path, "--json")
     document = json.loads(out)
-    assert code == 0
+    assert code == 2
     assert [row["status"] for row in document["rows"]] == ["ok", "error", "ok"]
     assert document["rows"][1]["reason"].startswith("model.hidden: missing field")
-    assert err == f"semu: row broken: {document['rows'][1]['reason']}\n"
+    said = f"semu: row broken: {document['rows'][1]['reason']}\n"
+    assert err == f"{said}semu: error: 1 of 3 rows cannot be read or simulated\n"
 
 
 # -- progress ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit, emit_json, emit_result, say, say_written
+from semu.cli.console import Progress, emit, emit_json, emit_result, printed_anyway, say, say_written
 from semu.cli.option_checks import check_place, given_flags
 from semu.errors import ConfigError
 
@@ -61,14 +61,15 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
             beside=arguments.beside,
             progress=lambda section: progress(f"fitting {section}"),
         )
-    if arguments.output is not None:
-        say_written(write_text(arguments.output, profile_text(calibration, profile.name, base, origin)))
-    if old is not None:
-        say_written(write_text(arguments.update, update_profile(old, calibration, origin)))
-    if arguments.picture is not None:
-        from semu.fitting.pictures import save_pictures
+    with printed_anyway(lambda: report_text(calibration), is_json=arguments.json):
+        if arguments.output is not None:
+            say_written(write_text(arguments.output, profile_text(calibration, profile.name, base, origin)))
+        if old is not None:
+            say_written(write_text(arguments.update, update_profile(old, calibration, origin)))
+        if arguments.picture is not None:
+            from semu.fitting.pictures import save_pictures
 
-        say_written(*save_pictures(calibration, arguments.picture))
+            say_written(*save_pictures(calibration, arguments.picture))
     if arguments.json:
         emit_json(calibration_json(calibration))
     else:

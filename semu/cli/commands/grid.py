@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.cli.console import (
+    INTERRUPTED,
+    Progress,
+    emit,
+    emit_json,
+    has_compiled_kernels,
+    printed_anyway,
+    say,
+    say_written,
+)
+from semu.cli.option_checks import named_by_flags
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError
 from semu.files import make_folder, write_text
@@ -19,6 +30,9 @@ if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
     from semu.searcher.grid.result import GridResult
     from semu.searcher.grid.space import Value
+
+
+_NAMES = ("vary", "fix", "gpus", "axes", "top", "rank_by", "price", "workers", "engine", "results")
 
 
 def grid_command(arguments: argparse.Namespace) -> int:
@@ -38,43 +52,49 @@ def grid_command(arguments: argparse.Namespace) -> int:
             return dump_run(run, is_json=arguments.json)
         if arguments.out is not None:  # a long grid does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
+        from semu.searcher.grid.framework import own_framework
         from semu.searcher.grid.grid_search import grid
         from semu.searcher.grid.pictures import heat_axes
+        from semu.searcher.grid.space import Space, with_gpus
 
-        with run.places.located():
+        with run.places.located(), named_by_flags(*_NAMES):
+            job = job if arguments.gpus is None else with_gpus(job, arguments.gpus)
+            space = Space.of(job, vary, fix)
+            axes = heat_axes(space.varied, arguments.axes)
             found = grid(
                 job,
-                vary=vary,
-                fix=fix,
-                gpus=arguments.gpus,
+                vary=space,
                 top=arguments.top,
                 rank_by=arguments.rank_by,
                 price=arguments.price,
+                framework=arguments.framework or own_framework(job),
                 exhaustive=arguments.exhaustive,
                 results=arguments.results,
                 workers=arguments.workers,
                 engine=arguments.engine,
                 progress=progress,
             )
+        table = repr(found)
         if arguments.csv is not None:
-            say_written(write_text(arguments.csv, found.to_csv()))
+            with printed_anyway(lambda: table, is_json=arguments.json):
+                say_written(write_text(arguments.csv, found.to_csv()))
         said = f"{found.evaluated:,} simulated"
         if arguments.results is not None:
             said += f", {found.reused:,} taken from {arguments.results}"
         say(f"{found.num_legal:,} configurations decided in {found.time_s:.1f} s: {said}")
         if found.rows:
-            axes = heat_axes(found, arguments.axes)
             progress("simulating the best configuration in full")
             if arguments.strict:
                 refuse_defaults(found.report)
             if arguments.out is not None:
                 progress("drawing the configurations")
-                say_written(*found.save(arguments.out, axes))
+                with printed_anyway(lambda: f"{table}\n\n{found.report!r}", is_json=arguments.json):
+                    say_written(*found.save(arguments.out, axes))
     if arguments.json:
         report = found.report.to_json() if found.rows else None
         emit_json({"run": arguments.run, **found.to_json(), "report": report})
     else:
-        emit("\n\n".join([repr(found), *([repr(found.report)] if found.rows else [])]))
+        emit("\n\n".join([table, *([repr(found.report)] if found.rows else [])]))
     if found.ended_by == "interrupt":
         say("interrupted: this is what was done so far")
         return INTERRUPTED
@@ -106,20 +126,34 @@ def _nearest(found: GridResult) -> str:
 
 
 def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:
-    """The run and its job; under ``--cluster`` the run need not be legal before its axes vary."""
+    """The run and its job; under ``--cluster`` and ``--gpus`` the run need not be legal before its axes vary."""
     try:
         run = read_run(arguments, progress)
         return run, run.job()
     except ConfigError:
-        if arguments.cluster is None:
+        if arguments.cluster is None and arguments.gpus is None:
             raise
     from semu.hardware.cluster import Cluster
     from semu.searcher.grid.space import on_cluster
 
-    wanted = Cluster.parse(arguments.cluster)
+    wanted = None if arguments.cluster is None else Cluster.parse(arguments.cluster)
     arguments.cluster = None
     run = read_run(arguments, progress)
+    if wanted is None:
+        return run, _on_any_cluster(run)
     return run, on_cluster(run.job(), wanted)
+
+
+def _on_any_cluster(run: RunConfig) -> TrainingJob:
+    """The run's job on its nodes, where its parallelism need not fit their number."""
+    from semu.hardware.cluster import Cluster
+    from semu.parallel.config import Parallel
+    from semu.searcher.grid.space import on_cluster
+
+    cluster = Cluster(**run.config["cluster"])
+    size = Parallel(**run.config["parallel"]).num_gpus
+    enough = {**run.config["cluster"], "nodes": 1, "gpus_per_node": size}
+    return on_cluster(replace(run, config={**run.config, "cluster": enough}).job(), cluster)
 
 
 def _axes(text: str) -> dict[str, Sequence[Value] | None]:

@@ -40,7 +40,7 @@ def import_command(arguments: argparse.Namespace) -> int:
         progress("simulating it")
         predicted = _predict(imported)
         flop = _flop(imported, predicted)
-    toml = imported.to_toml(os.path.dirname(output) or "." if output is not None else ".")
+    toml = imported.to_toml(os.path.dirname(output) or "." if output is not None else None)
     if output is not None:
         try:
             Path(output).write_text(toml, encoding="utf-8")

@@ -40,8 +40,8 @@ def _models_text() -> str:
     from semu_models.listing import LENGTH
 
     note = (
-        f"FLOP/token: training one token of the backbone in a sequence of {LENGTH:,} tokens, causal attention counted "
-        "half; --json has\nthe conventions of Megatron-LM, PaLM and torchtitan beside it. -: not known without a batch."
+        f"FLOP/token: training one token of the backbone in a sequence of {LENGTH:,}\ntokens, causal attention counted "
+        "half; --json has the conventions of\nMegatron-LM, PaLM and torchtitan beside it. -: not known without a batch."
     )
     return f"{parameter_table()}\n\n{note}"
 
@@ -72,9 +72,9 @@ def _setup_rows() -> list[dict[str, object]]:
 
 
 def _setups_text() -> str:
-    heads = ("setup", "model", "cluster", "parallel", "global batch", "recompute", "batch", "source")
-    keys = ("name", "model", "cluster", "parallel", "global_batch", "recompute", "batch", "source")
-    return _table(heads, [[str(row[key]) for key in keys] for row in _setup_rows()], right=(4,))
+    heads = ("setup", "cluster", "parallel", "model", "batch", "recompute", "global batch", "source")
+    keys = ("name", "cluster", "parallel", "model", "batch", "recompute", "global_batch", "source")
+    return _table(heads, [[str(row[key]) for key in keys] for row in _setup_rows()], right=(6,))
 
 
 # -- devices -------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def _device_rows() -> list[dict[str, Any]]:
 
 
 def _devices_text() -> str:
-    heads = ("device", "memory GiB", "bf16 TFLOP/s", "HBM GB/s", "NVLink GB/s", "NIC GB/s", "matmul", "description")
+    heads = ("device", "GiB", "TFLOP/s", "HBM GB/s", "NVLink GB/s", "NIC GB/s", "matmul", "description")
     cells = [
         [
             row["name"],
@@ -108,7 +108,7 @@ def _devices_text() -> str:
         ]
         for row in _device_rows()
     ]
-    note = "Peaks; links in one direction, per GPU. matmul: where its efficiency comes from."
+    note = "Peaks, TFLOP/s in bf16; links in one direction, per GPU.\nmatmul: where its efficiency comes from."
     return f"{_table(heads, cells, right=(1, 2, 3, 4, 5))}\n\n{note}"
 
 
@@ -130,18 +130,18 @@ def _schedule_rows() -> list[dict[str, Any]]:
 
 
 def _schedules_text() -> str:
-    heads = ("schedule", "placement", "backward", "source", "description")
+    heads = ("schedule", "placement", "backward", "description", "source")
     cells = [
-        [row["name"], row["placement"], ("whole", "split")[row["splits_backward"]], row["source"], row["description"]]
+        [row["name"], row["placement"], ("whole", "split")[row["splits_backward"]], row["description"], row["source"]]
         for row in _schedule_rows()
     ]
     return _table(heads, cells)
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:
-    from semu.units import align_columns
+    from semu.units import fit_columns
 
-    return "\n".join(align_columns([heads, *rows], [column in right for column in range(len(heads))]))
+    return "\n".join(fit_columns([heads, *rows], [column in right for column in range(len(heads))]))
 
 
 _LISTS: Mapping[str, tuple[Callable[[], str], Callable[[], object]]] = {

@@ -96,7 +96,8 @@ def _show(arguments: argparse.Namespace) -> int:
     plan = ExecutionPlan.read(arguments.show)
     check_rank(plan, arguments.rank)
     if not arguments.json:  # people see a plan that cannot run, too
-        emit(plan.to_text(arguments.rank))
+        drawn = arguments.picture is not None and arguments.rank is None  # the picture shows what each rank does
+        emit(repr(plan) if drawn else plan.to_text(arguments.rank))
         emit(verify(plan).to_text())
     else:
         verify(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from semu.cli.console import Progress, emit_result, say_written
@@ -28,6 +29,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             expected="semu.executor.run_plan(plan, model, communicator) in your program, or --demo for small layers",
         )
     verify(plan)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of lost connections semu tells by itself
     from semu.executor import require_torch
 
     require_torch()

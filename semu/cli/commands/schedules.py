@@ -8,7 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.simulate import refuse_defaults, result_cache
-from semu.cli.console import Progress, emit, emit_json, emit_result, has_compiled_kernels, say, say_written
+from semu.cli.console import (
+    Progress,
+    emit,
+    emit_json,
+    emit_result,
+    has_compiled_kernels,
+    printed_anyway,
+    say,
+    say_written,
+)
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_name
@@ -16,7 +25,19 @@ from semu.errors import ConfigError, MemoryLimitError, ScheduleError, unknown_na
 if TYPE_CHECKING:
     from semu.simulation.schedules.comparison import ComparedSchedule, ScheduleComparison
 
-_OF_RUNS = ("cluster", "parallel", "profile", "seed", "assignments", "cache", "csv", "out", "strict", "dump_config")
+_OF_RUNS = (
+    "cluster",
+    "parallel",
+    "profile",
+    "seed",
+    "assignments",
+    "cache",
+    "csv",
+    "picture",
+    "out",
+    "strict",
+    "dump_config",
+)
 
 MOST_PLAIN = 1_000_000
 """Ranks times microbatches that are studied without a run."""
@@ -36,6 +57,7 @@ def schedules_command(arguments: argparse.Namespace) -> int:
     for flag in given_flags(arguments, ("ranks", "microbatches")):
         raise ConfigError(f"{flag} with a run", where=flag, expected="the run's own, changed with --parallel or --set")
     check_place("--csv", arguments.csv)
+    check_place("--picture", arguments.picture)
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
@@ -49,7 +71,8 @@ def schedules_command(arguments: argparse.Namespace) -> int:
                 refuse_defaults(simulate(job, cache=cache, progress=progress))
             result = compare_schedules(job, names, progress=progress, cache=cache)
         result = replace(result, warnings=tuple(run.notes))
-        _write(arguments, result, progress)
+        with printed_anyway(lambda: repr(result), is_json=arguments.json):
+            _write(arguments, result, progress)
     emit_result(result, is_json=arguments.json, run=arguments.run)
     return _exit_code(result)
 
@@ -82,6 +105,9 @@ def _write(arguments: argparse.Namespace, result: ScheduleComparison, progress: 
         if len(result.chosen) == 1:
             settings = {"training.schedule_file": arguments.csv, **result.chosen[0].settings}
             say("it runs again with " + " ".join(f"--set {key}={_word(value)}" for key, value in settings.items()))
+    if arguments.picture is not None:
+        progress("drawing the schedules")
+        say_written(result.draw(arguments.picture))
     if arguments.out is not None:
         progress("drawing the schedules")
         say_written(*result.save(arguments.out))

@@ -11,7 +11,7 @@ from typing import Any
 
 from semu.cli.commands.many_searches import search_batches
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import INTERRUPTED, Progress, emit_result, has_compiled_kernels, say, say_written
+from semu.cli.console import INTERRUPTED, Progress, emit_result, has_compiled_kernels, printed_anyway, say, say_written
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError
 from semu.files import make_folder
@@ -50,7 +50,8 @@ def search_command(arguments: argparse.Namespace) -> int:
             refuse_defaults(found.report)
         if arguments.out is not None:
             progress("drawing the schedule")
-            say_written(*found.save(arguments.out))
+            with printed_anyway(lambda: repr(found), is_json=arguments.json):
+                say_written(*found.save(arguments.out))
             say(f"it runs again with {_settings(found.changes, Path(arguments.out) / 'schedule.json')}")
     emit_result(found, is_json=arguments.json, run=arguments.run, warnings=list(run.notes))
     if found.result.ended_by == "interrupt":

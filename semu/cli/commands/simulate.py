@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.checks import check_number
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.checks import check_member, check_number
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, printed_anyway, say, say_written
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError, SemuError
 
@@ -29,6 +29,9 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         ConfigError: a run that cannot be read or does not fit together.
         MissingCoefficientError: a default coefficient under ``--strict``.
     """
+    from semu.present.report import TraceDetail
+
+    check_member(arguments.trace, TraceDetail, "--trace", "detail of a trace")
     with Progress(is_first_run=not has_compiled_kernels()) as progress:
         run = read_run(arguments, progress)
         job = run.job()
@@ -70,29 +73,40 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
             with suppress(SemuError):
                 report = advise(job, report, progress)
+        budget = _budget(arguments, run)
         if arguments.out is not None:
             progress("drawing the timeline and the memory")
-            say_written(*report.save(arguments.out))
-            for rank in arguments.memory_snapshot:
-                from semu.present.traces import write_memory_snapshot
-
-                path = Path(arguments.out) / f"memory-rank{rank}.pickle"
-                say_written(write_memory_snapshot(path, report.timeline, rank))
-    budget = _budget(arguments, run)
+            with printed_anyway(lambda: _text(arguments, report, budget), is_json=arguments.json):
+                _write_files(arguments, report)
     if arguments.json:
         emit_json({**report.to_json(), **({"budget": budget.of(report)} if budget.tokens else {})})
     else:
-        from semu.present.summary import summarize
-
-        texts = [summarize(report, budget)]
-        texts += [report.details()] if arguments.details else [report.provenance_text()] if arguments.provenance else []
-        emit("\n\n".join(texts))
+        emit(_text(arguments, report, budget))
     if report.fits:
         return 0
     from semu.present.summary import fit_sentence
 
     say(fit_sentence(report))
     return MemoryLimitError.exit_code
+
+
+def _write_files(arguments: argparse.Namespace, report: Report) -> None:
+    """What ``--out`` asks for."""
+    say_written(*report.save(arguments.out, trace=arguments.trace))
+    for rank in arguments.memory_snapshot:
+        from semu.present.traces import write_memory_snapshot
+
+        path = Path(arguments.out) / f"memory-rank{rank}.pickle"
+        say_written(write_memory_snapshot(path, report.timeline, rank))
+
+
+def _text(arguments: argparse.Namespace, report: Report, budget: Budget) -> str:
+    """What people read."""
+    from semu.present.summary import summarize
+
+    texts = [summarize(report, budget)]
+    texts += [report.details()] if arguments.details else [report.provenance_text()] if arguments.provenance else []
+    return "\n\n".join(texts)
 
 
 def _budget(arguments: argparse.Namespace, run: RunConfig) -> Budget:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from semu.checks import check_integer, check_number, check_word
 from semu.cli import console
 from semu.cli.commands.validate_run import is_own_run, say_beyond, validate_run_command
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, printed_anyway, say, say_written
 from semu.cli.option_checks import check_place, given_flags
 from semu.errors import ConfigError
 
@@ -58,12 +58,29 @@ def validate_command(arguments: argparse.Namespace) -> int:
             site = calibrate_sites(result.rows, arguments.site)
     for row in result.rows:
         if row.status is Status.ERROR:
-            say(f"row {row.id}: {row.reason}")
+            say(f"{row.id if row.id.startswith('row ') else f'row {row.id}'}: {row.reason}")
+    table = "\n\n".join(repr(item).rstrip("\n") for item in (result, comparison, site) if item is not None)
+    with printed_anyway(lambda: table, is_json=arguments.json):
+        _write_files(arguments, result)
+    if arguments.json:
+        more = {name: item.to_json() for name, item in (("compare", comparison), ("site", site)) if item is not None}
+        emit_json({"runs": arguments.runs, "tolerance_percent": arguments.tolerance, **result.to_json(), **more})
+    else:
+        emit(table)
+    beyond = say_beyond(result, arguments.tolerance)
+    bad = result.count(Status.ERROR)
+    if bad:
+        say(f"error: {bad} of {len(result.rows)} rows cannot be read or simulated")
+    return ConfigError.exit_code if bad else beyond
+
+
+def _write_files(arguments: argparse.Namespace, result: ValidationResult) -> None:
+    """The files that were asked for."""
+    title = f"semu validate: {arguments.runs or 'published runs'}"
     if arguments.csv is not None:
         from semu.files import write_text
 
         say_written(write_text(arguments.csv, result.to_csv()))
-    title = f"semu validate: {arguments.runs or 'published runs'}"
     if arguments.picture is not None:
         from semu.validation.files import save_picture
 
@@ -72,12 +89,6 @@ def validate_command(arguments: argparse.Namespace) -> int:
         from semu.validation.files import save
 
         say_written(*save(result, arguments.out, title=title))
-    if arguments.json:
-        more = {name: item.to_json() for name, item in (("compare", comparison), ("site", site)) if item is not None}
-        emit_json({"runs": arguments.runs, "tolerance_percent": arguments.tolerance, **result.to_json(), **more})
-    else:
-        emit("\n\n".join(repr(item).rstrip("\n") for item in (result, comparison, site) if item is not None))
-    return say_beyond(result, arguments.tolerance)
 
 
 class _RowCounter:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, printed_anyway, say
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError
 from semu.files import make_folder, write_file, write_text
@@ -48,7 +48,8 @@ def what_if_command(arguments: argparse.Namespace) -> int:
         document = {"run": arguments.run, "warnings": list(run.notes), **found.to_json()}
         if arguments.out is not None:
             progress("drawing")
-            _save(found, document, Path(arguments.out))
+            with printed_anyway(lambda: repr(found), is_json=arguments.json):
+                _save(found, document, Path(arguments.out))
     if arguments.json:
         emit_json(document)
     else:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from semu.cli.options.calibrate import CALIBRATE
+from semu.cli.options.completion import COMPLETION
+from semu.cli.options.doctor import DOCTOR
 from semu.cli.options.grid import GRID
 from semu.cli.options.importing import IMPORT
+from semu.cli.options.init import INIT
 from semu.cli.options.plan import PLAN
 from semu.cli.options.run import RUN
 from semu.cli.options.schedules import SCHEDULES
@@ -18,7 +22,7 @@ from semu.cli.options.shared import CommandOptions
 from semu.cli.options.simulate import SIMULATE
 from semu.cli.options.validate import VALIDATE
 from semu.cli.options.what_if import WHAT_IF
-from semu.errors import ConfigError, unknown_name
+from semu.errors import ConfigError, shown, unknown_name
 
 LISTS: Mapping[str, str] = {
     "models": "models by name, with their parameters",
@@ -46,6 +50,9 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "calibrate": CALIBRATE,
     "list": CommandOptions("list " + ", ".join(LISTS), "List what semu ships.", _add_list),
     "import": IMPORT,
+    "init": INIT,
+    "doctor": DOCTOR,
+    "completion": COMPLETION,
 }
 """What every command takes, in the order of ``semu --help``."""
 
@@ -55,7 +62,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print."""
-        raise ConfigError(message, where=self.prog, expected=f"see {self.prog} --help")
+        message = re.sub(r"^argument (\S+): expected one argument$", r"\1 needs a value", message)
+        raise ConfigError(f"{message} ({self.prog} --help lists all options)", where=self.prog)
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -76,13 +84,13 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     early = [word for word in words[:position] if word in ("--json", "--debug")]
     others = [word for word in words[:position] if word not in early]
     words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
-    parser, commands = _build()
+    parser, commands = build_parser()
     arguments, extra = parser.parse_known_args(words)
     for word in extra:
         used = commands.get(arguments.command, parser)
         if word.startswith("--"):
             options = set(re.findall(r"--[a-z-]+", used.format_usage()))
-            raise unknown_name("option", word.partition("=")[0], options, where=used.prog)
+            raise _unknown_option(word.partition("=")[0], options, used.prog)
         raise ConfigError(
             "an argument too many", where=used.prog, expected=" ".join(used.format_usage().split()), got=word
         )
@@ -91,7 +99,22 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _build() -> tuple[_Parser, dict[str, _Parser]]:
+_MEANT = {"--device": "--cluster", "--gpu": "--cluster", "--gpus": "--cluster", "--nodes": "--cluster"}
+"""Options that other programs have, and what says it here."""
+
+
+def _unknown_option(word: str, options: set[str], where: str) -> ConfigError:
+    """An option that a command lacks, with the one that was meant: words of a few letters are alike by chance."""
+    error = unknown_name("option", word, options, where=where)
+    meant, near = _MEANT.get(word), difflib.get_close_matches(word, sorted(options), n=1, cutoff=0.75)
+    error.nearest = meant if meant in options else near[0] if near else None
+    hint = "" if error.nearest is None else f", did you mean {error.nearest!r}?"
+    error.message = f"unknown option {shown(word)!r}{hint}"
+    return error
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
+    """The parser of a command line, and those of its commands by name."""
     parser = _Parser(
         prog="semu",
         description="Simulates the distributed training of large multimodal models.",

@@ -13,7 +13,8 @@ _DESCRIPTION = (
 _EPILOG = """\
 Every legal combination of the axes is simulated, or cut because it surely does not fit or surely is not among the best
 --top (branch and bound: the same optimum as with --exhaustive). The table shows these, and faster ones that do not fit
-with the nearest change that would; then comes the full report of the best.
+with the nearest change that would; then comes the full report of the best. Rows whose times lie within 0.5 % of one
+above them are counted there ("and 9 like it"; mb: micro_batch); --csv, --json and --out have each of them.
 
 axes: dp tp pp cp ep vpp micro_batch recompute schedule zero placement. Without --vary: dp, tp, pp, vpp, micro_batch and
 recompute, with experts also ep. dp follows from the other sizes unless it is fixed; tp stays within a node unless its
@@ -34,7 +35,15 @@ of what was done is printed, --results keeps it)
 def _add(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     what = parser.add_argument_group("configurations")
-    what.add_argument("--gpus", type=int, metavar="N", help="so many GPUs, in nodes like the run's")
+    what.add_argument(
+        "--gpus", type=int, metavar="N", help="so many GPUs, in nodes like the run's, whatever their number there"
+    )
+    what.add_argument(
+        "--framework",
+        metavar="NAME",
+        help="only what it can cut: megatron (pp x vpp divides the layers), torchtitan (tp divides the heads), any; "
+        "default: megatron where training.software says so, else any",
+    )
     what.add_argument("--vary", metavar="AXES", help="axes with commas between, each with values or without: tp=2:4,pp")
     what.add_argument("--fix", **REPEATED, metavar="AXIS=VALUE", help="may be repeated: tp=8")
     what.add_argument(

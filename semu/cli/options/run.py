@@ -15,7 +15,7 @@ of the same small model in one piece; the time that the pipeline took is printed
 the plan's order with stage times calibrated on this machine.
 
 A plan runs with layers of your own through semu.executor (run_plan, split_model): see semu/executor/README.md.
-Needs torch: pip install 'semu[executor]'
+Needs torch: pip install '.[executor]' in a checkout of semu, or pip install torch
 
 examples:
   semu plan vlm-s -o plan.json

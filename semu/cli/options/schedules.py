@@ -18,6 +18,7 @@ examples:
   semu schedules vlm-l
   semu schedules vlm-l --compare all --out out
   semu schedules vlm-m --compare zb-v --csv zb-v.csv
+  semu schedules lm-7b --compare 1f1b,zb-v --picture schedules.png
   semu schedules --ranks 4 --microbatches 8
 
 The CSV has a line per stage of the schedules that --compare names (of all, without it), for the slowest replica:
@@ -43,6 +44,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     speed.add_argument("--cache", metavar="DIR|FILE", help=AS_SIMULATE)
     output = parser.add_argument_group("output")
     output.add_argument("--csv", metavar="FILE", help="write a line per stage")
+    output.add_argument("--picture", metavar="FILE", help="draw the schedules below one another, as a PNG")
     output.add_argument("--out", metavar="DIR", help="write result.json, schedules.png and NAME.csv of every schedule")
     add_strict(output)
 

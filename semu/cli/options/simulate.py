@@ -69,7 +69,13 @@ def _add(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--details", action="store_true", help="print every table: memory of all ranks, operators")
     output.add_argument("--provenance", action="store_true", help="print where the coefficients come from")
-    output.add_argument("--out", metavar="DIR", help="write result.json, trace.json, timeline.png and memory.png")
+    output.add_argument("--out", metavar="DIR", help="write result.json, trace.json.gz, timeline.png and memory.png")
+    output.add_argument(
+        "--trace",
+        metavar="WHAT",
+        default="full",
+        help="with --out, for Perfetto: full (default), ranks (stages alone), json (full as trace.json) or none",
+    )
     output.add_argument(
         "--memory-snapshot",
         type=int,

@@ -52,7 +52,7 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
 
     Args:
         paths: the files. profile: name of the device's profile. Rows of other devices are only counted; a file that
-            names no device (nccl-tests, traces) counts as one of this device.
+            names no device (nccl-tests, traces, a table without a column ``device``) counts as one of this device.
         nodes: number of nodes of an output of nccl-tests that does not name the hosts.
     Raises:
         ConfigError: a file that cannot be read, another format, times that are not positive, units that do not agree,
@@ -88,8 +88,11 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
             if is_nccl(text):
                 read, refused = read_nccl(text, name, profile, nodes=nodes)
                 software = nccl_software(text)
+            elif text.lstrip()[:1] in ("{", "["):  # a line of JSON is no header, however long it is
+                got = "JSON without traceEvents, and without results of nccl-tests"
+                raise ConfigError("not a file of measurements", where=name, expected=EXPECTED, got=got)
             else:
-                read, refused = read_table(text, name)
+                read, refused = read_table(text, name, profile)
                 software = folder_software(Path(path))
         of_device = [sample for sample in read if is_device(sample.device, profile)]
         refused += [Refusal(item.where, _TWO_PORTS, profile) for item in of_device if item.section == _OVER_NODES]

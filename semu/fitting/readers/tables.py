@@ -53,17 +53,20 @@ UNUSED = (
 TABLE_OF_FRACTIONS = frozenset(("table", "column", "bytes", "fraction_of_peak_busbw"))
 
 
-def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
+def read_table(text: str, name: str, device: str | None = None) -> tuple[list[Sample], list[Refusal]]:
     """Read one table.
 
     Args:
-        text: the file. name: of the file, for places.
+        text: the file. name: of the file, for places. device: that a table without a column ``device`` is of; None:
+            such a table is refused.
     Raises:
         ConfigError: another header, an unknown unit or several, a time or size that is no positive number, rates that
             do not agree with the times, a row with too few cells or too many.
     """
     reader = csv.DictReader(io.StringIO(text, newline=None))  # any line ends
     header = _header(reader, name)
+    assumed = {"device": device} if device is not None and "device" not in header else {}
+    header |= assumed.keys()
     if header >= TABLE_OF_FRACTIONS:
         return list(_fractions(reader, name)), []
     schema = next((schema for schema in SCHEMAS if header >= schema.required), None)
@@ -81,7 +84,8 @@ def read_table(text: str, name: str) -> tuple[list[Sample], list[Refusal]]:
     samples: list[Sample] = []
     refusals: list[Refusal] = []
     bad: list[str] = []
-    for where, row in _numbered(reader, name):
+    for where, cells in _numbered(reader, name):
+        row = {**cells, **assumed}
         try:
             time_s = _time(row[unit], UNITS[unit])
         except ValueError:

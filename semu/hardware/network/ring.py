@@ -1,4 +1,5 @@
-"""The ring: each rank passes chunks on to the next one.
+"""The ring: each rank passes chunks on to the next one. What each collective sends, 2 (n - 1) / n of a buffer for an
+all-reduce, is the same for every algorithm: ``wire_factor`` of ``group``.
 
 Source:
     Patarasuk & Yuan, JPDC 69(2), 2009; over nodes: nccl-tests, PERFORMANCE.md.

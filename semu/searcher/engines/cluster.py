@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from semu.errors import ConfigError, ExecutorError
+from semu.errors import ConfigError, ExecutorError, install_line
 from semu.searcher.engines.engine import ATTEMPTS, IN_FLIGHT, Result, Task
 
 POLL_S = 1.0
@@ -101,7 +101,7 @@ def _import_ray() -> Any:
         import ray
     except ImportError as error:
         raise ConfigError(
-            "Ray is not installed", where="engine ray", expected="pip install 'semu[ray]'", got="no module ray"
+            "Ray is not installed", where="engine ray", expected=install_line("ray", "ray"), got="no module ray"
         ) from error
     return ray
 

@@ -16,6 +16,7 @@ from itertools import product
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
+from semu.searcher.grid.framework import Framework, framework_rule
 from semu.searcher.grid.space import Axis, Point, Space, job_at, num_blocks
 
 
@@ -27,6 +28,7 @@ class Rule(StrEnum):
     BLOCKS = "blocks"
     SIZES = "sizes"
     BATCH = "batch"
+    FRAMEWORK = "framework"
     GROUPS = "groups"
     RECOMPUTE = "recompute"
     SCHEDULE = "schedule"
@@ -39,6 +41,7 @@ SENTENCES = {
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
     Rule.BATCH: "the global batch does not divide by dp x micro_batch",
+    Rule.FRAMEWORK: "the framework cannot cut the model like this",
     Rule.GROUPS: "interleaving needs a multiple of pp microbatches",
     Rule.RECOMPUTE: "the recomputation does not go with the job",
     Rule.SCHEDULE: "the schedule cannot run the pipeline",
@@ -82,7 +85,7 @@ class _Cuts:
     count: dict[Rule, int] = field(default_factory=lambda: dict.fromkeys(Rule, 0))
     example: dict[Rule, str] = field(default_factory=dict)
 
-    def add(self, rule: Rule, count: int, error: SemuError | None = None) -> None:
+    def add(self, rule: Rule, count: int, error: SemuError | str | None = None) -> None:
         self.count[rule] += count
         if error is not None and rule not in self.example:
             self.example[rule] = str(error)
@@ -91,11 +94,17 @@ class _Cuts:
         return tuple(Cut(rule, count, self.example.get(rule, "")) for rule, count in self.count.items() if count)
 
 
-def legal_points(job: TrainingJob, space: Space, progress: Callable[[str], None] | None = None) -> Legal:
+def legal_points(
+    job: TrainingJob,
+    space: Space,
+    progress: Callable[[str], None] | None = None,
+    framework: Framework = Framework.ANY,
+) -> Legal:
     """All legal configurations of a space.
 
     Args:
         job: the base; its own configuration need not be legal. space: the axes. progress: called with a line at times.
+        framework: which has to be able to cut the model.
     Raises:
         ConfigError: a job with a schedule of its own (``schedule_file``), or too many combinations.
     """
@@ -112,6 +121,7 @@ def legal_points(job: TrainingJob, space: Space, progress: Callable[[str], None]
     cuts, found = _Cuts(), list[Point]()
     inner = len(v[Axis.MICRO_BATCH]) * len(v[Axis.RECOMPUTE]) * len(v[Axis.SCHEDULE])
     grouped = {name for name, family in ALL_SCHEDULES.items() if family.alternates}
+    cannot_cut = framework_rule(framework, job)
     is_odd = {str(name): not _is_usual(job, str(name)) for name in v[Axis.SCHEDULE]}
     for sizes, count in _sizes(job, space, inner, cuts, follows=follows):
         if progress is not None and len(found) // 5000 != (len(found) + inner) // 5000:
@@ -123,7 +133,12 @@ def legal_points(job: TrainingJob, space: Space, progress: Callable[[str], None]
             if job.training.global_batch % step:
                 cuts.add(Rule.BATCH, count // len(v[Axis.MICRO_BATCH]))
                 continue
-            odd = job.training.global_batch // step % pp != 0
+            microbatches = job.training.global_batch // step
+            odd = microbatches % pp != 0
+            uncut = cannot_cut(sizes[1], pp, vpp, microbatches)
+            if uncut is not None:
+                cuts.add(Rule.FRAMEWORK, count // len(v[Axis.MICRO_BATCH]), uncut)
+                continue
             for recompute, schedule in product(v[Axis.RECOMPUTE], v[Axis.SCHEDULE]):
                 if odd and vpp > 1 and schedule in grouped:
                     cuts.add(Rule.GROUPS, 1)

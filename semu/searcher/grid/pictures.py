@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -53,18 +54,20 @@ def pareto(result: GridRows) -> ConfigurationCloud:
     )
 
 
-def heat_axes(result: GridRows, names: str | None) -> tuple[Axis, Axis] | None:
+def heat_axes(varied: Sequence[Axis], names: str | None) -> tuple[Axis, Axis] | None:
     """Two axes as the command line names them, ``tp,pp``.
 
+    Args:
+        varied: axes that vary.
     Raises:
         ConfigError: not two axes that vary.
     """
     if names is None:
         return None
     words = [word.strip() for word in names.split(",")]
-    varied = [axis.value for axis in result.varied]
-    if len(words) != 2 or words[0] == words[1] or any(word not in varied for word in words):
-        raise ConfigError("not two axes that vary", where="axes", expected="two of " + ", ".join(varied), got=names)
+    legal = [axis.value for axis in varied]
+    if len(words) != 2 or words[0] == words[1] or any(word not in legal for word in words):
+        raise ConfigError("not two axes that vary", where="axes", expected="two of " + ", ".join(legal), got=names)
     return Axis(words[0]), Axis(words[1])
 
 

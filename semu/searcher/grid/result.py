@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 from semu.files import make_folder, write_file, write_text
@@ -14,9 +16,13 @@ from semu.present.report import Report
 from semu.searcher.grid.legal import SENTENCES, Cut
 from semu.searcher.grid.pictures import heat_map, pareto
 from semu.searcher.grid.rows import GridRows, Row
-from semu.searcher.grid.space import Axis, job_at
-from semu.units import GIB, align_columns
+from semu.searcher.grid.space import Axis, RankBy, job_at
+from semu.units import GIB, fit_columns, terminal_width
 
+NOISE = 0.005
+"""Configurations whose times differ by less, relative to the faster one, are one line of the table."""
+_SHORT: Mapping[Axis, str] = {Axis.MICRO_BATCH: "mb"}
+"""Heads of the table that are not the axis's name."""
 SHOWN_MISFITS = 3
 """Faster configurations that do not fit which the table shows."""
 
@@ -40,10 +46,28 @@ class GridResult(GridRows):
     def __repr__(self) -> str:
         fitting = [row for row in self.rows if row.fits]
         misfits = [row for row in self.rows if not row.fits]
-        shown = [*fitting[: self.top], *misfits[: SHOWN_MISFITS if fitting else self.top]]
-        rows = [_head(self), *(_cells(self, number, row) for number, row in enumerate(shown, 1))]
-        lines = align_columns(rows, [True] * (len(rows[0]) - 1) + [False])
-        return "\n".join([*lines, *self._sentences()])
+        shown = [*self._alike(fitting[: self.top])]
+        shown += [(row, 0) for row in misfits[: SHOWN_MISFITS if fitting else self.top]]
+        places = accumulate((alike + 1 for _, alike in shown), initial=1)
+        rows = [_head(self), *(_cells(self, place, row) for place, (row, _) in zip(places, shown, strict=False))]
+        lines = fit_columns(rows, [True] * len(rows[0]))
+        text = [lines[0]]
+        for line, (row, alike) in zip(lines[1:], shown, strict=False):
+            text += [line, *(f"   {note}" for note in _notes(row, alike))]
+        width = terminal_width()
+        said = (textwrap.fill(one, width, subsequent_indent="    ") for one in self._sentences())
+        return "\n".join([*text, *lines[1 + len(shown) :], *said])
+
+    def _alike(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        """Rows whose times are no nearer than ``NOISE``, each with how many behind it are."""
+        first, count = None, 0
+        for row in rows:
+            is_alike = first is not None and self.rank_by is not RankBy.HEADROOM and _seconds(row) <= _limit_s(first)
+            if first is not None and not is_alike:
+                yield first, count
+            first, count = (first, count + 1) if is_alike else (row, 0)
+        if first is not None:
+            yield first, count
 
     def _sentences(self) -> list[str]:
         """How many configurations there were, and what became of them."""
@@ -97,32 +121,44 @@ class GridResult(GridRows):
         return [*files, *sorted((folder / "best").iterdir())]
 
 
+def _notes(row: Row, alike: int) -> Iterator[str]:
+    """What stands below a line of the table."""
+    if alike:
+        yield f"and {alike} like it"
+    if not row.fits:
+        said = " ".join(f"{k}={v}" for k, v in (row.change or {}).items())
+        yield "does not fit" + (f"; would with {said}" if said else "")
+
+
+def _seconds(row: Row) -> float:
+    return row.figures.iteration_time_s
+
+
+def _limit_s(row: Row) -> float:
+    return (1 + NOISE) * _seconds(row)
+
+
 def _example(cut: Cut) -> str:
     return f" (such as {cut.example})" if cut.example else ""
 
 
 def _head(result: GridResult) -> tuple[str, ...]:
     cost = ("USD/Mtoken",) if any(row.usd_per_million_tokens is not None for row in result.rows) else ()
-    axes = tuple(axis.value.replace("_", " ") for axis in result.varied)
-    return ("", *axes, "iteration", "tokens/s/GPU", "MFU", "bubble", "peak memory", "left", *cost, "")
+    axes = tuple(_SHORT.get(axis, axis.value) for axis in result.varied)
+    return ("", *axes, "time s", "MFU %", "peak GiB", "left", *cost, "bubble %", "tok/s/GPU")
 
 
 def _cells(result: GridResult, number: int, row: Row) -> tuple[str, ...]:
     found = row.figures
     cost = () if row.usd_per_million_tokens is None else (f"{row.usd_per_million_tokens:.4f}",)
-    note = ""
-    if not row.fits:
-        said = " ".join(f"{k}={v}" for k, v in (row.change or {}).items())
-        note = "does not fit" + (f"; would with {said}" if said else "")
     return (
         str(number) if row.fits else "-",
         *(str(getattr(row.point, axis.value)) for axis in result.varied),
-        f"{found.iteration_time_s:.4f} s",
-        f"{row.tokens_per_s_per_gpu:,.0f}",
-        f"{100 * found.mfu:.1f} %",
-        f"{100 * found.bubble_ratio:.1f} %",
-        f"{found.peak_memory_bytes / GIB:.2f} GiB",
-        f"{row.headroom_bytes / GIB:.2f} GiB",
+        f"{found.iteration_time_s:.4f}",
+        f"{100 * found.mfu:.1f}",
+        f"{found.peak_memory_bytes / GIB:.2f}",
+        f"{row.headroom_bytes / GIB:.2f}",
         *cost,
-        note,
+        f"{100 * found.bubble_ratio:.1f}",
+        f"{row.tokens_per_s_per_gpu:,.0f}",
     )

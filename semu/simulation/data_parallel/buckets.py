@@ -1,5 +1,6 @@
 """Buckets of a rank's parameters, pool by pool: the group that shares an expert is smaller than the group that shares a
-dense parameter."""
+dense parameter. When their reductions start, as soon as the last gradient of each is there: ``reduce``; how a bucket is
+filled: ``semu.parallel.data.gradient_buckets``."""
 
 from __future__ import annotations
 

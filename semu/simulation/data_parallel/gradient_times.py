@@ -114,13 +114,13 @@ class Gradients:
 
 _TRAINED = memo.ScopedTable[Trained]("trained parameters of a cut, by whether backwards are split", 2)
 _LAST_BACKWARDS = memo.ScopedTable["NDArray[np.int64]"](
-    "last stages of costed chunks that complete gradients, by lowered schedule", 256
+    "last stages of costed chunks that complete gradients, by lowered schedule", 256, is_large=True
 )
 _COMPLETED = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]"](
-    "operators of costed chunks that complete gradients, by lowered schedule and shapes", 256
+    "operators of costed chunks that complete gradients, by lowered schedule and shapes", 256, is_large=True
 )
 _USUAL_ORDERS = memo.ScopedTable["NDArray[np.int64]"](
-    "orders in which gradients of costed chunks were complete, by lowered schedule", 256
+    "orders in which gradients of costed chunks were complete, by lowered schedule", 256, is_large=True
 )
 
 

@@ -75,8 +75,10 @@ def boundary_events(timed: TimedJob) -> PipelineMemoryEvents:
     return PipelineMemoryEvents(events.ptr, time, size).joined(module_boundary_events(timed))
 
 
-_EVENTS = memo.ScopedTable["_Events"]("changes of memory outside stages under a lowered schedule", 1)
-_EVENT_SIZES = memo.ScopedTable["NDArray[np.int64]"]("sizes of such changes, for costed chunks, by schedule", 256)
+_EVENTS = memo.ScopedTable["_Events"]("changes of memory outside stages under a lowered schedule", 1, is_large=True)
+_EVENT_SIZES = memo.ScopedTable["NDArray[np.int64]"](
+    "sizes of such changes, for costed chunks, by schedule", 256, is_large=True
+)
 _UNKEPT = memo.ScopedTable["NDArray[np.int64]"](
     "bytes that go when results of costed chunks were sent, by stage, costs and tensors", 4096
 )

@@ -27,7 +27,7 @@ _AHEAD = 16
 """So many doubtful stages are looked up together."""
 
 _STAGE_MEMORY = memo.ScopedTable["tuple[NDArray[np.int64], NDArray[np.int64]]"](
-    "memory of stages of costed chunks, by codes of stages", 2
+    "memory of stages of costed chunks, by codes of stages", 2, is_large=True
 )
 
 

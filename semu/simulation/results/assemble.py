@@ -127,6 +127,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "device": job.profile.name,
             "nodes": job.cluster.nodes,
             "gpus_per_node": job.cluster.gpus_per_node,
+            **({"oversubscription": job.cluster.oversubscription} if job.cluster.oversubscription != 1 else {}),
         },
         "parallel": {
             name: getattr(job.parallel, name)

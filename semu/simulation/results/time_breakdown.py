@@ -129,7 +129,7 @@ def _stage_times(
 
 
 _STAGE_TIMES = memo.ScopedTable["tuple[float, NDArray[np.float64]]"](
-    "times of all stages of costed chunks together, by lowered schedule and shapes", 256
+    "times of all stages of costed chunks together, by lowered schedule and shapes", 256, is_large=True
 )
 
 

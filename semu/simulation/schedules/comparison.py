@@ -14,14 +14,13 @@ from semu.errors import SemuError
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
-from semu.present.report_text import WIDTH
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.stage_table import StageTable, table_csv
 from semu.simulation.results.assemble import parallel_label
-from semu.units import GIB, align_columns, format_time
+from semu.units import GIB, fit_columns, format_time, terminal_width
 
-_HEADS = ("schedule", "placement", "vpp", "iteration", "vs own", "makespan", "bubble", "peak GiB", "rank", "fits", "")
-_RIGHT = (False, False, True, True, True, True, True, True, True, False, False)
+_HEADS = ("schedule", "vpp", "iteration", "vs own", "bubble", "peak GiB", "rank", "fits", "", "placement", "makespan")
+_RIGHT = (False, True, True, True, True, True, True, False, False, False, True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,24 +158,25 @@ class ScheduleComparison:
     # -- for people ----------------------------------------------------------------------------------------------
     def __repr__(self) -> str:
         own_s = self.own.estimate.iteration_time_s
-        lines = align_columns([_HEADS, *(self._cells(row, own_s) for row in self.rows)], _RIGHT)
-        text = [self.title, "", *lines, "", *self._notes()]
+        lines = fit_columns([_HEADS, *(self._cells(row, own_s) for row in self.rows)], _RIGHT)
+        text = [self.title, "", *lines, ""]
+        text += (textwrap.fill(note, terminal_width(), subsequent_indent="  ") for note in self._notes())
         return "\n".join(line.rstrip() for line in text)
 
     def _cells(self, row: ComparedSchedule, own_s: float) -> tuple[str, ...]:
         estimate = row.estimate
         return (
             row.name,
-            row.placement,
             str(row.vpp),
             format_time(estimate.iteration_time_s),
             "" if row is self.own else f"{estimate.iteration_time_s / own_s - 1:+.1%}",
-            format_time(estimate.makespan_s),
             f"{estimate.bubble_ratio:.1%}",
             f"{row.peak_bytes / GIB:.2f}",
             str(row.peak_rank),
             "yes" if estimate.fits else "no",
             self._marks(row),
+            row.placement,
+            format_time(estimate.makespan_s),
         )
 
     def _marks(self, row: ComparedSchedule) -> str:
@@ -196,12 +196,12 @@ class ScheduleComparison:
         tried = {*(row.name for row in self.rows), *(other.name for other in self.refused)}
         left = [name for name in ALL_SCHEDULES if name not in tried]
         if left and self.asked is None:
-            yield from textwrap.wrap(f"not compared: {', '.join(left)} (--compare all)", WIDTH, subsequent_indent="  ")
+            yield f"not compared: {', '.join(left)} (--compare all)"
         by_rule: dict[str, list[str]] = {}
         for other in self.refused:
             by_rule.setdefault(other.rule, []).append(other.name)
         for rule, names in by_rule.items():
-            yield from textwrap.wrap(f"not run: {', '.join(names)}: {rule}", WIDTH, subsequent_indent="  ")
+            yield f"not run: {', '.join(names)}: {rule}"
 
     # -- for programs --------------------------------------------------------------------------------------------
     def to_json(self) -> dict[str, object]:

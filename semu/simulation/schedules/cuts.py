@@ -6,6 +6,7 @@ where it is made for several (a circular placement of one chunk is one-to-one, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from semu.errors import ConfigError
@@ -26,28 +27,39 @@ def job_for(job: TrainingJob, name: str) -> TrainingJob:
         ConfigError: an unknown name, sizes that it does not fit (the rule), a cut that
             the model does not allow.
     """
-    family = schedule_family(name)
-    pp, count, vpp = job.parallel.pp, job.num_microbatches, job.parallel.vpp
-    is_twice = family.placement is Placement.BIDIRECTIONAL  # two groups of layers per rank, one of each copy
-    wanted = (2,) if is_twice else dict.fromkeys((vpp, *range(1, MOST_SLOTS + 1)))
-    slots = [v for v in wanted if v >= family.fewest_slots or pp == 1]
-    v = next((v for v in slots if family.misfit(pp, count, v) is None), None)
-    if v is None:
-        misfit = family.misfit(pp, count, slots[0])
-        assert misfit is not None
-        raise ConfigError(misfit.rule, where="schedule", expected=misfit.expected, got=misfit.got)
+    family, parallel = schedule_family(name), job.parallel
+    vpp, placement = cut_for(family, parallel.pp, parallel.vpp, parallel.placement, lambda v: job.num_microbatches)
     limit = job.training.activation_limit if family.activation_limit is not None else None
     return replace(
         job,
-        parallel=replace(job.parallel, vpp=1 if is_twice else v, placement=_placement(job, family, v)),
+        parallel=replace(parallel, vpp=vpp, placement=placement),
         training=replace(job.training, schedule=name, schedule_file=None, activation_limit=limit),
     )
 
 
-def _placement(job: TrainingJob, family: ScheduleFamily, v: int) -> str:
-    """``parallel.placement`` for a schedule."""
+def cut_for(family: ScheduleFamily, pp: int, vpp: int, placement: str, count: Callable[[int], int]) -> tuple[int, str]:
+    """Virtual stages per rank and placement with which a schedule runs a pipeline.
+
+    Args:
+        family: the schedule. pp, vpp, placement: of the run. count: virtual stages -> microbatches of a replica.
+    Raises:
+        ConfigError: sizes that the schedule does not fit (the rule).
+    """
+    is_twice = family.placement is Placement.BIDIRECTIONAL  # two groups of layers per rank, one of each copy
+    wanted = (2,) if is_twice else dict.fromkeys((vpp, *range(1, MOST_SLOTS + 1)))
+    slots = [v for v in wanted if v >= family.fewest_slots or pp == 1]
+    v = next((v for v in slots if family.misfit(pp, count(v), v) is None), None)
+    if v is None:
+        misfit = family.misfit(pp, count(slots[0]), slots[0])
+        assert misfit is not None
+        raise ConfigError(misfit.rule, where="schedule", expected=misfit.expected, got=misfit.got)
+    return (1 if is_twice else v), _placement(family, placement, keeps=v == vpp)
+
+
+def _placement(family: ScheduleFamily, placement: str, *, keeps: bool) -> str:
+    """``parallel.placement`` for a schedule; ``keeps``: the run's virtual stages stay."""
     wanted = family.placement.value
     if wanted in PLACEMENTS and wanted != "circular":
         return wanted
-    keeps = family.adapt is not None and v == job.parallel.vpp and job.parallel.placement == "v-shape"
-    return "v-shape" if keeps else "circular"
+    is_v = family.adapt is not None and keeps and placement == "v-shape"
+    return "v-shape" if is_v else "circular"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from searcher.grid.cases import built, dense, experts, tried, vision
+from simulation.rooms import capacity_for
 
 import semu
 import semu_models
@@ -34,11 +35,14 @@ SMALL = {"tp": None, "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "recompute": ("n
 
 
 def tight(make: Callable[..., TrainingJob], share: float) -> TrainingJob:
-    """The job on devices with a share of the memory that the largest of ``SMALL`` needs."""
+    """The job on devices with the memory that a share of ``SMALL`` needs, the least first."""
     job = make()
     points = legal_points(job, Space.of(job, SMALL)).points
-    peaks = sorted(max(found.peak_memory_bytes) for found in tried(job, [*points]).values())
-    limit = peaks[int(share * (len(peaks) - 1))]
+    needs = sorted(
+        capacity_for(max(found.held_memory_bytes), built(job, point).parallel)
+        for point, found in tried(job, [*points]).items()
+    )
+    limit = needs[int(share * (len(needs) - 1))]
     cluster = Cluster("h800", 2, 4, {"memory_bytes": limit})
     return TrainingJob(job.model, cluster, Parallel(dp=8), job.training, job.batch)
 
@@ -168,7 +172,7 @@ def test_what_does_not_fit_and_what_would() -> None:
     assert misfit.change is not None and misfit.headroom_bytes < 0
     near = misfit.point._replace(**misfit.change)
     assert evaluate(built(job, near)).fits
-    others = [row.point for row in found if row.fits]
+    others = [row.point for row in found if evaluate(built(job, row.point)).fits]
     changed = [sum(a != b for a, b in zip(misfit.point[1:], other[1:], strict=True)) for other in others]
     assert len([axis for axis in misfit.change if axis != "dp"]) == min(changed)
 
@@ -188,9 +192,11 @@ def test_nothing_fits() -> None:
 @pytest.mark.parametrize("exhaustive", [False, True])
 def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None:
     job = dense()
-    vary: dict[str, Any] = {"tp": (1, 2), "micro_batch": (1,)}
-    peak = grid(job, vary=vary, rank_by="headroom").smallest.figures.peak_memory_bytes
-    cluster = Cluster("h800", 2, 4, {"memory_bytes": peak - 1})
+    vary: dict[str, Any] = {"tp": (2, 4), "micro_batch": (1,)}
+    smallest = grid(job, vary=vary, rank_by="headroom").smallest
+    own = built(job, smallest.point)
+    limit = capacity_for(max(evaluate(own).held_memory_bytes), own.parallel) - 2**20
+    cluster = Cluster("h800", 2, 4, {"memory_bytes": limit})
     found = grid(TrainingJob(job.model, cluster, job.parallel, job.training), vary=vary, exhaustive=exhaustive)
     assert found.best is None and found.nearest_fit
     change = found.nearest_fit[0]

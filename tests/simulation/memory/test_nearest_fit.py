@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulation.rooms import MIB, capacity_for
 
 import semu
 from semu.hardware.cluster import Cluster
@@ -25,9 +26,18 @@ def llama() -> Model:
     return Model.from_module(Llama(LlamaConfig(8, hidden=1024, ffn=2816, heads=16, kv_heads=8, vocab=512)), name="llm")
 
 
+KEPT = 96 * MIB
+"""What the allocator keeps beside what is allocated: cuBLAS's workspaces and the ends of segments."""
+
+
+def memory_of(gigabytes: float) -> int:
+    """Memory of a device with room for so much that is allocated [bytes]."""
+    return capacity_for(round(gigabytes * 1e9) + KEPT, Parallel(dp=2, tp=2))
+
+
 def job_of(model: Model, memory_gb: float, **training: object) -> TrainingJob:
     options = {"micro_batch": 4, "global_batch": 16, "seq_len": 8192, **training}
-    cluster = Cluster("h100", 1, 4, override={"memory_bytes": memory_gb * 1e9})
+    cluster = Cluster("h100", 1, 4, override={"memory_bytes": memory_of(memory_gb)})
     return TrainingJob(model, cluster, Parallel(dp=2, tp=2), Training(**options))  # type: ignore[arg-type]
 
 
@@ -58,7 +68,8 @@ def test_single_changes(make: object) -> None:
     assert "training.recompute=full training.recompute_policy=every_second_matmul" in labels
     singles = [label for label in labels if "recompute" not in label and "parallel" not in label]
     assert all(len(label.split()) == 1 for label in singles)
-    assert "changes after which it fits in memory" in repr(report)
+    assert "changes after which it fits in memory" in report.details()
+    assert f"--set {labels[0]}" in " ".join(repr(report).split())
 
 
 @pytest.mark.parametrize("make", [gpt, llama])
@@ -72,7 +83,7 @@ def test_what_does_not_fit_on_the_host_is_no_help() -> None:
     job = job_of(gpt(), 4.6)
     _, labels = found(job)
     assert "training.offload=activations" in labels
-    options = {"memory_bytes": 4.6e9, "host.memory_bytes": 1e6}
+    options = {"memory_bytes": memory_of(4.6), "host.memory_bytes": 1e6}
     small = replace(job, cluster=Cluster("h100", 1, 4, override=options))
     _, labels = found(small)
     assert labels
@@ -83,7 +94,8 @@ def test_nothing_helps() -> None:
     report, labels = found(job_of(gpt(), 0.01))
     assert labels == []
     assert report.to_json()["nearest_fit"] == []
-    assert "no change that was tried makes it fit in memory" in repr(report)
+    assert "no change that was tried makes it fit in memory" in report.details()
+    assert "no change that was tried makes it fit" in " ".join(repr(report).split())
 
 
 def test_what_is_on_already_is_not_tried() -> None:

@@ -23,6 +23,7 @@ from simulation.jobs import (
 )
 from simulation.reference.expansion import expand
 from simulation.reference.tail import gather_times
+from simulation.rooms import capacity_for
 
 import semu
 from semu.cli import main
@@ -301,7 +302,10 @@ def test_it_is_proposed_where_it_fits() -> None:
     model = Model.from_module(GPT(GPTConfig(8, hidden=2048, heads=16, vocab=512, positions=512)), name="llm")
     away = 6 * 2 * (12 * 2048**2 + 13 * 2048)
     plain = run(model)
-    options: dict[str, object] = {"memory_bytes": float(plain.peak_memory_bytes[0] - away // 2)}
+    assert plain.reserved_memory_bytes is not None
+    options: dict[str, object] = {
+        "memory_bytes": capacity_for(plain.reserved_memory_bytes[0] - away // 2, Parallel()),
+    }
     job = job_on(model, Parallel(), options, seq_len=512)
     report = semu.simulate(job)
     assert not report.fits

@@ -1,0 +1,255 @@
+"""The doorway: schedules that bring what they need, networks that are shared, run files to start from, tables that fit
+the terminal, what is installed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semu
+from semu.cli import main
+from semu.cli.commands.doctor import kernel_cache
+from semu.runfile import load_run
+from semu.schedule.registry import ALL_SCHEDULES
+from semu.simulation.schedules.cuts import job_for
+from semu.units import fit_columns
+
+INSTANCES = Path(__file__).parents[2] / "benchmarks" / "instances" / "first_minutes"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(list(words))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+# -- schedules -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("setup", ["lm-7b", "vlm-s"])
+@pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min", "hanayo", "interleaved", "chimera", "1f1b", "zb-h1"])
+def test_a_schedule_brings_its_cut(name: str, setup: str) -> None:
+    family = ALL_SCHEDULES[name]
+    if setup == "vlm-s" and family.splits_backward:
+        pytest.skip("one model is enough for those")
+    job = load_run(setup, [f"training.schedule={name}"])
+    reference = job_for(load_run(setup, [f"training.global_batch={job.training.global_batch}"]), name)
+    assert (job.parallel.vpp, job.parallel.placement) == (reference.parallel.vpp, reference.parallel.placement)
+    assert semu.evaluate(job).iteration_time_s == semu.evaluate(reference).iteration_time_s
+
+
+def test_what_a_schedule_sets_is_said_and_what_is_given_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = document(capsys, "simulate", "lm-7b", "--set", "training.schedule=zb-v")
+    assert any("'zb-v' needs, and sets, parallel.vpp = 2" in note for note in found["warnings"])
+    code, _, err = run(
+        capsys, "simulate", "lm-7b", "--set", "training.schedule=zb-v", "--set", "parallel.placement=circular"
+    )
+    assert code == 2 and "v-shape" in err
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[model]\nname = "lm-7b"\n[cluster]\ndevice = "h800"\n[parallel]\ntp = 2\npp = 4\n'
+        '[training]\nseq_len = 4096\nschedule = "v-half"\n'
+    )
+    assert load_run(file).parallel.placement == "v-shape"
+    file.write_text(file.read_text().replace("pp = 4", "pp = 4\nvpp = 1"))
+    with pytest.raises(semu.ConfigError, match="several groups of layers on each rank"):
+        semu.evaluate(load_run(file))
+
+
+def test_the_nearest_of_a_schedule_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    job = load_run("lm-7b", ["training.schedule=dualpipe"])
+    assert (job.training.schedule, job.parallel.vpp, job.parallel.placement) == ("dualpipe-v", 2, "v-shape")
+
+
+# -- networks --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", ["llama3-8b", "llava-1.5-7b"])
+def test_oversubscription_divides_the_cards(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", model, "--cluster", "h100:2x8", "--parallel", "tp2-pp2")
+    plain = document(capsys, *words)
+    shared = document(capsys, *words, "--set", "cluster.oversubscription=4")
+    slower = document(capsys, *words, "--set", "cluster.override.nic_bytes_per_s=12.5e9")
+    assert shared["iteration_time_s"] == slower["iteration_time_s"] > plain["iteration_time_s"]
+    assert shared["job"]["cluster"]["oversubscription"] == 4 and "oversubscription" not in plain["job"]["cluster"]
+
+
+def test_oversubscription_below_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "simulate", "lm-7b", "--set", "cluster.oversubscription=0.5")
+    assert code == 2 and "cluster.oversubscription" in err and "nearest legal: 1" in err
+    with pytest.raises(semu.ConfigError, match="oversubscription"):
+        semu.Cluster("h100", oversubscription=float("nan"))
+
+
+# -- grid ------------------------------------------------------------------------------------------------------------
+GRID = ("--vary", "pp=2:4,vpp=1:2:3:4,tp=1:2", "--fix", "micro_batch=1")
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "any", None])
+@pytest.mark.parametrize(("run_name", "layers"), [("lm-7b", 32), ("vlm-s", 32)])
+def test_a_framework_can_cut_what_is_legal(
+    framework: str | None, run_name: str, layers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = () if framework is None else ("--framework", framework)
+    found = document(capsys, "grid", run_name, *GRID, *words, "--set", "training.global_batch=16")
+    points = [(row["pp"], row["vpp"], 16 // row["dp"]) for row in found["rows"]]
+    assert points
+    if framework in ("megatron", None):
+        assert all(layers % (pp * vpp) == 0 and (vpp == 1 or count % pp == 0) for pp, vpp, count in points)
+    if framework == "any":
+        assert any(cut["rule"] == "framework" for cut in found["cuts"]) is False
+    if framework == "megatron":
+        assert any(cut["rule"] == "framework" for cut in found["cuts"])
+
+
+def test_heads_that_torchtitan_does_not_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "[model.transformer]\nlayers = 4\nhidden = 512\nffn = 1024\nheads = 8\nkv_heads = 2\nvocab = 1024\n"
+        '[cluster]\ndevice = "h100"\n[parallel]\ndp = 8\n[training]\nglobal_batch = 8\nseq_len = 512\n'
+    )
+    words = ("grid", str(file), "--vary", "tp=1:2:4", "--exhaustive")
+    free = {row["tp"] for row in document(capsys, *words, "--framework", "any")["rows"]}
+    assert {row["tp"] for row in document(capsys, *words, "--framework", "torchtitan")["rows"]} == free & {1, 2}
+
+
+def test_unknown_frameworks(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "grid", "lm-7b", "--framework", "megatrn")
+    assert code == 2 and "did you mean 'megatron'" in err
+
+
+def test_gpus_whatever_the_runs_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[model]\nname = "lm-7b"\n[cluster]\ndevice = "h800"\nnodes = 4\n[parallel]\ndp = 1\ntp = 2\npp = 4\n'
+        "[training]\nseq_len = 2048\nglobal_batch = 16\n"
+    )
+    assert main(["simulate", str(file)]) == 2  # 8 ranks, 32 GPUs
+    capsys.readouterr()
+    found = document(capsys, "grid", str(file), "--gpus", "16", "--vary", "tp=2,pp=2:4")
+    assert found["cluster"] == "h800:2x8" and found["rows"]
+
+
+def test_rows_within_noise_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("grid", "lm-7b", "--vary", "pp=4,vpp,tp=2", "--fix", "micro_batch=1", "--framework", "any")
+    words += ("--set", "training.global_batch=512")
+    rows = [row for row in document(capsys, *words)["rows"] if row["fits"]][:10]
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    groups: list[list[float]] = []
+    for row in rows:
+        near = groups and row["iteration_time_s"] <= 1.005 * groups[-1][0]
+        groups[-1].append(row["iteration_time_s"]) if near else groups.append([row["iteration_time_s"]])
+    said = [int(count) for count in re.findall(r"and (\d+) like it", out)]
+    assert said == [len(group) - 1 for group in groups if len(group) > 1] and sum(said) > 0
+    numbered = re.findall(r"^ *(\d+)  +\d", out, flags=re.M)
+    assert list(map(int, numbered)) == [1 + sum(map(len, groups[:i])) for i in range(len(groups))]
+
+
+# -- what fits a terminal --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize(
+    "words",
+    ["list models", "list setups", "list devices", "list schedules", "list", "schedules lm-7b", "grid lm-7b"],
+)
+def test_tables_fit_the_terminal(
+    words: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run(capsys, *words.split())
+    table = out.partition("\nlm-7b on")[0] if words.startswith("grid") else out
+    assert code == 0
+    if columns == 80 or words.startswith(("list ", "schedules")):
+        wide = [line for line in table.splitlines() if len(line) > max(columns, 80)]
+        assert wide == []
+    monkeypatch.setenv("COLUMNS", "400")
+    if words == "list setups":
+        assert "a wider terminal" in out and "a wider terminal" not in run(capsys, *words.split())[1]
+
+
+def test_columns_lose_their_last_words_first() -> None:
+    rows = [("name", "n", "text", "more"), ("a", "10", "one two three four", "x")]
+    right = (False, True, False, False)
+    assert fit_columns(rows, right, width=80)[1] == "a     10  one two three four  x"
+    cut = fit_columns(rows, right, width=22)
+    assert cut[1] == "a     10  one two ..." and cut[-1] == "(a wider terminal shows more: more)"
+    assert fit_columns(rows, right, width=10)[1] == "a     10"
+
+
+# -- files to start from ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("words", [(), ("llama3-8b",), ("vlm-m",), ("vlm-s", "--set", "training.schedule=interleaved")])
+def test_init_round_trips(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    first = document(capsys, "init", *words, "-o", str(file))
+    again = document(capsys, "simulate", str(file), "--dump-config")
+    assert again["config"] == first["config"]
+    text = file.read_text()
+    assert text.count("  # ") > 20 and max(map(len, text.splitlines())) <= 120
+    code, out, _ = run(capsys, "init", *words)
+    assert code == 0 and out.splitlines()[1:] == text.splitlines()[1:]
+    code, _, err = run(capsys, "init", *words, "-o", str(file))
+    assert code == 2 and "stays as it is" in err and file.read_text() == text
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = document(capsys, "doctor")
+    assert found["versions"]["semu"] == semu.__version__ and found["versions"]["numba"]
+    missing = [row for row in found["extras"] if row["version"] is None]
+    assert all("in a checkout" in row["install"] and "semu[" not in row["install"] for row in missing)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "f.1.nbc").write_bytes(b"12345")
+    (tmp_path / "x" / "f.nbi").write_bytes(b"123")
+    cache = kernel_cache()
+    assert cache == {"folder": str(tmp_path), "kernels": 1, "size_bytes": 8, "is_writable": True}
+    assert str(tmp_path) in run(capsys, "doctor")[1]
+
+
+@pytest.mark.slow
+def test_doctor_warms(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "doctor", "--warm")
+    assert [row["command"] for row in found["warm"]] == ["simulate", "grid", "search"]
+
+
+def test_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    code, out, _ = run(capsys, "completion", "bash")
+    assert code == 0 and "--framework" in out and "llama3-70b" in out and "what-if" in out
+    code, _, err = run(capsys, "completion", "bsh")
+    assert code == 2 and "did you mean 'bash'" in err
+
+
+def test_a_picture_of_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "schedules.png"
+    assert run(capsys, "schedules", "lm-7b", "--compare", "zb-v", "--picture", str(file))[0] == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert run(capsys, "schedules", "lm-7b", "--picture", str(tmp_path / "no" / "x.png"))[0] == 2
+
+
+# -- measurements ----------------------------------------------------------------------------------------------------
+def test_a_table_without_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = INSTANCES / "gemm.csv"
+    with_column = tmp_path / "with.csv"
+    rows = list(csv.reader(table.read_text().splitlines()))
+    with_column.write_text("\n".join(",".join([*row, "device" if not i else "H100-SXM"]) for i, row in enumerate(rows)))
+    scores = [document(capsys, "calibrate", "--score", str(file), "--profile", "h100") for file in (table, with_column)]
+    assert scores[0] == scores[1] and scores[0]["kinds"][0]["n"] == len(rows) - 1
+
+
+def test_fits_of_plain_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("scipy")
+    for name in ("gemm.csv", "all_reduce_perf.log"):
+        place = tmp_path / f"{name}.toml"
+        assert run(capsys, "calibrate", str(INSTANCES / name), "--device", "h100", "-o", str(place))[0] == 0
+        assert semu.Cluster(str(place)).profile.name
