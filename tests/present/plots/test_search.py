@@ -127,6 +127,6 @@ def test_the_fullest_replicas_peak_stands_in_the_picture(
     draw = partial(draw_fullest, tmp_path / "m.png", pair, limit_bytes=16 * GIB, title="memory", peak_bytes=peaks)
     figure = figure_of(draw)
     (axes,) = figure.axes
-    assert [line.get_ydata()[0] for line in axes.lines if color_of(line) == AFTER][0] == 14
+    assert next(line.get_ydata()[0] for line in axes.lines if color_of(line) == AFTER) == 14
     texts = [text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text"))]
     assert any("search 14.00 GiB" in text and "Megatron-LM 12.00 GiB" in text for text in texts)
