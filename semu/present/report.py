@@ -102,6 +102,6 @@ class Report(ReportData, Tabular):
                 path, timeline, title=title, metadata={"semu": self.job}, is_full=detail is not TraceDetail.RANKS
             ),
             "timeline.png": lambda path: draw_timeline(path, timeline, title=shown),
-            "memory.png": lambda path: draw_memory(path, timeline, title=shown),
+            "memory.png": lambda path: draw_memory(path, timeline, title=shown, peak_bytes=self.peak_memory_bytes),
         }
         return [write_file(folder / name, write) for name, write in writers.items() if name]

@@ -75,7 +75,9 @@ def _summary(report: ReportData) -> Iterator[str]:
     if report.mfu_bf16 is not None:
         yield _line("MFU, bf16 peak", _percent(report.mfu_bf16), "the same FLOP against the dense bf16 peak")
     yield _line("HFU", _percent(report.hfu), "recomputation counted too")
-    yield _line("bubble ratio", _percent(report.bubble_ratio), f"pipeline ends at {format_time(report.makespan_s)}")
+    whose = "the slowest replica's pipeline" if report.num_distinct_replicas > 1 else "the pipeline"
+    note = f"of {whose} (ends at {format_time(report.makespan_s)}), waits for transfers counted"
+    yield _line("bubble ratio", _percent(report.bubble_ratio), note)
     active = report.active_parameters
     has_idle = active is not None and report.has_idle_parameters
     note = f"{format_count(active)} active: used by a token" if active is not None and has_idle else ""
@@ -108,9 +110,15 @@ def _contention(seen: ContentionSummary, iteration_s: float) -> Iterator[str]:
 def _breakdown(report: ReportData) -> Iterator[str]:
     rows = list(_breakdown_rows(report.breakdown_s))
     total = report.iteration_time_s
-    yield "where the time goes (mean over ranks)"
+    several = report.num_distinct_replicas > 1
+    yield f"where the time goes (mean over ranks{' and replicas' if several else ''}, shares of the iteration)"
+    waits = {"bubble": "bubble, waits for slower replicas"} if several else {}
     cells = [
-        (f"  {name}", format_time(time) if abs(time) >= 1e-9 else "0 s", _percent(time / total if total else 0.0))
+        (
+            f"  {waits.get(name, name)}",
+            format_time(time) if abs(time) >= 1e-9 else "0 s",
+            _percent(time / total if total else 0.0),
+        )
         for name, time in rows
     ]
     cells.append(("  iteration", format_time(total), _percent(1.0)))

@@ -134,11 +134,14 @@ def _tokens(count: float) -> str:
 def _shares(report: ReportData) -> Iterator[tuple[str, float]]:
     """Where the time of an iteration goes, the largest share first; what is below a tenth of a percent is left out."""
     shares: dict[str, float] = {}
+    bubble = _SHORT["bubble"]
+    if report.num_distinct_replicas > 1:  # the mean of all replicas, whose pipelines end before the slowest one's
+        bubble = f"{bubble} and slower replicas" if len(report.ranks) > 1 else "waits for slower replicas"
     for name, value in report.breakdown_s.items():
         if isinstance(value, Mapping):
             shares |= {_LINKS.get(str(kind), str(kind)): float(seconds) for kind, seconds in value.items()}
         elif isinstance(value, int | float):
-            shares[_SHORT.get(name, name.replace("_", " "))] = float(value)
+            shares[bubble if name == "bubble" else _SHORT.get(name, name.replace("_", " "))] = float(value)
     for name, seconds in sorted(shares.items(), key=lambda item: -item[1]):
         if seconds >= 1e-3 * report.iteration_time_s:
             yield name, seconds / report.iteration_time_s

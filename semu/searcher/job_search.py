@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from semu.baselines import Baseline
 from semu.checks import check_integer, check_member, check_word
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
+from semu.present.report import Report
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
@@ -26,9 +29,9 @@ from semu.searcher.orders.strategy import Objective
 from semu.searcher.partitioning import Partition, partition
 from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem
-from semu.searcher.problem.search_problem import Solution
+from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.searcher.report import SearchReport
-from semu.searcher.starts import baseline_starts, compared_with, heuristic_start, with_more_segments
+from semu.searcher.starts import Cut, Start, baseline_starts, compared_with, heuristic_start, with_more_segments
 from semu.simulation import prepare
 
 DEFAULT_TIME_S = 10.0
@@ -111,29 +114,13 @@ def search(
     say("simulating Megatron-LM's schedule")
     given, beside = job, compared_with(job)
     job, changes = plain_job(job)
-    options: dict[str, Any] = {
-        "strategies": strategies,
-        "candidates": candidates,
-        "memory_limit_bytes": memory_limit_bytes,
-    }
-    cut = job_problem(job, sub_batch=sub_batch, segments=segments, progress=say, **options)
-    start = heuristic_start(job, changes, cut)
-    starts, alike, is_stopped = [start], None, False
-    try:
-        if goal is Objective.MIN and not segments:
-            start = with_more_segments(
-                start, lambda more: job_problem(job, sub_batch=sub_batch, segments=more, **options)
-            )
-            starts = [start]
-        if goal is Objective.MIN and beside is not None:
-            say("simulating Megatron-LM's cut with the candidates")
-            others, alike = baseline_starts(given, beside[0], cut[0], **options)
-            starts += others
-    except KeyboardInterrupt:
-        is_stopped = True
-    begun_with = [one for one in starts if one.result is not None]
-    start = min(begun_with, key=lambda one: one.time_s)
-    is_stopped |= any(one.result is not None and one.result.ended_by == "interrupt" for one in begun_with)
+    options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
+    again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
+    start = heuristic_start(job, changes, again(segments=segments, progress=say))
+    is_least = goal is Objective.MIN
+    compared, more = (beside, None if segments else again) if is_least else (None, None)
+    starts, alike, is_stopped = _starts(start, given, compared, more, say, options)
+    start = min((one for one in starts if one.result is not None), key=lambda one: one.time_s)
     prepared_s = time.perf_counter() - began
     say("searching")
     assert start.result is not None
@@ -144,48 +131,70 @@ def search(
         return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
     try:
-        if is_stopped or (budget.time_s != 0 and budget.rollouts != 0 and _is_stopped(begun, seed)):
+        if is_stopped or _is_stopped(begun, seed, budget):
             raise KeyboardInterrupt
         result, built, best = settled(begun, find)
     except KeyboardInterrupt:  # the heuristic's is the best so far
         result = replace(first, ended_by="interrupt", is_reproducible=False, seed=seed, workers=budget.num_workers())
         result = replace(result, strategy=strategy, objective=goal)
         built, best = begun, default
-    if goal is Objective.MIN and default.makespan_s < best.makespan_s:
+    if is_least and default.makespan_s < best.makespan_s:
         built, best = begun, default
-    bound = lower_bounds(start.target)
-    bound_s, bound_name = bound.value_s, bound.name
+    bound = _bound(start.target)
     if exact and result.ended_by != "interrupt":
         say("solving with CP-SAT")
-        result = replace(result, is_reproducible=False)
-        try:
-            best, bound_s, bound_name, is_stopped = _exact(built, best, budget, seed, (bound_s, bound_name))
-        except KeyboardInterrupt:
-            is_stopped = True
-        result = replace(result, ended_by="interrupt" if is_stopped else result.ended_by)
+        best, bound, is_stopped = _exact(built, best, budget, seed, bound)
+        result = replace(result, is_reproducible=False, ended_by="interrupt" if is_stopped else result.ended_by)
     say("simulating the best schedule")
     found = start.of(built, best)
-    if goal is Objective.MIN and (other := min(starts, key=lambda one: one.time_s)).time_s < found.time_s:
-        found, bound = other, lower_bounds(other.target)
-        if other.target is not start.target:
-            bound_s, bound_name = bound.value_s, bound.name
-    plan = found.built.plan_of(found.solution, "search")
+    if is_least and (other := min(starts, key=lambda one: one.time_s)).time_s < found.time_s:
+        bound = bound if other.target is start.target else _bound(other.target)
+        found = other.of(other.built, other.solution)
+    built = found.built
     return SearchReport(
         job=found.job,
         changes=found.changes,
         partition=found.partition,
-        plan=plan,
-        report=found.built.simulated(plan).report(),
+        plan=built.plan_of(found.solution, "search"),
+        report=found.report,
         default=start.report,
         baseline=None if beside is None else beside[1],
-        limit_bytes=int(found.built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
-        problem=found.built,
-        solution=replace(found.solution, lower_bound_s=bound_s),
-        bound_name=bound_name,
+        limit_bytes=int(built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
+        problem=built,
+        solution=replace(found.solution, lower_bound_s=bound[0]),
+        bound_name=bound[1],
         result=result,
         prepare_s=prepared_s,
         alike=None if alike is None else alike.report,
     )
+
+
+def _starts(
+    first: Start,
+    given: TrainingJob,
+    beside: tuple[Baseline, Report] | None,
+    again: Callable[..., Cut] | None,
+    say: Callable[[str], None],
+    options: Mapping[str, Any],
+) -> tuple[list[Start], Start | None, bool]:
+    """Everything that a search for the shortest schedule begins with; Megatron-LM's order with the candidates that fit
+    best; and whether Ctrl-C came, which leaves what there was.
+
+    Args:
+        first: the cut of ``partition``. given: the job as it came. beside: Megatron-LM on it. again: makes a cut of
+            other segments; None: they are given. options: of ``baseline_starts``.
+    """
+    starts, alike = [first], None
+    try:
+        if again is not None:
+            starts = [with_more_segments(first, lambda more: again(segments=more))]
+        if beside is not None:
+            say("simulating Megatron-LM's cut with the candidates")
+            others, alike = baseline_starts(given, beside[0], first.partition, **options)
+            starts += others
+    except KeyboardInterrupt:
+        return starts, alike, True
+    return starts, alike, any(one.result is not None and one.result.ended_by == "interrupt" for one in starts)
 
 
 def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Objective:
@@ -202,8 +211,10 @@ def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Obje
     return goal
 
 
-def _is_stopped(built: JobProblem, seed: int) -> bool:
-    """Compile, or read, the kernels before the clock starts; True: Ctrl-C came meanwhile."""
+def _is_stopped(built: JobProblem, seed: int, budget: Budget) -> bool:
+    """Compile, or read, the kernels before the clock starts, if they are needed; True: Ctrl-C came meanwhile."""
+    if budget.time_s == 0 or budget.rollouts == 0:
+        return False
     found = search_problem(built.problem, Budget(rollouts=1, workers=1), seed=seed)
     compile_chains(built.problem, found.solution)
     return found.ended_by == "interrupt"
@@ -220,21 +231,25 @@ def _told(say: Callable[[str], None], bound: float) -> Callable[[Incumbent], Non
     return tell
 
 
+def _bound(problem: SearchProblem) -> tuple[float, str]:
+    """The best lower bound [s], and its name."""
+    bound = lower_bounds(problem)
+    return bound.value_s, bound.name
+
+
 def _exact(
     built: JobProblem, best: Solution, budget: Budget, seed: int, bound: tuple[float, str]
-) -> tuple[Solution, float, str, bool]:
+) -> tuple[Solution, tuple[float, str], bool]:
     """What CP-SAT makes of the best schedule, the better bound, and whether Ctrl-C, which it catches, ended it."""
     from semu.searcher.exact import solve_exact
     from semu.searcher.orders.interleave import evaluate
 
     limit_s = min(budget.time_s or EXACT_TIME_S, MOST_TIME_S)
-    found = solve_exact(
-        built.problem,
-        time_s=limit_s,
-        workers=budget.num_workers(),
-        seed=seed,
-        hint=(best.start_s, best.choice),
-    )
+    hint = best.start_s, best.choice
+    try:
+        found = solve_exact(built.problem, time_s=limit_s, workers=budget.num_workers(), seed=seed, hint=hint)
+    except KeyboardInterrupt:
+        return best, bound, True
     is_stopped = not found.is_optimal and found.wall_s < 0.9 * limit_s
     slack = found.tick_s * (built.problem.num_stages + np.count_nonzero(built.problem.transfer_s))
     if np.isfinite(found.bound_s) and found.bound_s - slack > bound[0]:
@@ -245,7 +260,7 @@ def _exact(
             try:
                 _, other = fitted(built, other)
             except MemoryLimitError:
-                return best, *bound, is_stopped
+                return best, bound, is_stopped
             if other.makespan_s < best.makespan_s:
-                return other, *bound, is_stopped
-    return best, *bound, is_stopped
+                return other, bound, is_stopped
+    return best, bound, is_stopped

@@ -179,6 +179,7 @@ class SearchReport:
 
         before_name, before = ("Megatron-LM", self.baseline) if self.baseline else ("heuristic", self.default)
         pair = ((before_name, before.timeline), ("search", self.report.timeline))
+        peaks = before.peak_memory_bytes, self.report.peak_memory_bytes
         title = f"{self.job.model.name}: {before_name} and searched schedule"
         said = f"{self.job.model.name}: search by {self.result.strategy}, seed {self.result.seed}"
         document = {**self.to_json(), "report": self.report.to_json()}
@@ -189,11 +190,12 @@ class SearchReport:
             spent = self.result.rollouts + self.result.moves
         ends = (spent, self.solution.makespan_s)
         curve = partial(draw_curve, points=points, end=ends, in_seconds=not self.result.is_reproducible)
+        fullest = partial(draw_fullest, timelines=pair)
         return [
             ("schedule.json", lambda path: _write(path, self.plan.to_json())),
             ("result.json", lambda path: _write(path, json.dumps(document, indent=2, allow_nan=False) + "\n")),
             ("timeline.png", partial(draw_timelines, timelines=pair, title=title)),
-            ("memory.png", partial(draw_fullest, timelines=pair, limit_bytes=self.limit_bytes, title=title)),
+            ("memory.png", partial(fullest, limit_bytes=self.limit_bytes, peak_bytes=peaks, title=title)),
             ("curve.png", partial(curve, bound_s=self.bound, title=said)),
         ]
 

@@ -17,7 +17,8 @@ from semu.graph.tensor import Role
 from semu.present.plots import draw_memory, draw_timeline
 from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN
 from semu.present.plots.style import ink_on, mix
-from semu.units import GIB
+from semu.units import GIB, format_bytes
+from tests.present.plots.artists import figure_of
 from tests.present.timeline_fixture import make_timeline
 
 WIDTH_PX = 1620
@@ -205,3 +206,17 @@ def test_pyplot_stays_out(tmp_path: Path) -> None:
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
+
+
+def test_the_fullest_replicas_peak_is_the_number_of_the_text(tmp_path: Path) -> None:
+    """Another replica than the one drawn holds more on a rank: headline and mark are its peak."""
+    timeline = make_timeline(2, 4, 1)
+    own = [rank.peak.size_bytes for rank in timeline.ranks]
+    fullest = (max(own) + 3 * GIB, own[1])
+    figure = figure_of(lambda: draw_memory(tmp_path / "m.png", timeline, title="", peak_bytes=fullest))
+    texts = [text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text"))]
+    assert f"{format_bytes(fullest[0])} in the fullest replica" in texts
+    assert any(f"peak {format_bytes(fullest[0])} on rank 0 of the fullest replica" in text for text in texts)
+    heights = [line.get_ydata()[0] for line in figure.axes[0].lines]
+    assert any(abs(height - fullest[0] / GIB) < 1e-9 for height in heights)
+    assert not any("fullest" in text.get_text() for text in figure.axes[1].texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +38,9 @@ _LABEL_RISE_PT = 6.0
 """From a peak's dot to its label."""
 
 
-def draw_memory(path: str | os.PathLike[str], timeline: IterationTimeline, *, title: str) -> None:
+def draw_memory(
+    path: str | os.PathLike[str], timeline: IterationTimeline, *, title: str, peak_bytes: Sequence[int] = ()
+) -> None:
     """Draw the allocated memory over time as a PNG, a panel per rank, stacked by role.
 
     Shows at most eight ranks: those with the highest peaks. Each pixel column shows the highest allocation within its
@@ -45,31 +48,40 @@ def draw_memory(path: str | os.PathLike[str], timeline: IterationTimeline, *, ti
 
     Args:
         path: the file to make. timeline: what to draw. title: headline.
+        peak_bytes: per rank, the peak of the replica that is fullest there, as reports give it; the timeline is of the
+            slowest replica, so a line marks it where it is higher. Empty: the timeline's own.
     Raises:
         OSError: the file cannot be written.
     """
-    chosen = sorted(timeline.ranks, key=lambda rank: (-rank.peak.size_bytes, rank.rank))[:_MAX_PANELS]
+    own = {rank.rank: rank.peak.size_bytes for rank in timeline.ranks}
+    peaks = own | dict(zip(own, peak_bytes, strict=True)) if peak_bytes else own
+    chosen = sorted(timeline.ranks, key=lambda rank: (-peaks[rank.rank], rank.rank))[:_MAX_PANELS]
     ranks = sorted(chosen, key=lambda rank: rank.rank)
     num_columns = _COLUMNS.get(len(ranks), 4)
     num_rows = -(-len(ranks) // num_columns)
     height_in = num_rows * ((_ONLY_ROW_IN if num_rows == 1 else _ROW_IN) + _GAP_IN)
-    sheet = make_sheet(height_in, title, _subtitle(timeline, ranks), _legend(ranks))
+    legend = _legend(ranks)
+    if any(peaks[rank.rank] > own[rank.rank] for rank in ranks):
+        legend["peak of the fullest replica"] = style.line_key(style.INK, **style.DOTTED)
+    sheet = make_sheet(height_in, title, _subtitle(timeline, ranks, peaks), legend)
     panels = _panels(sheet, num_rows, num_columns, len(ranks))
     end_s = timeline.iteration_time_s if timeline.iteration_time_s > 0 else 1.0
-    top_gib = 1.18 * max(max(rank.peak.size_bytes, rank.memory.capacity_bytes) for rank in ranks) / GIB
+    top_gib = 1.18 * max(max(peaks[rank.rank], rank.memory.capacity_bytes) for rank in ranks) / GIB
     for position, (axes, rank) in enumerate(zip(panels, ranks, strict=True)):
         axes.set(xlim=(0, end_s), ylim=(0, top_gib))
         _draw_curve(axes, rank, end_s, round(axes.get_position().width * WIDTH_IN * DPI))
         points_per_gib = axes.get_position().height * sheet.height_in * 72 / top_gib
-        _mark_peak(axes, rank, end_s, points_per_gib)
+        _mark_peak(axes, rank, end_s, points_per_gib, peaks[rank.rank])
         is_lowest = position + num_columns >= len(ranks)
         _draw_frame(axes, rank, is_lowest=is_lowest, is_leftmost=position % num_columns == 0)
     sheet.save(path)
 
 
-def _subtitle(timeline: IterationTimeline, ranks: list[RankTimeline]) -> str:
-    highest = max(timeline.ranks, key=lambda rank: rank.peak.size_bytes)
-    text = f"peak {format_bytes(highest.peak.size_bytes)} on rank {highest.rank}"
+def _subtitle(timeline: IterationTimeline, ranks: list[RankTimeline], peaks: dict[int, int]) -> str:
+    highest = max(timeline.ranks, key=lambda rank: peaks[rank.rank])
+    text = f"peak {format_bytes(peaks[highest.rank])} on rank {highest.rank}"
+    if any(peaks[rank.rank] > rank.peak.size_bytes for rank in timeline.ranks):
+        text += " of the fullest replica, curves of the slowest"
     capacities = {rank.memory.capacity_bytes for rank in ranks}
     if len(capacities) == 1:
         text += f"  ·  capacity {format_bytes(capacities.pop())}"
@@ -129,17 +141,22 @@ def _draw_curve(axes: Axes, rank: RankTimeline, end_s: float, width_pixels: int)
     axes.axhline(memory.capacity_bytes / GIB, color=style.LIMIT, **style.DASHED)
 
 
-def _mark_peak(axes: Axes, rank: RankTimeline, end_s: float, points_per_gib: float) -> None:
-    """A dot with the peak's size and stage, written towards the middle of the panel and clear of the capacity line."""
+def _mark_peak(axes: Axes, rank: RankTimeline, end_s: float, points_per_gib: float, fullest_bytes: int) -> None:
+    """A dot with the peak's size and stage, written towards the middle of the panel and clear of the capacity line;
+    where the fullest replica's peak is higher, a line there, and its size in place of the curve's."""
     peak = rank.peak
     share = peak.time_s / end_s
     height_gib, capacity_gib = peak.size_bytes / GIB, rank.memory.capacity_bytes / GIB
+    label = f"{format_bytes(peak.size_bytes)} in {peak.stage}" if peak.stage else format_bytes(peak.size_bytes)
+    axes.plot([peak.time_s], [height_gib], color=style.INK, marker="o", markersize=4.5, zorder=4)
+    if fullest_bytes > peak.size_bytes:
+        height_gib, share, label = fullest_bytes / GIB, 0.5, f"{format_bytes(fullest_bytes)} in the fullest replica"
+        axes.axhline(height_gib, color=style.INK, zorder=4, **style.DOTTED)
     line_pt = (capacity_gib - height_gib) * points_per_gib
     rise_pt = line_pt + 4 if 0 <= line_pt < _LABEL_RISE_PT + 1.3 * style.FONT_SIZE else _LABEL_RISE_PT
-    axes.plot([peak.time_s], [height_gib], color=style.INK, marker="o", markersize=4.5, zorder=4)
     axes.annotate(
-        f"{format_bytes(peak.size_bytes)} in {peak.stage}" if peak.stage else format_bytes(peak.size_bytes),
-        (peak.time_s, height_gib),
+        label,
+        (share * end_s, height_gib),
         xytext=(0, rise_pt),
         textcoords="offset points",
         ha="left" if share < 0.25 else "right" if share > 0.75 else "center",

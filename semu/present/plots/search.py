@@ -10,7 +10,19 @@ import numpy as np
 from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import IterationTimeline
 from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
-from semu.present.plots.style import BLUE, DASHED, FONT_SIZE, INK, LIMIT, TEXT, VERMILLION, dot_key, frame, line_key
+from semu.present.plots.style import (
+    BLUE,
+    DASHED,
+    DOTTED,
+    FONT_SIZE,
+    INK,
+    LIMIT,
+    TEXT,
+    VERMILLION,
+    dot_key,
+    frame,
+    line_key,
+)
 from semu.present.plots.timeline import bubble_text, draw_ranks, legend_of
 from semu.units import GIB, format_bytes, format_time
 
@@ -52,6 +64,7 @@ def draw_fullest(
     *,
     limit_bytes: int,
     title: str,
+    peak_bytes: Sequence[Sequence[int]] = (),
 ) -> None:
     """Draw the allocated memory of each iteration's fullest rank over time as a PNG.
 
@@ -59,26 +72,35 @@ def draw_fullest(
 
     Args:
         path: the file to make. timelines: name and iteration, two at most. limit_bytes: of a rank. title: headline.
+        peak_bytes: of each iteration, per rank, the peak of the replica that is fullest there; the timelines are of the
+            slowest replica, so a line marks it where it is higher. Empty: the timelines' own.
     Raises:
         OSError: the file cannot be written.
     """
-    ranks = [max(own.ranks, key=lambda rank: (rank.peak.size_bytes, -rank.rank)) for _, own in timelines]
+    highest = [list(own) for own in peak_bytes] or [[r.peak.size_bytes for r in own.ranks] for _, own in timelines]
+    ranks = [own.ranks[most.index(max(most))] for (_, own), most in zip(timelines, highest, strict=True)]
     names = [name for name, _ in timelines]
     legend = {f"{name}, rank {rank.rank}": line_key(hue) for name, rank, hue in zip(names, ranks, _HUES, strict=False)}
     legend["limit"] = line_key(LIMIT, **DASHED)
-    peaks = [f"{name} {format_bytes(rank.peak.size_bytes)}" for name, rank in zip(names, ranks, strict=True)]
+    peaks = [f"{name} {format_bytes(max(most))}" for name, most in zip(names, highest, strict=True)]
+    marked = [max(most) > rank.peak.size_bytes for most, rank in zip(highest, ranks, strict=True)]
+    if any(marked):
+        legend["peak of the fullest replica (curves: the slowest)"] = line_key(INK, **DOTTED)
     sheet = make_sheet(3.6, title, "highest allocation: " + "  ·  ".join(peaks), legend)
     axes = sheet.axes()
     end_s = max(own.iteration_time_s for _, own in timelines) or 1.0
     pixels = round((WIDTH_IN - LEFT_IN - RIGHT_IN) * DPI)
     edges = np.linspace(0, end_s, pixels + 1)
+    for most, is_marked, hue in zip(highest, marked, _HUES, strict=False):
+        if is_marked:
+            axes.axhline(max(most) / GIB, color=hue, **DOTTED)
     for (_, own), rank, hue in zip(timelines, ranks, _HUES, strict=False):
         kept = pool_step_function(rank.memory.times_s, rank.memory.total, edges)
         inside = edges[:-1] < own.iteration_time_s
         axes.step(edges[:-1][inside], rank.memory.total[kept][inside] / GIB, color=hue, linewidth=1.2, where="post")
     axes.axhline(limit_bytes / GIB, color=LIMIT, **DASHED)
     axes.set_xlim(0, end_s)
-    axes.set_ylim(0, 1.08 * max([limit_bytes, *(rank.peak.size_bytes for rank in ranks)]) / GIB)
+    axes.set_ylim(0, 1.08 * max([limit_bytes, *map(max, highest)]) / GIB)
     frame(axes, "time [s]", "allocated [GiB]")
     sheet.save(path)
 

@@ -25,6 +25,8 @@ LIMIT = "#B00020"
 """Colour of the memory that there is, and of what was missed."""
 DASHED: Mapping[str, Any] = {"linewidth": 1.3, "linestyle": (0, (5, 3))}
 """Look of a limit."""
+DOTTED: Mapping[str, Any] = {"linewidth": 1.3, "linestyle": (0, (1, 1.6))}
+"""Look of the fullest replica's peak, where another replica is drawn."""
 
 
 def line_key(color: str | Color, **look: Any) -> Artist:

@@ -92,14 +92,14 @@ def draw_ranks(axes: Axes, timeline: IterationTimeline, height_in: float) -> Non
 
 def _subtitle(timeline: IterationTimeline) -> str:
     times = f"iteration {format_time(timeline.iteration_time_s)}  ·  pipeline {format_time(timeline.makespan_s)}"
-    return times + (bubble_text(timeline) or "  ·  bubble ratio 0 %")
+    return times + (bubble_text(timeline) or "  ·  bubble ratio of the pipeline 0 %")
 
 
 def bubble_text(timeline: IterationTimeline) -> str:
     """The bubble ratio, to stand behind other figures; empty for a pipeline that takes no time."""
     busy_s = sum(stage.end_s - stage.start_s for rank in timeline.ranks for stage in rank.stages)
     area_s = len(timeline.ranks) * timeline.makespan_s
-    return f"  ·  bubble ratio {100 * (1 - busy_s / area_s):.1f} %" if area_s > 0 else ""
+    return f"  ·  bubble ratio of the pipeline {100 * (1 - busy_s / area_s):.1f} %" if area_s > 0 else ""
 
 
 def _styles(timeline: IterationTimeline) -> dict[tuple[str, Phase], tuple[float, float, float]]:

@@ -117,3 +117,16 @@ def test_the_curve_of_a_search_falls_to_its_bound(in_seconds: bool, across: str,
     assert axes.get_xlim() == (0.0, 4.0)
     low, high = axes.get_ylim()
     assert 20.0 < low < 25.0 and 30.0 < high < 35.0
+
+
+def test_the_fullest_replicas_peak_stands_in_the_picture(
+    pair: list[tuple[str, IterationTimeline]], tmp_path: Path
+) -> None:
+    """Rank 1 of the search is fullest in another replica: 14 GiB there, 9 in the one that is drawn."""
+    peaks = [(12 * GIB, 4 * GIB), (2 * GIB, 14 * GIB)]
+    draw = partial(draw_fullest, tmp_path / "m.png", pair, limit_bytes=16 * GIB, title="memory", peak_bytes=peaks)
+    figure = figure_of(draw)
+    (axes,) = figure.axes
+    assert next(line.get_ydata()[0] for line in axes.lines if color_of(line) == AFTER) == 14
+    texts = [text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text"))]
+    assert any("search 14.00 GiB" in text and "Megatron-LM 12.00 GiB" in text for text in texts)
