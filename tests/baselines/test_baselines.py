@@ -22,6 +22,7 @@ from semu.parallel.stage_layers import layer_parts
 from semu.runfile import load_run
 from semu.schedule.generators.optimus import encoder_chunks
 from semu.workload import vlm_batch
+from semu.workload.batch import Microbatch
 
 NOT_SCHEDULED = ("t2v", "optimus")
 """Refused, see below."""
@@ -131,7 +132,7 @@ def _unsharded(made: TrainingJob) -> TrainingJob:
 
 
 def plans(start: TrainingJob) -> list[tuple[float, int, TrainingJob]]:
-    """(slowest stage's mean, most that an allocator holds, job) of every cut and set of recomputed chunks, as simulated."""
+    """(slowest stage's mean, most memory held, job) of every cut and set of recomputations, as simulated."""
     modules = start.model.modules
     parts = [(number, part.layer) for number, module in enumerate(modules) for part in layer_parts(module)]
     paths = [modules[number].blocks()[layer][0] for number, layer in parts]
@@ -163,12 +164,21 @@ def plans(start: TrainingJob) -> list[tuple[float, int, TrainingJob]]:
     return found
 
 
+def long(made: TrainingJob) -> TrainingJob:
+    """The job with 16 x longer sequences: its activations are more than what an allocator keeps in any case."""
+    assert isinstance(made.batch, ListedBatch)
+    streams = [{name: [16 * n for n in own] for name, own in item.streams.items()} for item in made.batch.items]
+    items = [Microbatch(own, samples=item.samples) for own, item in zip(streams, made.batch.items, strict=True)]
+    return replace(made, batch=ListedBatch(tuple(items)))
+
+
 @pytest.mark.parametrize("kind", ["vlm", "t2v"])
 def test_nnscaler_against_every_plan(kind: str) -> None:
-    every = plans(job(kind))
+    every = plans(long(job(kind)))
     sizes = sorted(size for _, size, _ in every)
-    for size in (sizes[-1], sizes[len(sizes) // 2], sizes[len(sizes) // 8]):
-        start = job(kind, override={"memory_bytes": capacity_for(size, job(kind).parallel)})
+    half = sizes[len(sizes) // 2]
+    for size in (sizes[-1], half, sizes[len(sizes) // 8]):
+        start = long(job(kind, override={"memory_bytes": capacity_for(size, job(kind).parallel)}))
         found = nnscaler(start)
         fitting = [item for item in every if semu.evaluate(replace(item[2], cluster=start.cluster)).fits]
         assert fitting == every or size < sizes[-1]
@@ -176,9 +186,8 @@ def test_nnscaler_against_every_plan(kind: str) -> None:
         report = found.simulate()
         taken = max(sum(s.end_s - s.start_s for s in rank.stages) for rank in report.timeline.ranks) / 4
         assert report.fits
-        whole = [item for item in fitting if item[2].training.recompute.value == "full"]
-        assert best * (1 - 1e-9) <= taken <= min((item[0] for item in whole), default=1.0) * (1 + 1e-9)
-        if kind == "t2v" or size == sizes[-1]:  # memory is counted before it is simulated: a plan may be cautious
+        assert best * (1 - 1e-9) <= taken
+        if size >= half:  # memory is counted before it is simulated, with what an allocator keeps: it may be cautious
             assert taken == pytest.approx(best, rel=1e-9)
         assert found.job.training.schedule == "1f1b"
 

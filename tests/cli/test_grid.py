@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulation.rooms import MIB, capacity_for
 
 from semu.cli import main
+from semu.parallel.config import Parallel
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -154,9 +156,10 @@ def test_nothing_fits(run_file: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_nothing_fits_but_for_a_change_beyond_the_axes(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     smallest = ("--vary", "tp=1", "--rank-by", "headroom")
     _, roomy = document(capsys, run_file, *smallest)
-    limit = roomy["rows"][0]["peak_memory_bytes"] - 1
+    row, held = roomy["rows"][0], max(roomy["report"]["reserved_memory_bytes"])
+    limit = capacity_for(held - 2 * MIB, Parallel(dp=row["dp"], tp=row["tp"], pp=row["pp"]))
     code, found = document(capsys, run_file, *smallest, "--set", f"cluster.override.memory_bytes={limit}")
-    assert code == 3 and found["nearest_fit"][0]["peak_memory_bytes"] <= limit
+    assert code == 3 and found["nearest_fit"][0]["peak_memory_bytes"] < held - 2 * MIB
     code, out, err = run(capsys, run_file, *smallest, "--set", f"cluster.override.memory_bytes={limit}")
     (key, value), *_ = found["nearest_fit"][0]["settings"].items()
     assert code == 3 and f"would with {key}=" in out and f"it would fit with {key}=" in err and value is not None

@@ -14,7 +14,7 @@ def outside(parallel: Parallel) -> int:
     return (512 + 128 * sum(size > 1 for size in (parallel.tp, parallel.pp, parallel.dp))) * MIB
 
 
-def capacity_for(held_bytes: int, parallel: Parallel, margin: float = 0.01) -> int:
+def capacity_for(held_bytes: int, parallel: Parallel, margin: float = 0.005) -> int:
     """The least memory of a device on which the allocator may hold so much, beside context, communicators and the
     share that stays free [bytes]."""
     needed = held_bytes + outside(parallel)

@@ -10,6 +10,7 @@ from simulation.comparison import assert_equal, assert_tails_equal
 from simulation.jobs import NO_OVERLAP, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items
 from simulation.reference.expansion import expand
 from simulation.reference.tail import gather_times
+from simulation.rooms import MIB, capacity_for
 
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
@@ -144,7 +145,10 @@ def test_stages_cut_otherwise(partition: str) -> None:
 
 
 def test_changes_that_fit_are_looked_for() -> None:
-    made = job("vlm", ModuleParallel(tp=1), Parallel(dp=2, tp=2), override={"memory_bytes": 6e6})
+    parallel = Parallel(dp=2, tp=2)
+    held = max(simulate(job("vlm", ModuleParallel(tp=1), parallel)).held_memory_bytes)
+    override = {"memory_bytes": capacity_for(held - 8 * MIB, parallel)}
+    made = job("vlm", ModuleParallel(tp=1), parallel, override=override)
     report = simulate(made)
     assert not report.fits
     assert nearest_fit(made, report, simulate)

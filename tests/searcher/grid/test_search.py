@@ -195,7 +195,7 @@ def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None
     vary: dict[str, Any] = {"tp": (2, 4), "micro_batch": (1,)}
     smallest = grid(job, vary=vary, rank_by="headroom").smallest
     own = built(job, smallest.point)
-    limit = capacity_for(max(evaluate(own).held_memory_bytes), own.parallel) - 2**20
+    limit = capacity_for(max(evaluate(own).held_memory_bytes) - 2**21, own.parallel)
     cluster = Cluster("h800", 2, 4, {"memory_bytes": limit})
     found = grid(TrainingJob(job.model, cluster, job.parallel, job.training), vary=vary, exhaustive=exhaustive)
     assert found.best is None and found.nearest_fit
