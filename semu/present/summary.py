@@ -79,6 +79,10 @@ def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[st
     if report.samples is not None:
         drawn = report.samples
         yield "with jitter", f"half within {format_time(drawn.p50_s)}, 95 % within {format_time(drawn.p95_s)}"
+    if report.contention is not None:
+        seen = report.contention
+        more = format_time(max(0.0, report.iteration_time_s - seen.iteration_time_alone_s))
+        yield "contention", f"+{more}: {seen.slowed:,} of {seen.transfers:,} transfers slowed"
     rate = report.tokens_per_s_per_gpu
     yield "throughput", f"{rate:,.0f} tokens/s per GPU, {rate * report.num_gpus:,.0f} on {report.num_gpus} GPUs"
     yield "MFU", f"{report.mfu:.1%}, {report.model_tflop_per_s_per_gpu:.0f} TFLOP/s per GPU (HFU {report.hfu:.1%})"

@@ -20,6 +20,7 @@ from semu.hardware.profile import list_profiles
 from semu.present.report import Report
 from semu.runfile import load_run
 from semu.schedule import ALL_SCHEDULES, SCHEDULES
+from semu.searcher.what_if.advice import advise
 from semu.simulation import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,8 +89,13 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
 
 # -- simulate ------------------------------------------------------------------------------------------------------
 def test_simulate_prints_the_table_of_the_report(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = simulate(load_run(tiny))
     code, out, _ = run(capsys, "simulate", tiny)
-    assert (code, out) == (0, repr(simulate(load_run(tiny))) + "\n")
+    assert (code, out) == (0, repr(advise(load_run(tiny), report)) + "\n")
+    code, out, _ = run(capsys, "simulate", tiny, "--details")
+    assert (code, out.endswith("\n\n" + report.details() + "\n")) == (0, True)
+    code, out, _ = run(capsys, "simulate", tiny, "--provenance")
+    assert (code, out.endswith("\n\n" + report.provenance_text() + "\n")) == (0, True)
 
 
 def test_transfers_share_links_where_that_is_asked_for(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +130,7 @@ def test_samples_of_the_iteration(tiny: str, capsys: pytest.CaptureFixture[str])
 
 def test_simulate_json_is_the_report(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "simulate", tiny, "--json")
-    report = simulate(load_run(tiny))
+    report = advise(load_run(tiny), simulate(load_run(tiny)))
     document = json.loads(out)
     assert code == 0
     assert document == json.loads(json.dumps(report.to_json()))
@@ -185,7 +191,7 @@ def test_what_stderr_tells_is_in_the_result_too(tmp_path: Path, capsys: pytest.C
     (stream,) = (text for text in warnings if "'vision'" in text)
     assert err.startswith(f"semu: {change}\nsemu: {stream}\n")
     assert json.loads((tmp_path / "result.json").read_text())["warnings"] == warnings
-    assert f"warning: {change}" in run(capsys, *words[:-1])[1]
+    assert f"warning: {change}" in " ".join(run(capsys, *words[:-1], "--details")[1].split())
 
 
 def test_set_changes_the_run(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,17 +239,18 @@ def test_what_does_not_fit_is_printed_and_exits_3(
     path.write_text(HUGE)
     code, out, err = run(capsys, "simulate", str(path), *(["--json"] if is_json else []))
     report = simulate(load_run(path))
-    peak = max(report.peak_memory_bytes)
-    over = (peak - report.capacity_bytes) / 2**30
+    need = max(sum(kinds) - kinds.capacity for kinds in report.memory)
+    over = (need - report.capacity_bytes) / 2**30
     assert over > 0
     assert code == 3
-    rank = report.peak_memory_bytes.index(peak)
-    assert f"semu: does not fit: rank {rank} needs {peak / 2**30:.2f} GiB, {over:.2f} GiB more than" in err
+    rank = report.fullest_rank
+    assert f"semu: does not fit: rank {rank} needs {need / 2**30:.2f} GiB, {over:.2f} GiB more than" in err
     if is_json:
         document = json.loads(out)
         assert (document["fits"], "error" in document) == (False, False)
     else:
-        assert [row for row in repr(report).split("\n") if row not in out.split("\n")] == []
+        shown = [row for row in repr(report).split("\n") if not row.startswith("fits with")]
+        assert [row for row in shown[:9] if row not in out.split("\n")] == []
 
 
 def test_a_change_that_fits_is_told_with_what_it_saves_and_costs(
@@ -268,7 +275,7 @@ def test_a_change_that_fits_is_told_with_what_it_saves_and_costs(
     assert entry["added_time_s"] == after["iteration_time_s"] - before["iteration_time_s"]
     times = [entry["iteration_time_s"] for entry in before["nearest_fit"]]
     assert times == sorted(times)
-    _, out, _ = run(capsys, *words)
+    _, out, _ = run(capsys, *words, "--details")
     assert "changes after which it fits in memory, the fastest first" in out
     assert "training.recompute=full" in out
 

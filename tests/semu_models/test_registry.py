@@ -84,7 +84,8 @@ def test_images_have_the_tokens_that_dip_prints() -> None:
     assert config.patch_features == 588
 
 
-def test_the_table_shows_every_model_with_its_counted_size() -> None:
+def test_the_table_shows_every_model_with_its_counted_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     lines = semu_models.parameter_table().splitlines()
     assert len(lines) == 1 + len(semu_models.MODELS)
     (llama,) = (line for line in lines if line.startswith("llama3-8b"))

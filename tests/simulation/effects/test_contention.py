@@ -482,7 +482,7 @@ def test_the_report_says_what_was_shared() -> None:
         "scope",
     }
     assert "transfers slowed" in repr(report)
-    assert "transfers lost: fsdp " in repr(report)
+    assert "transfers lost: fsdp " in report.details()
     assert "contention" not in usual.to_json()
     assert "contention" not in repr(usual)
 
