@@ -111,7 +111,7 @@ def draw_pareto(path: str | os.PathLike[str], cloud: ConfigurationCloud) -> None
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     _name_front(axes, cloud, [number for number in front.tolist() if fits[number]])
-    style.frame(axes, "iteration time [s]", "peak memory of the fullest rank [GiB]")
+    style.frame(axes, "iteration time [s]", "memory that the fullest rank needs [GiB]")
     sheet.save(path)
 
 
