@@ -37,7 +37,7 @@ def complete_parts(table: Mapping[str, Any]) -> dict[str, Any]:
     """
     for part in PARTS:
         if part not in table:
-            example = '"siglip-so400m"' if part == "encoder" else '"llama3-8b"'
+            example = '"siglip-so400m"' if part == "encoder" else '"mistral-7b"'
             raise ConfigError(
                 f"a model of parts without {part}",
                 where=f"model.{part}",

@@ -8,6 +8,7 @@ from typing import Any
 
 from semu.checks import known_spelling
 from semu.errors import ConfigError
+from semu.parallel.config import PLACEMENTS
 from semu.runfile.places import Places
 from semu.schedule.registry import ALL_SCHEDULES, NEAREST
 from semu.simulation.schedules.cuts import cut_for
@@ -45,10 +46,13 @@ def set_cut(
         return notes
     with suppress(ConfigError):  # sizes that it does not fit with any cut are refused with the others
         found = cut_for(family, parallel["pp"], vpp, placement, count)
-        runs_any = family.generate is not None and vpp >= family.fewest_slots
+        runs = vpp >= family.fewest_slots
+        if family.generate is None:  # others run with any cut that their rules allow
+            is_placed = family.placement.value in (placement, "circular") or family.placement.value not in PLACEMENTS
+            runs = is_placed and family.misfit(parallel["pp"], count(vpp), vpp) is None
         keys = zip(_KEYS, found, is_open, strict=True)
         changes = {key: value for key, value, free in keys if free and parallel[key] != value}
-        if changes and not runs_any:
+        if changes and not runs:
             parallel.update(changes)
             said = ", ".join(f"parallel.{key} = {value}" for key, value in changes.items())
             notes.append(f"training.schedule: {name!r} needs, and sets, {said}")

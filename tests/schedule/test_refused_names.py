@@ -29,7 +29,7 @@ def test_a_run_file_that_asks_for_two_copies_of_the_model() -> None:
     assert (caught.value.where, caught.value.got) == ("--set training.schedule", "chimaera")
     assert caught.value.expected == "one of " + ", ".join(sorted(ALL_SCHEDULES))
     with pytest.raises(ConfigError, match="the schedule 'chimera' needs the model twice") as caught:
-        semu.simulate(load_run("vlm-s", ["training.schedule=chimera"]))
+        semu.simulate(load_run("vlm-s", ["training.schedule=chimera", "parallel.placement=circular"]))
     assert (caught.value.where, caught.value.nearest) == ("parallel.placement", "bidirectional")
 
 
@@ -54,8 +54,13 @@ V = ("training.schedule=zb-v", "parallel.placement=v-shape", "parallel.vpp=2", "
     [
         (("model.frozen=['vit']", SPLIT, *BOTH), 4, "chimera", "chimera needs a backward of every chunk"),
         (("model.frozen=['vit']", *V), 4, "zb-v", "zb-v needs a backward of every chunk"),
-        (V[:2], 2, "parallel.vpp", "a V-shaped placement has several groups of layers on each rank"),
-        (("training.schedule=zb-v", "parallel.vpp=2"), 2, "parallel.placement", "another placement"),
+        (
+            (*V[:2], "parallel.vpp=1"),
+            2,
+            "parallel.vpp",
+            "a V-shaped placement has several groups of layers on each rank",
+        ),
+        ((V[0], "parallel.vpp=2", "parallel.placement=circular"), 2, "parallel.placement", "another placement"),
         (
             ("training.schedule=zb-auto", "training.activation_limit=0.1p"),
             3,

@@ -9,7 +9,7 @@ from semu.cli.options.shared import CommandOptions, add_changes
 _EPILOG = """\
 examples:
   semu init > run.toml                              # a dense transformer whose sizes are spelt out
-  semu init llama3-8b -o run.toml                   # a shipped model, on the fewest H100 that hold it
+  semu init mistral-7b -o run.toml                  # a shipped model, on the fewest H100 that hold it
   semu init vlm-m --cluster h100:8x8 -o run.toml    # a shipped setup, changed
 
 exit codes: 0 ok, 2 bad input, also a file that is there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from semu.compile.layout import Layout
@@ -17,6 +18,8 @@ from semu.present.report import Report
 from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.host import host_memory, host_notes
+from semu.simulation.memory.peaks import RankPeak
+from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.saved import SavedActivations
 from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.estimated import estimate_iteration
@@ -81,7 +84,7 @@ def assemble_report(iteration: Iteration) -> Report:
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
-        split_peaks=lambda: [memory.at_peak(peak) for memory, peak in zip(memories, peaks, strict=True)],
+        split_peaks=partial(_split_peaks, memories, peaks),
         find_uncertainty=partial(
             time_uncertainty,
             costs,
@@ -91,6 +94,11 @@ def assemble_report(iteration: Iteration) -> Report:
             launch_share=launched / (launched + float(run.plain[slowest, : run.problem.num_stages].sum()) or 1.0),
         ),
     )
+
+
+def _split_peaks(memories: Sequence[RankMemory], peaks: Sequence[RankPeak]) -> list[tuple[int, ...]]:
+    """What is allocated at the peak of every pipeline rank, in the order of ``Role`` [bytes]."""
+    return [memory.at_peak(peak) for memory, peak in zip(memories, peaks, strict=True)]
 
 
 def parallel_label(job: TrainingJob) -> str:

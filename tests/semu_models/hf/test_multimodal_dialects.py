@@ -257,9 +257,9 @@ SIZES = ("--cluster", "h100:1x8", "--parallel", "dp4-tp2-pp1", "--set", "trainin
     [
         pytest.param("qwen2-vl-7b", (), marks=pytest.mark.slow),
         pytest.param("qwen2-vl-72b", (), marks=pytest.mark.slow),
-        ("qwen2-vl-72b", ("--cluster", "h100:4x8", "--parallel", "dp1-tp8-pp4")),
+        ("qwen2-vl-72b", ("--cluster", "h100:4x8", "--parallel", "dp1-tp8-pp4", "--set", "training.grad_dtype=bf16")),
         ("qwen2-audio-7b", SIZES),
-        ("qwen2.5-omni-7b-thinker", SIZES),
+        ("qwen2.5-omni-7b-thinker", (*SIZES, "--parallel", "dp2-tp4-pp1")),
     ],
 )
 def test_one_command_runs_a_config(name: str, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

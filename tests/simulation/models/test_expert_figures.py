@@ -195,7 +195,7 @@ def test_total_and_active_parameters() -> None:
     report = simulate(job(mixtral(1), {"dp": 2, "ep": 2}, 256))
     assert report.parameters - report.active_parameters == 6 * 3 * 4096 * 14336
     assert report.to_json()["active_parameters"] == report.active_parameters
-    assert "active" in repr(report)
+    assert "active" in report.details()
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4])
