@@ -52,8 +52,9 @@ class StageTemplate:
         if n == 0:
             return cls(program.rows, np.array([[0, 1]]))
         by_need = np.stack((program.pred, np.repeat(np.arange(n), np.diff(program.pred_ptr))), axis=1)
-        same = program.stream[program.order[:-1]] == program.stream[program.order[1:]]
-        by_stream = np.stack((program.order[:-1], program.order[1:]), axis=1)[same]
+        order = np.argsort(program.stream, kind="stable")
+        same = program.stream[order[:-1]] == program.stream[order[1:]]
+        by_stream = np.stack((order[:-1], order[1:]), axis=1)[same]
         edges = np.unique(np.concatenate((by_need, by_stream)), axis=0)
         first = np.setdiff1d(np.arange(n), edges[:, 1])
         last = np.setdiff1d(np.arange(n), edges[:, 0])
