@@ -117,7 +117,7 @@ def test_the_vocabulary_is_padded_for_tensor_parallelism() -> None:
 @pytest.mark.parametrize(
     ("change", "where", "nearest"),
     [
-        ({"llm": None}, "model.llm", 'llm = "llama3-8b"'),
+        ({"llm": None}, "model.llm", 'llm = "mistral-7b"'),
         ({"encoder": None}, "model.encoder", 'encoder = "siglip-so400m"'),
         ({"name": "gpt2"}, "model", None),
         ({"projector": {"merge": 3}}, "model.projector.merge", 2),
