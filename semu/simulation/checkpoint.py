@@ -114,6 +114,8 @@ class JobCheckpoint(SimulatedJob):
         """What a schedule must order."""
         return self.units.shape
 
+    shape = pipeline_shape
+
     def schedule(self, schedule: Schedule | str | None = None) -> Schedule:
         """A legal schedule of this pipeline.
 
