@@ -48,11 +48,11 @@ def evaluate_point(job: TrainingJob, point: Point) -> Outcome:
 def in_order(job: TrainingJob, points: Iterable[Point]) -> list[Point]:
     """The points, those next to one another that share most: the pipeline's shape first, then its blocks."""
 
-    def key(point: Point) -> tuple[object, ...]:
+    def _key(point: Point) -> tuple[object, ...]:
         step = point.dp * point.micro_batch
         return (*_pipeline(point), step, point.tp, point.recompute, point)
 
-    return sorted(points, key=key)
+    return sorted(points, key=_key)
 
 
 def in_chunks(job: TrainingJob, points: Iterable[Point], size: int, most: int) -> list[list[Point]]:

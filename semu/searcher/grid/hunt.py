@@ -128,7 +128,7 @@ class Hunt:
             if point in self.outcomes:
                 self._note(self.outcomes[point], best, order)
 
-        def tasks() -> Iterator[Sequence[Point]]:
+        def _tasks() -> Iterator[Sequence[Point]]:
             chunk: list[Point] = []
             for point in ranked:
                 if bound[point] > self._limit(best):
@@ -141,7 +141,7 @@ class Hunt:
             if chunk:
                 yield chunk
 
-        self._run(tasks(), best, order, len(points))
+        self._run(_tasks(), best, order, len(points))
         if self.ended_by != "end":
             return [self.outcomes[point] for point in ranked if point in self.outcomes]
         limit = self._limit(best)
@@ -296,13 +296,13 @@ class Hunt:
         """What to change about a configuration that does not fit: the fewest axes, of these the fastest at best; dp
         follows the other sizes and does not count."""
 
-        def far(other: Point) -> tuple[int, float, Point]:
+        def _far(other: Point) -> tuple[int, float, Point]:
             axes = sum(getattr(point, axis) != getattr(other, axis) for axis in Axis if axis is not Axis.DP)
             return axes, floors[other].time_s, other
 
         tries = TRIES
         roomy = (other for other in legal.points if floors[other].memory_bytes <= self.capacity)
-        for _, _, other in sorted(map(far, roomy)):
+        for _, _, other in sorted(map(_far, roomy)):
             if other not in self.outcomes:
                 if not tries:
                     break

@@ -86,10 +86,10 @@ class Pairs(NamedTuple):
 def _generate_trailing_zeros(typing_context: Any, word: Any) -> Any:
     """Types and code of ``_trailing_zeros``."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
 
-    return types.uint64(types.uint64), generate
+    return types.uint64(types.uint64), _generate
 
 
 _trailing_zeros: Any = intrinsic(_generate_trailing_zeros)

@@ -284,7 +284,7 @@ def _flop_of(
 ) -> tuple[list[int], list[int], list[int]]:
     """FLOP of some operators over all microbatches, what of it is recomputed, and what causality leaves out."""
 
-    def find(operators: Sequence[Operator]) -> tuple[list[int], list[int], list[int]]:
+    def _find(operators: Sequence[Operator]) -> tuple[list[int], list[int], list[int]]:
         return (
             _totals([op.flop for op in operators], symbols, uses),
             _totals([op.recomputed_flop for op in operators], symbols, uses),
@@ -292,9 +292,9 @@ def _flop_of(
         )
 
     if len(uses) > 1:
-        return find([library.operators[row] for row in rows])
+        return _find([library.operators[row] for row in rows])
     one = uses.tobytes(), tuple(symbols), tuple([column.tobytes() for column in symbols.values()])
-    work, extra, causal = _FLOP.get((library, *one), lambda: find(library.operators))
+    work, extra, causal = _FLOP.get((library, *one), lambda: _find(library.operators))
     return [work[row] for row in rows], [extra[row] for row in rows], [causal[row] for row in rows]
 
 
