@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'semu[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 ROOT = Path(__file__).parents[3]
