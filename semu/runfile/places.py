@@ -24,12 +24,13 @@ class Places:
     Attributes:
         name: the run file as the user wrote it, or ``setup NAME``; empty: tables that no file holds.
         text: the file's contents; empty for a setup.
-        flags: dotted key -> flag that set it.
+        flags: dotted key -> flag that set it. notes: what was decided as the file was read, a sentence each.
     """
 
     name: str
     text: str = ""
     flags: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def where(self, key: str) -> str:
         """Place of a dotted key: ``run.toml:12 parallel.tp``, ``setup vlm-m parallel.tp`` or ``--set parallel.tp``.
@@ -48,6 +49,10 @@ class Places:
             if prefix in self._lines:
                 return f"{self.name}:{self._lines[prefix]} {key}"
         return f"{self.name} {key}".lstrip()
+
+    def source(self, key: str) -> str | None:
+        """What wrote a dotted key: ``--set`` or another flag, ``run.toml:12``; None: no flag and no line of a file."""
+        return self.flags.get(key) or (f"{self.name}:{self._lines[key]}" if key in self._lines else None)
 
     def locate(self, error: SemuError) -> None:
         """Put the place of the offending key into an error that names a key of the schema.

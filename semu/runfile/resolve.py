@@ -71,7 +71,7 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     changes.apply(config, places)
     decided = complete_run(config, places, resolve_tables) if is_model_alone(os.fspath(name_or_path)) else ()
     run = resolve_tables(config, places, setup)
-    run = replace(run, notes=(*decided, *run.notes))
+    run = replace(run, notes=(*places.notes, *decided, *run.notes))
     if changes.seed is not None and run.config["batch"]["kind"] == "text":
         return replace(run, notes=(*run.notes, "--seed has no effect: a batch of text sequences draws nothing"))
     return run
@@ -103,7 +103,9 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     if read is not None:
         notes += [read.reading.summary(), *read.reading.notes, *_doubts_of_file(resolved, read)]
     reading = read.reading if read is not None else None
-    return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None), reading)
+    said = tuple(note for note in notes if note is not None)
+    keys = frozenset(f"{table}.{key}" for table, values in config.items() for key in values)
+    return RunConfig(resolved, places, model, batch, said, reading, keys)
 
 
 def _pad_named(config: dict[str, dict[str, Any]]) -> list[str]:

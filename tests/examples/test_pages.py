@@ -24,7 +24,7 @@ EXIT_CODES = {"semu simulate llama3-70b --cluster h100:1x8 --parallel tp8": 3}
 """Commands whose text says that they do not end with 0."""
 WORDS = {
     "RUN": "vlm-s",
-    "SETUP": "vlm-s",
+    "SETUP": "t2v-s",
     "DIR": "out",
     "PATH": "cache",
     "RUNS.json": "runs.json",
@@ -33,6 +33,7 @@ WORDS = {
     "../shared/data/runs/runs.json": "runs.json",
     "examples/mixtral_8x7b.sh": "pretrain.sh",
     "--iterations 100": "--iterations 2",
+    "--iterations 20": "--iterations 2",
     "--time 10": "--time 1",
 }
 """What stands for a file or a name of the reader's, and what runs in its place; long searches are cut short."""
