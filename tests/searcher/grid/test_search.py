@@ -23,7 +23,7 @@ from semu.parallel.config import Parallel
 from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.content import content_hash
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk
-from semu.searcher.grid.grid_search import grid
+from semu.searcher.grid.grid_search import grid as grid_of
 from semu.searcher.grid.hunt import CHUNK
 from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Axis, Point, RankBy, Space
@@ -31,6 +31,8 @@ from semu.simulation.estimate import evaluate
 from semu.simulation.memory.changes_that_fit import changed
 from semu.simulation.results.estimated import Metrics
 
+grid = partial(grid_of, framework="any")
+"""Beside all configurations that there are, not those of one framework."""
 SMALL = {"tp": None, "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "recompute": ("none", "full")}
 
 
@@ -108,6 +110,15 @@ def test_every_row_is_judged_as_its_simulation_is(make: Callable[..., TrainingJo
     assert {True, False} == {fits for _, fits in ways} and "reserved" in {way for way, _ in ways}
     assert found.best is not None
     assert found.best.point == slow_best(job, SMALL, 1, RankBy.TIME)[0]
+
+
+def test_a_frameworks_rule_is_the_same_in_python_and_on_the_command_line() -> None:
+    """Megatron-LM's where the software is, else none: three layers are not cut into two stages."""
+    for software, of in (("megatron", "megatron"), ("torch", "any")):
+        job = dense(software=software)
+        found = grid_of(job, vary=SMALL)
+        assert found.rows == grid_of(job, vary=SMALL, framework=of).rows
+    assert grid_of(dense(), vary=SMALL).num_legal < grid(dense(), vary=SMALL).num_legal
 
 
 class Equal:
