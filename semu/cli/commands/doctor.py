@@ -24,7 +24,7 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     warm: list[dict[str, Any]] = []
     if arguments.warm:
-        with Progress(is_first_run=True) as progress:
+        with Progress() as progress:
             warm = _warm(progress)
     found = {"versions": _versions(), "extras": _extras(), "kernel_cache": kernel_cache(), "warm": warm}
     if arguments.json:

@@ -6,18 +6,19 @@ The rules are those of PyTorch's ``CUDACachingAllocator`` (c10/cuda/CUDACachingA
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from semu.compiled import kernel, part
 
 I64 = NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
+@part
 def _round_up(size: int, unit: int) -> int:
     return (size + unit - 1) // unit * unit
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules: I64, capacity: int, out: I64) -> None:
     """Replay a sequence of allocations and frees: its beginning once, then the rest several times.
 
