@@ -205,6 +205,8 @@ def serve(names: Sequence[str], compile_kernel: Callable[[str], None]) -> None:
             print(f"begin {name}", flush=True)
             compile_kernel(name)
             print(f"end {name}", flush=True)
+            if _trouble:  # nobody will see what is compiled here
+                return
 
 
 def _cores() -> int:
@@ -226,4 +228,5 @@ def progress_line(begin_s: float) -> str | None:
         return None
     spent_s = time.monotonic() - begin_s
     rest_s = ahead.expected_s * (1 - done / len(ahead.names))
-    return f"compiling kernels (first use): {done} of {len(ahead.names)}, {spent_s:.0f} s so far, about {rest_s:.0f} s to go"
+    counts = f"{done} of {len(ahead.names)}, {spent_s:.0f} s so far, about {rest_s:.0f} s to go"
+    return f"compiling kernels (first use): {counts}"

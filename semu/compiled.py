@@ -24,6 +24,8 @@ from semu.kernel_table import KERNELS
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_FAULTS = (OSError, EOFError, pickle.UnpicklingError)
+"""Of a disk that is full, a folder that is not there or a file that was cut off."""
 
 
 class _Cache(FunctionCache):
@@ -39,7 +41,7 @@ class _Cache(FunctionCache):
     def _load(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
+        except _FAULTS as error:
             ahead.report_trouble(f"cannot read {self._cache_path}: {error}")
             return None
 
@@ -48,8 +50,8 @@ class _Cache(FunctionCache):
         try:
             with ahead.WRITING:
                 super().save_overload(sig, data)
-        except OSError as error:
-            ahead.report_trouble(f"cannot write to {self._cache_path}: {error.strerror or error}")
+        except _FAULTS as error:
+            ahead.report_trouble(f"cannot write to {self._cache_path}: {getattr(error, 'strerror', error)}")
             self.disable()
 
 

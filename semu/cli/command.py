@@ -81,4 +81,4 @@ def _run(words: list[str]) -> int:
             return run(arguments)
         finally:
             if (reason := trouble()) is not None:
-                say(f"{reason}: kernels are compiled anew by every process; set NUMBA_CACHE_DIR to a folder with room")
+                say(f"{reason}: kernels are compiled anew by every process; set NUMBA_CACHE_DIR to another folder")
