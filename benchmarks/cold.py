@@ -1,7 +1,7 @@
 """First use: seconds of each command with an empty kernel cache, and right after.
 
-Every command runs as a process of its own with a cache of its own, twice. ``semu search`` has a budget of its own, so it
-tries few sequences here. ``--quick``: one command.
+Every command runs as a process of its own with a cache of its own, twice. ``semu search`` takes the time that it is
+given, so it tries few sequences here. ``--quick``: one command.
 
     python benchmarks/cold.py [--quick] [--json]
 """

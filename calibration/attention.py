@@ -93,22 +93,22 @@ def build_attention(bench: Bench, case: Case) -> Call:
         backend = [backend, SDPBackend.MATH]
     is_backward = row["pass"] == "bwd"
 
-    def operand(heads: int, width: int) -> Any:
+    def _operand(heads: int, width: int) -> Any:
         # [batch, tokens, heads, width] in memory, as a projection leaves it
         values = bench.random(row["batch"], row["seq_q"], heads, width).transpose(1, 2)
         return values.requires_grad_(is_backward)
 
-    q = operand(row["heads"], row["head_dim"])
-    k = operand(row["kv_heads"], row["head_dim"])
-    v = operand(row["kv_heads"], row["head_dim_v"])
+    q = _operand(row["heads"], row["head_dim"])
+    k = _operand(row["kv_heads"], row["head_dim"])
+    v = _operand(row["kv_heads"], row["head_dim_v"])
     grouped = row["heads"] != row["kv_heads"]
 
-    def forward() -> Any:
+    def _forward() -> Any:
         with sdpa_kernel(backend):
             return attend(q, k, v, is_causal=bool(row["causal"]), enable_gqa=grouped)
 
     if not is_backward:
-        return forward
-    out = forward()
+        return _forward
+    out = _forward()
     gradient = torch.randn_like(out)
     return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)

@@ -79,11 +79,11 @@ def odd_shapes(count: int, seed: int = 0) -> list[tuple[int, int, int]]:
     """Shapes off the grid: m, n, k log-uniform in 256..16384, multiples of 8, 32 or 64 (tiles that do not fit)."""
     draw = random.Random(seed)
 
-    def size() -> int:
+    def _size() -> int:
         step = draw.choice((8, 32, 64))
         return max(256, int(256 * 64 ** draw.random()) // step * step)
 
-    return [(size(), size(), size()) for _ in range(count)]
+    return [(_size(), _size(), _size()) for _ in range(count)]
 
 
 def _case(dtype: str, m: int, n: int, k: int, layout: str, *, groups: int = 1) -> Case:

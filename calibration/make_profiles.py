@@ -42,6 +42,7 @@ CURVE = ("mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest", "power")
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Remake the shipped profiles; 1 under ``--check`` if one of them would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = Path(__file__).resolve().parents[1]
     parser.add_argument("--data", default=os.environ.get("SEMU_DATA") or here.parent / "shared" / "data", type=Path)
@@ -65,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def fit(device: str, options: tuple[str, ...], data: Path, date: str) -> None:
+    """Fit a device's profile to its tables of measurements."""
     files = [data / name for name in FILES]
     beside = options[1::2]
     if device == "h20":  # only a rate is measured there: the curve is that of the h100
@@ -114,6 +116,7 @@ def derive() -> None:
 
 
 def h20_and_b200() -> None:
+    """Carry curves of the H100 to devices that lack measurements of them."""
     h100 = coefficients_of(load_profile("h100"), "efficiency.matmul")
     units, size = float(KNOWN_DEVICES["h20"].multiprocessors), 8192.0
     tiles = tiled_flop(
@@ -170,6 +173,7 @@ def h800() -> None:
 
 
 def value(device: str, section: str, name: str) -> float:
+    """A coefficient of a shipped profile, in the unit that the profile has."""
     return coefficients_of(load_profile(device), section)[name]
 
 
@@ -197,6 +201,7 @@ def scaled(device: str, section: str, target: str, factor: float, text: str) -> 
 
 
 def write(device: str, section: str, numbers: dict[str, float], text: str) -> None:
+    """Put a section of transferred numbers into a profile."""
     lines = [f"[{section}]", *(f"{name} = {number_text(number)}" for name, number in numbers.items())]
     lines += ['provenance = "transferred"', f"source = {toml_string(text)}"]
     path = profiles.PROFILE_DIR / f"{device}.toml"
@@ -204,6 +209,7 @@ def write(device: str, section: str, numbers: dict[str, float], text: str) -> No
 
 
 def drop(device: str, section: str) -> None:
+    """Take a section out of a profile."""
     path = profiles.PROFILE_DIR / f"{device}.toml"
     path.write_text(replace_blocks(path.read_text("utf-8"), {}, drop=(section,)), encoding="utf-8")
 

@@ -94,6 +94,7 @@ class Sample:
     measured_s: float
 
     def predicted_s(self, factors: F64) -> float:
+        """Time of an iteration under some factors [s]."""
         software = self.job.training.software.value
         numbers = {f"software.{software}.{name}": float(value) for name, value in zip(NAMES, factors, strict=True)}
         cluster = replace(self.job.cluster, override={**self.job.cluster.override, **numbers})
@@ -116,11 +117,13 @@ def read_samples(path: Path) -> dict[tuple[str, Software], list[Sample]]:
 
 
 def chosen_job(row: Row) -> TrainingJob:
-    def simulate(settings: Settings) -> Run:
+    """The job of a row; what it leaves open is the fastest that fits."""
+
+    def _simulate(settings: Settings) -> Run:
         checkpoint = prepare(make_job(run_tables(row, settings, row.profile)))
         return Run(checkpoint, checkpoint.estimate())
 
-    return choose(row, simulate).run.checkpoint.job
+    return choose(row, _simulate).run.checkpoint.job
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class Line:
 
     @classmethod
     def near(cls, samples: Sequence[Sample], at: F64) -> Line:
+        """The line through the predictions at some factors."""
         time = np.array([sample.predicted_s(at) for sample in samples])
         slope = np.zeros((len(samples), len(NAMES)))
         for number, name in enumerate(NAMES):
@@ -147,6 +151,7 @@ class Line:
         return cls(at, time, slope)
 
     def predicted_s(self, factors: F64) -> F64:
+        """Times of the runs under some factors: float64[num_runs] [s]."""
         result: F64 = self.time + self.slope @ (factors - self.at)
         return result
 
@@ -210,6 +215,7 @@ def fit(samples: Sequence[Sample]) -> tuple[F64, Line, list[int]]:
 
 
 def mape(predicted: F64, measured: F64) -> float:
+    """Mean absolute error of predicted times [%]."""
     return float(100 * np.abs(predicted / measured - 1).mean())
 
 
@@ -266,10 +272,12 @@ class Result:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:
+        """As a JSON object."""
         return {**vars(self), "factors": dict(self.factors)}
 
 
 def refit(device: str, software: Software, samples: Sequence[Sample]) -> Result:
+    """Fit the factors of a framework on a device, and score them."""
     factors, line, free = fit(samples)
     measured = np.array([sample.measured_s for sample in samples])
     predicted = np.array([sample.predicted_s(factors) for sample in samples])
@@ -290,6 +298,7 @@ def refit(device: str, software: Software, samples: Sequence[Sample]) -> Result:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Refit all devices and frameworks with enough runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = Path(__file__).resolve().parents[1]
     data = Path(os.environ.get("SEMU_DATA") or here.parent / "shared" / "data")
@@ -320,6 +329,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def text_of(errors: Mapping[str, float]) -> str:
+    """Errors [%] by name, as text."""
     return ", ".join(f"{name} {value:.2f} %" for name, value in errors.items())
 
 

@@ -107,7 +107,7 @@ def time_calls(stopwatch: Stopwatch, calls: Sequence[Call], policy: Policy) -> T
         raise ConfigError("nothing to time", where="calls", expected="at least one", got=0)
     issued = 0
 
-    def one_round(count: int) -> float:
+    def _one_round(count: int) -> float:
         nonlocal issued
         elapsed = stopwatch.round_s(calls, issued, count)
         if not 0 <= elapsed < math.inf:
@@ -115,20 +115,20 @@ def time_calls(stopwatch: Stopwatch, calls: Sequence[Call], policy: Policy) -> T
         issued += count
         return elapsed
 
-    one_round(len(calls))  # compiles, tunes, fills caches
-    once = one_round(1)
+    _one_round(len(calls))  # compiles, tunes, fills caches
+    once = _one_round(1)
     count = policy.max_calls if once == 0 else max(1, min(policy.max_calls, math.ceil(policy.round_s / once)))
     if count > 1:  # the first guess has the cost of starting in it
-        once = one_round(count) / count
+        once = _one_round(count) / count
         count = policy.max_calls if once == 0 else max(1, min(policy.max_calls, math.ceil(policy.round_s / once)))
     load, times, settled = 0.0, [], False
     while not (settled and load >= policy.warm_s):
         if load >= policy.max_warm_s and len(times) >= 2 * policy.window:
             break
-        times.append(one_round(count) / count)
+        times.append(_one_round(count) / count)
         load += times[-1] * count or policy.round_s
         settled = is_settled(times, policy)
-    counted = [one_round(count) / count for _ in range(policy.rounds)]
+    counted = [_one_round(count) / count for _ in range(policy.rounds)]
     return Timing(median(counted), min(counted), max(counted), count, load, settled)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
@@ -87,6 +87,12 @@ def compile_kernel(name: str) -> None:
     module, _, function = name.rpartition(".")
     dispatcher = getattr(import_module(f"semu.{module}"), function)
     dispatcher.compile(sigutils.normalize_signature(f"({KERNELS[name].types},)")[0])
+
+
+def compile_kernels(names: Iterable[str]) -> None:
+    """``compile_kernel`` of several."""
+    for name in names:
+        compile_kernel(name)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def lazy_names(
     homes: dict[str, str] = {}  # name -> module that has it; empty until the stub was read
     shown: list[str] = []
 
-    def read_stub() -> None:
+    def _read_stub() -> None:
         import ast
 
         module = sys.modules[package]
@@ -34,11 +34,11 @@ def lazy_names(
         shown.extend(chosen or [*names, *functions])
         homes.update(names)
 
-    def get(name: str) -> object:
+    def _get(name: str) -> object:
         from importlib import import_module
 
         if not homes:
-            read_stub()
+            _read_stub()
         if name == "__all__":
             return shown
         if name not in homes:
@@ -50,8 +50,8 @@ def lazy_names(
         setattr(sys.modules[package], name, value)
         return value
 
-    def show() -> list[str]:
-        get("__all__")
+    def _show() -> list[str]:
+        _get("__all__")
         return sorted(shown)
 
-    return get, show
+    return _get, _show

@@ -193,14 +193,14 @@ def remembered(bound: int, *, is_large: bool = False) -> Callable[[Callable[P, V
     """Decorates a function whose last results are remembered by its arguments. ``bound``: most results; ``is_large``:
     as ``Values``, without being counted."""
 
-    def decorate(function: Callable[P, V]) -> Callable[P, V]:
+    def _decorate(function: Callable[P, V]) -> Callable[P, V]:
         table = functools.lru_cache(maxsize=bound)(function)
         _FUNCTIONS.add(table)
         if is_large:
             _LARGE_FUNCTIONS.add(table)
         return cast("Callable[P, V]", table)
 
-    return decorate
+    return _decorate
 
 
 _TABLES: WeakSet[Table[Any] | ScopedTable[Any]] = WeakSet()

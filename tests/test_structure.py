@@ -140,6 +140,17 @@ def test_kernels_have_fewer_than_20_arguments():
     assert max(counts.values()) < 20, {name: count for name, count in counts.items() if count >= 20}
 
 
+def test_public_functions_have_docstrings():
+    """Those inside functions and private classes too, which ruff's rules leave out; private is what begins with _."""
+    bare = [
+        f"{module}:{function.lineno} {function.name}"
+        for module in modules()
+        for function in functions(module)
+        if not function.name.startswith("_") and ast.get_docstring(function) is None
+    ]
+    assert bare == []
+
+
 def test_the_files_that_the_readme_of_the_package_names_are_there() -> None:
     named = re.findall(
         r"`([a-z_]+/[a-z_/]*\.py|semu_models/[a-z_/]*\.py)`", (ROOT / "semu" / "README.md").read_text("utf-8")

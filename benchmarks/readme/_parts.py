@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from benchmarks.readme._accuracy import ACCURACY, data_folder
 from benchmarks.readme._commands import run_json, run_text
 from benchmarks.readme._pictures import DEMO, GRID, SCHEDULES_VLM
 from benchmarks.readme._weave import ROOT
@@ -119,4 +120,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "baselines": baselines,
     "schedules": schedules,
     "grid": grid,
+    **ACCURACY,
 }
+
+
+def is_makeable(name: str) -> bool:
+    """Whether a part can be made here: those of ``ACCURACY`` need the measured data."""
+    return name not in ACCURACY or data_folder() is not None

@@ -79,11 +79,11 @@ class Template:
     ) -> Template:
         """Transfers that ``join`` places inside stages: the first in the forward half, the others in the backward."""
 
-        def half(first: int, last: int) -> HalfTemplate:
+        def _half(first: int, last: int) -> HalfTemplate:
             none: tuple[tuple[int, ...], ...] = ((),) * (last - first)
             return HalfTemplate(tuple(operators[first:last]), np.arange(first, last, dtype=np.int32), none, none, ())
 
-        return cls(half(0, 1), half(1, len(operators)), sizes, roles, groups)
+        return cls(_half(0, 1), _half(1, len(operators)), sizes, roles, groups)
 
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
@@ -114,7 +114,7 @@ def compile_template(
         groups: communicator of each link stream.
     """
 
-    def storage(tensor: int | None) -> int:
+    def _storage(tensor: int | None) -> int:
         return -1 if tensor is None else graph.tensors[tensor].storage
 
     forward = _half(graph, 0, num_forward, list(inputs), list(outputs))
@@ -124,10 +124,10 @@ def compile_template(
         backward=backward,
         sizes=tuple(s.size_bytes for s in graph.storages),
         roles=tuple(s.role for s in graph.storages),
-        carry_in=tuple(storage(tensor) for tensor in inputs),
-        carry_out=tuple(storage(tensor) for tensor in outputs),
-        gradient_in=tuple(storage(tensor) for tensor in output_gradients),
-        gradient_out=tuple(storage(tensor) for tensor in input_gradients),
+        carry_in=tuple(_storage(tensor) for tensor in inputs),
+        carry_out=tuple(_storage(tensor) for tensor in outputs),
+        gradient_in=tuple(_storage(tensor) for tensor in output_gradients),
+        gradient_out=tuple(_storage(tensor) for tensor in input_gradients),
         groups=dict(groups or {}),
     )
 
@@ -234,15 +234,15 @@ class TemplateLibrary:
             rows, size_rows: operators and storages to evaluate, in this order; None: all.
         """
 
-        def values(table: DimTable, wanted: NDArray[np.integer] | None) -> NDArray[np.int64]:
+        def _values(table: DimTable, wanted: NDArray[np.integer] | None) -> NDArray[np.int64]:
             return (table if wanted is None else table.select(wanted)).evaluate(symbols)
 
         return CostColumns(
             symbols=symbols,
-            flop=values(self._flop, rows).astype(np.float64),
-            mem_bytes=values(self._mem_bytes, rows),
-            net_bytes=values(self._net_bytes, rows),
-            size_bytes=values(self._sizes, size_rows),
+            flop=_values(self._flop, rows).astype(np.float64),
+            mem_bytes=_values(self._mem_bytes, rows),
+            net_bytes=_values(self._net_bytes, rows),
+            size_bytes=_values(self._sizes, size_rows),
         )
 
     def evaluate_sizes(

@@ -279,7 +279,7 @@ class ModelTracer:
     def _made(self, place: _Placed, gradients: tuple[bool, ...] | None) -> CompiledBlock:
         """The compiled block, from this job's blocks, the process's, or a new trace."""
 
-        def make() -> CompiledBlock:
+        def _make() -> CompiledBlock:
             traced = trace_block(
                 place.body,
                 place.specs,
@@ -293,7 +293,7 @@ class ModelTracer:
 
         known = self._known.get((place.number, gradients))
         if known is None:
-            known = BLOCKS.get((place.key, gradients), make) if place.is_lasting else make()
+            known = BLOCKS.get((place.key, gradients), _make) if place.is_lasting else _make()
             self._known[place.number, gradients] = known
         return known
 

@@ -204,7 +204,7 @@ def _evaluate(
     place = {row: number for number, row in enumerate(rows)}
     sizes = by_shape.sizes_of_rows(rows)
 
-    def carried(wanted: Sequence[int]) -> NDArray[np.int64]:
+    def _carried(wanted: Sequence[int]) -> NDArray[np.int64]:
         chosen: NDArray[np.int64] = sizes[[place[row] for row in wanted]]
         return chosen
 
@@ -218,9 +218,9 @@ def _evaluate(
             distinct[key] = ChunkCosts(
                 forward=costs[forward],
                 backward=costs[backward] if backward is not None else None,
-                arriving=carried(forward.arriving),
-                leaving=carried(forward.leaving),
-                gradient_leaving=carried(backward.leaving if backward is not None else ()),
+                arriving=_carried(forward.arriving),
+                leaving=_carried(forward.leaving),
+                gradient_leaving=_carried(backward.leaving if backward is not None else ()),
             )
         chunks.append(distinct[key])
     return Evaluation(shapes=shapes, by_shape=by_shape, chunks=tuple(chunks))

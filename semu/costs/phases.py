@@ -70,7 +70,7 @@ def split_costs(costed: CostedJob) -> Mapping[tuple[int, int], StageCosts]:
     """What the parts of the backward stages cost, by chunk and code."""
     layout, evaluation = costed.layout, costed.evaluation
 
-    def make() -> dict[tuple[int, int], StageCosts]:
+    def _make() -> dict[tuple[int, int], StageCosts]:
         programs = {
             (number, code): program_of(layout, number, code)
             for number, split in enumerate(split_of(layout))
@@ -81,7 +81,7 @@ def split_costs(costed: CostedJob) -> Mapping[tuple[int, int], StageCosts]:
         costs = dict(zip(busy, stage_costs([*busy.values()], evaluation.by_shape, None), strict=True))
         return {key: costs[key] if key in costs else _idle(program, evaluation) for key, program in programs.items()}
 
-    return evaluation.parts if evaluation.parts is not None else _PARTS.get(evaluation.by_shape, (), make)
+    return evaluation.parts if evaluation.parts is not None else _PARTS.get(evaluation.by_shape, (), _make)
 
 
 def _idle(program: StageProgram, evaluation: Evaluation) -> StageCosts:

@@ -37,7 +37,7 @@ def find_span(root: Span, chunks: _Children, path: str) -> Span:
 def iteration_span(ranks: tuple[RankTimeline, ...], time_s: float) -> Span:
     """The whole iteration, from 0 to its end."""
 
-    def children() -> tuple[Span, ...]:
+    def _children() -> tuple[Span, ...]:
         spans = _microbatch_spans(ranks)
         for rank in ranks:
             others = [piece for number, piece in enumerate(rank.outer) if number not in rank.carried]
@@ -45,7 +45,7 @@ def iteration_span(ranks: tuple[RankTimeline, ...], time_s: float) -> Span:
             spans += [_outer_span(rank, piece, name, name) for piece, name in zip(others, names, strict=True)]
         return tuple(sorted(spans, key=_start))
 
-    return _parent(Level.ITERATION, "iteration", "iteration", (0.0, time_s), ranks, children)
+    return _parent(Level.ITERATION, "iteration", "iteration", (0.0, time_s), ranks, _children)
 
 
 def _microbatch_spans(ranks: Sequence[RankTimeline]) -> list[Span]:
@@ -62,7 +62,7 @@ def _microbatch_span(number: int, stages: Sequence[tuple[RankTimeline, int]]) ->
     slices = [rank.stages[position] for rank, position in stages]
     path = f"mb{number}"
 
-    def children() -> tuple[Span, ...]:
+    def _children() -> tuple[Span, ...]:
         spans = [_stage_span(rank, position, path) for rank, position in stages]
         for rank in ranks:
             sent = [rank.outer[position] for position, stage in rank.carried.items() if stage.microbatch == number]
@@ -70,7 +70,7 @@ def _microbatch_span(number: int, stages: Sequence[tuple[RankTimeline, int]]) ->
             spans += [_outer_span(rank, p, name, f"{path}/{name}") for p, name in zip(sent, names, strict=True)]
         return tuple(sorted(spans, key=_start))
 
-    return _parent(Level.MICROBATCH, path, path, _extent(slices), ranks, children)
+    return _parent(Level.MICROBATCH, path, path, _extent(slices), ranks, _children)
 
 
 def chunk_spans(ranks: Sequence[RankTimeline]) -> tuple[Span, ...]:
@@ -86,17 +86,17 @@ def _chunk_span(chunk: int, rank: RankTimeline, numbers: Sequence[int]) -> Span:
     extent = _extent([rank.stages[number] for number in numbers])
     name = f"chunk{chunk}"
 
-    def children() -> tuple[Span, ...]:
+    def _children() -> tuple[Span, ...]:
         return tuple(_stage_span(rank, number, f"mb{rank.stages[number].microbatch}") for number in numbers)
 
-    return _parent(Level.CHUNK, name, name, extent, (rank,), children)
+    return _parent(Level.CHUNK, name, name, extent, (rank,), _children)
 
 
 def _stage_span(rank: RankTimeline, number: int, inside: str) -> Span:
     stage = rank.stages[number]
     path = f"{inside}/{stage.label}"
 
-    def children() -> tuple[Span, ...]:
+    def _children() -> tuple[Span, ...]:
         operators = rank.expand(number)
         paths = operators.table.paths
         firsts = operators.table.block_starts.tolist()
@@ -119,7 +119,7 @@ def _stage_span(rank: RankTimeline, number: int, inside: str) -> Span:
         end_s=stage.end_s,
         ranks=(rank,),
         find_costs=lambda: SpanCosts.of_rows(rank.expand(number), slice(None)),
-        find_children=children,
+        find_children=_children,
     )
 
 

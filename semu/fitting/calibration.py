@@ -159,12 +159,12 @@ def _trust(samples: Samples, beside: Sequence[str]) -> Callable[[str], bool]:
     several = tuple(f"/{word}" for word in SEVERAL_KERNELS)
     has_fused = any(not str(source).endswith(several) for source in samples.sources)
 
-    def is_trusted(source: str) -> bool:
+    def _is_trusted(source: str) -> bool:
         if source in NO_BASE or source.endswith(WINDOW) or _names(beside, source):
             return False
         return not (has_fused and source.endswith(several))
 
-    return is_trusted
+    return _is_trusted
 
 
 def _names(sources: Sequence[str], source: str) -> bool:

@@ -132,14 +132,14 @@ def _fit_base(samples: Samples, model: Model, peaks: Peaks, extra: Values, sourc
     root, pull = np.sqrt(per_row[number]), np.sqrt(SHRINKAGE * per_row)
     rows = [np.flatnonzero(number == i) for i in range(len(sources))]
 
-    def read(x: Values) -> tuple[dict[str, float], Values]:
+    def _read(x: Values) -> tuple[dict[str, float], Values]:
         values = dict(model.fixed)
         values.update({free.name: float(v) for free, v in zip(model.free, x[:num_free] * scale, strict=True)})
         logs = x[num_free:].reshape(len(sources), num_site) if num_site else np.zeros((len(sources), 0))
         return values, logs - weight @ logs
 
-    def residuals(x: Values) -> Values:
-        values, logs = read(x)
+    def _residuals(x: Values) -> Values:
+        values, logs = _read(x)
         predicted = np.empty(len(samples))
         for i, chosen in enumerate(rows):
             factors = dict(zip(model.site, np.exp(logs[i]), strict=False))
@@ -153,14 +153,14 @@ def _fit_base(samples: Samples, model: Model, peaks: Peaks, extra: Values, sourc
     start = np.clip(np.array([free.start for free in model.free]) / scale, low, high)
     none = np.zeros(len(sources) * num_site)
     best = _least_squares()(
-        residuals,
+        _residuals,
         np.concatenate((start, none)),
         bounds=(np.concatenate((low, none - _WIDEST)), np.concatenate((high, none + _WIDEST))),
         loss="soft_l1",
         f_scale=_SOFT,
         x_scale=1.0,
     )
-    values, _ = read(best.x)
+    values, _ = _read(best.x)
     for free in model.free:  # a coefficient at the edge of its range is at the edge
         for edge in (free.low, free.high):
             if abs(values[free.name] - edge) < 1e-6 * free.start:
@@ -175,7 +175,7 @@ def _fit_factors(
     log_time = np.log(samples.time_s)
     unit = np.array([_FLOOR_START_S if name == FLOOR else 1.0 for name in names])
 
-    def residuals(x: Values) -> Values:
+    def _residuals(x: Values) -> Values:
         factors = dict(zip(names, unit * np.exp(x), strict=True))
         predicted = predict(samples.section, with_factors(values, factors), samples.shape, peaks)
         predicted = np.maximum(predicted * factors.get(TIME, 1.0), factors.get(FLOOR, 0.0))
@@ -184,7 +184,7 @@ def _fit_factors(
 
     start = np.zeros(len(names))
     best = _least_squares()(
-        residuals, start, bounds=(start - 2 * _WIDEST, start + 2 * _WIDEST), loss="soft_l1", f_scale=_SOFT
+        _residuals, start, bounds=(start - 2 * _WIDEST, start + 2 * _WIDEST), loss="soft_l1", f_scale=_SOFT
     )
     return {name: float(factor) for name, factor in zip(names, unit * np.exp(best.x), strict=True)}
 

@@ -71,6 +71,7 @@ class _Writer:
         self.producers = _data_producers(graph)
 
     def write(self) -> Unrolled:
+        """The graph without replicas, and where each of its operators came from."""
         self._region(None, 0, len(self.old.operators), {})
         for tensor in range(len(self.old.tensors)):  # those that no operator touches
             for copies in self._all_copies(self.tensor_owners[tensor]):

@@ -167,26 +167,26 @@ def _transfer(parts: _Parts, base: str, others: set[str]) -> _Parts:
     is_same = others <= set(_SITE_PEAKS)
     has_card = "nic_bytes_per_s" not in others
 
-    def source(text: str) -> str:
+    def _source(text: str) -> str:
         return text if text.startswith("from ") else f"from {base}: {text}"
 
-    def label(old: Number | Section, keeps: bool) -> dict[str, Any]:
+    def _label(old: Number | Section, keeps: bool) -> dict[str, Any]:
         if keeps:
-            return {"provenance": old.provenance, "source": source(old.source), "relative_error": old.relative_error}
+            return {"provenance": old.provenance, "source": _source(old.source), "relative_error": old.relative_error}
         is_fitted = old.provenance in (Provenance.MEASURED, Provenance.FITTED)
         return {
             "provenance": Provenance.TRANSFERRED if is_fitted else old.provenance,
-            "source": source(old.source),
+            "source": _source(old.source),
         }
 
-    def section(old: Section, keeps: bool) -> Section:
+    def _section(old: Section, keeps: bool) -> Section:
         values = {name: getattr(old, name) for name in coefficient_names(type(old))}
-        return type(old)(**values, **label(old, keeps))
+        return type(old)(**values, **_label(old, keeps))
 
     return _Parts(
-        {key: Number(old.value, **label(old, is_same)) for key, old in parts.numbers.items()},
-        {key: section(efficiency, is_same) for key, efficiency in parts.efficiencies.items()},
-        {key: section(link, is_same and (has_card or key[0] is not Port.NIC)) for key, link in parts.links.items()},
+        {key: Number(old.value, **_label(old, is_same)) for key, old in parts.numbers.items()},
+        {key: _section(efficiency, is_same) for key, efficiency in parts.efficiencies.items()},
+        {key: _section(link, is_same and (has_card or key[0] is not Port.NIC)) for key, link in parts.links.items()},
     )
 
 

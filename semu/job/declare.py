@@ -219,7 +219,7 @@ def word(kind: type[_E], legal: tuple[_E, ...] = (), what: str = "") -> Value:
     """A member of an enum, or the value of one; ``legal``: the members that are legal, as ``what``; empty: all."""
     words = tuple(str(member.value) for member in legal or kind)
 
-    def read(value: object, where: str) -> _E:
+    def _read(value: object, where: str) -> _E:
         member = check_member(value, kind, where)
         if legal and member not in legal:
             raise ConfigError(
@@ -227,4 +227,4 @@ def word(kind: type[_E], legal: tuple[_E, ...] = (), what: str = "") -> Value:
             )
         return member
 
-    return Value(ValueKind.STRING, read, words)
+    return Value(ValueKind.STRING, _read, words)

@@ -145,12 +145,12 @@ class Mesh:
         nodes = cluster.num_gpus, cluster.gpus_per_node, cluster.profile.nvlink_gpus.value
         count = self.parallel.num_gpus // (size * stride)
 
-        def find() -> CommGroup:
+        def _find() -> CommGroup:
             bases = self._different(0, size * stride, count) if size > 1 else range(1)
             firsts = (base + peer for base in bases for peer in range(stride if size > 1 else 1))
             return max((self._place(axis, first, stride, size) for first in firsts), key=_spread)
 
-        return _WORST.get((axis, size, stride, count, nodes), find)
+        return _WORST.get((axis, size, stride, count, nodes), _find)
 
     @cached_property
     def worst_replica_group(self) -> CommGroup:

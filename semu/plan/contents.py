@@ -149,17 +149,17 @@ class PlanContents:
         items = job.batch.microbatches(m * dp, job.training.micro_batch, job.training.seq_len)
         by_name = {module.name: module for module in job.model.modules}
 
-        def stream_of(name: str) -> str | None:
+        def _stream_of(name: str) -> str | None:
             module = by_name[name]
             if module.inputs:
                 return module.inputs[0].stream
-            return next((found for found in map(stream_of, module.sources) if found is not None), None)
+            return next((found for found in map(_stream_of, module.sources) if found is not None), None)
 
-        def count(item: Microbatch, stream: str | None) -> int:
+        def _count(item: Microbatch, stream: str | None) -> int:
             return len(item.lengths[stream]) if stream is not None and stream in item.lengths else 1
 
         names = dict.fromkeys(chunk.module for chunk in self.layout.chunks)
-        counts = [[count(item, stream) for item in items] for stream in map(stream_of, names)]
+        counts = [[_count(item, stream) for item in items] for stream in map(_stream_of, names)]
         table: I64 = np.array(counts, dtype=np.int64).reshape(len(names), m, dp).transpose(0, 2, 1)
         return table
 

@@ -92,14 +92,14 @@ def _chunk_table(chunk: PlanChunk) -> dict[str, Any]:
 def _columns(own: PlanPairs | PlanMessages | PlanEstimates | PlanMemory) -> dict[str, Any]:
     """Every attribute by its name, arrays as lists."""
 
-    def listed(value: object) -> object:
+    def _listed(value: object) -> object:
         if isinstance(value, np.ndarray):
             return value.tolist()
         if isinstance(value, PlanMemory):
             return _columns(value)
-        return [listed(row) for row in value] if isinstance(value, tuple) else value
+        return [_listed(row) for row in value] if isinstance(value, tuple) else value
 
-    found = {item.name: listed(getattr(own, item.name)) for item in fields(own)}
+    found = {item.name: _listed(getattr(own, item.name)) for item in fields(own)}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -41,12 +41,12 @@ def message_words(plan: PlanData) -> list[str]:
     is_input = ActionKind.INPUT_BACKWARD_STAGE.code
     split = {pair for own in plan.actions for pair in own.target[own.kind == is_input].tolist()}
 
-    def name(stage: int) -> str:
+    def _name(stage: int) -> str:
         pair, way = divmod(stage, 2)
         return words[pair].format(("I" if pair in split else "B") if way else "F")
 
     columns = plan.messages.source.tolist(), plan.messages.target.tolist()
-    return [f"{name(source)} -> {name(target)}" for source, target in zip(*columns, strict=True)]
+    return [f"{_name(source)} -> {_name(target)}" for source, target in zip(*columns, strict=True)]
 
 
 def plan_summary(plan: PlanData) -> str:

@@ -1,4 +1,4 @@
-"""Where a run's tables come from: a TOML file or a shipped setup."""
+"""Where a run's tables come from: a TOML file, a shipped name, or a file of another program."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from semu.checks import known_spelling
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
+from semu.imports.megatron import is_megatron, read_arguments
 from semu.job import Training
 from semu.parallel.axes import Following
 from semu.parallel.config import Overlap, Parallel
@@ -34,8 +35,8 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
     Relative paths in a file become relative to the current folder.
 
     Args:
-        run: a name of ``semu_models.SETUPS`` or ``semu_models.MODELS`` in any spelling, a TOML file, or a config.json
-            of HuggingFace transformers (or a folder with one).
+        run: a name of ``semu_models.SETUPS`` or ``semu_models.MODELS`` in any spelling, a TOML file, a config.json of
+            HuggingFace transformers (or a folder with one), or a script or log of Megatron-LM.
     Raises:
         ConfigError: none of these; or a file that cannot be read.
     """
@@ -48,6 +49,9 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
     if not is_path(run) and not os.path.isfile(run) and not os.path.islink(run):
         raise _unknown_run(run)
     text = _read_text(run)
+    if not run.endswith(".toml") and is_megatron(run, text):
+        read = read_arguments(text, run)
+        return read.tables, Places(run, flags=dict(read.places)), None
     config = parse_toml(text, run)
     move_paths(config, lambda path: os.path.join(os.path.dirname(run), path))
     return config, Places(run, text), None
@@ -109,7 +113,8 @@ def move_paths(config: dict[str, Any], move: Callable[[str], str]) -> None:
 
 def _unknown_run(run: str) -> ConfigError:
     error = unknown_name("setup or model", run, [*SETUPS, *MODELS], where="RUN")
-    error.expected = f"a setup ({', '.join(SETUPS)}), a model (see semu list models), a TOML file or a config.json"
+    files = "a TOML file, a config.json or a script of Megatron-LM"
+    error.expected = f"a setup ({', '.join(SETUPS)}), a model (see semu list models), {files}"
     return error
 
 

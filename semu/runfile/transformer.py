@@ -189,7 +189,7 @@ class TransformerConfig:
 
         dense = self.dense_layers
 
-        def layer(number: int) -> TransformerLayer:
+        def _layer(number: int) -> TransformerLayer:
             return TransformerLayer(
                 self.hidden,
                 self.ffn,
@@ -214,7 +214,7 @@ class TransformerConfig:
             self.layers,
             self.hidden,
             self.table_rows(tp),
-            layer,
+            _layer,
             positions=self.positions,
             tied=self.tied_embeddings,
             rms_norm=self.rms_norm,
@@ -224,7 +224,7 @@ class TransformerConfig:
         if not self.mtp_layers:
             return decoder_model(name, body)
         return predicting_model(
-            name, body, self.hidden, self.mtp_layers, lambda _: layer(self.layers - 1), rms_norm=self.rms_norm
+            name, body, self.hidden, self.mtp_layers, lambda _: _layer(self.layers - 1), rms_norm=self.rms_norm
         )
 
     def _mixture(self) -> MixtureOfExperts:

@@ -1,9 +1,11 @@
 """Pipeline schedules as data: ``Schedule`` = order of stages per rank; one file per generator.
 
-``ALL_SCHEDULES`` holds every schedule (``registry``), ``SCHEDULES`` the generators of Megatron-LM's;
-``PipelineStudy`` evaluates any of them on plain numbers, ``draw_grid`` shows one to people, ``files`` reads and writes,
-``stage_table`` has a line per stage with times and memory.
+``ALL_SCHEDULES`` holds every schedule (``registry``), each also an attribute (``semu.schedule.zb_v(shape)``);
+``SCHEDULES`` the generators of Megatron-LM's. ``PipelineStudy`` evaluates any of them on plain numbers, ``draw_grid``
+shows one to people, ``files`` reads and writes, ``stage_table`` has a line per stage with times and memory.
 """
+
+from typing import TYPE_CHECKING
 
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.files import read_schedule, write_schedule
@@ -35,3 +37,16 @@ __all__ = [
     "stage_flow",
     "write_schedule",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names above alone
+
+    def __getattr__(name: str) -> ScheduleFamily:
+        """The schedule of a name, ``_`` for ``-``: a function of a pipeline's shape.
+
+        Raises:
+            AttributeError: no schedule has it.
+        """
+        try:
+            return ALL_SCHEDULES[name.replace("_", "-")]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

@@ -155,7 +155,7 @@ def _deadlock(schedule: Schedule, arrays: PipelineGraph, cursor: list[int]) -> S
     done |= {StageKey(s.chunk, Phase.BACKWARD, s.microbatch) for s in done if s.phase is Phase.INPUT_GRADIENT}
     planned = {stage for order in schedule.orders for stage in order}
 
-    def shown(stage: StageKey) -> StageKey:
+    def _shown(stage: StageKey) -> StageKey:
         if stage.phase is Phase.BACKWARD and stage not in planned:
             return StageKey(stage.chunk, Phase.INPUT_GRADIENT, stage.microbatch)
         return stage
@@ -168,7 +168,7 @@ def _deadlock(schedule: Schedule, arrays: PipelineGraph, cursor: list[int]) -> S
             lines.append(f"  rank {rank}: {before} (finished)")
             continue
         stage = order[cursor[rank]]
-        waits[rank] = [shown(p) for p in arrays.predecessors(stage) if p not in done]
+        waits[rank] = [_shown(p) for p in arrays.predecessors(stage) if p not in done]
         lines.append(f"  rank {rank}: {before} -> {stage} waits for {', '.join(map(str, waits[rank]))}")
     lines.append("  cycle: " + _cycle(schedule, arrays.shape, cursor, waits))
     return ScheduleError(

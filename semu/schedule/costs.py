@@ -67,7 +67,7 @@ class StudyCosts:
         """
         arrays = graph_of(shape)
 
-        def column(name: str, values: ArrayLike) -> F64:
+        def _column(name: str, values: ArrayLike) -> F64:
             found = np.asarray(values, dtype=np.float64)
             if not np.all(np.isfinite(found)) or np.any(found < 0):
                 raise ConfigError("not a time or size", where=name, expected="finite numbers >= 0", got=values)
@@ -84,23 +84,28 @@ class StudyCosts:
                 got=f"shape {found.shape}",
             )
 
-        whole_s = column("input_s", input_s) + column("weight_s", weight_s)
+        whole_s = _column("input_s", input_s) + _column("weight_s", weight_s)
         latency = np.zeros((arrays.num_pairs, 4))
-        latency[:, FORWARD] = column("forward_s", forward_s)
-        latency[:, INPUT], latency[:, WEIGHT] = column("input_s", input_s), column("weight_s", weight_s)
-        latency[:, BACKWARD] = whole_s if backward_s is None else column("backward_s", backward_s)
-        held = _whole(column("held_bytes", held_bytes))
+        latency[:, FORWARD] = _column("forward_s", forward_s)
+        latency[:, INPUT], latency[:, WEIGHT] = _column("input_s", input_s), _column("weight_s", weight_s)
+        latency[:, BACKWARD] = whole_s if backward_s is None else _column("backward_s", backward_s)
+        held = _whole(_column("held_bytes", held_bytes))
         held[~arrays.has_backward] = 0
-        kept = held if kept_bytes is None else np.minimum(_whole(column("kept_bytes", kept_bytes)), held)
+        kept = held if kept_bytes is None else np.minimum(_whole(_column("kept_bytes", kept_bytes)), held)
         delta = np.stack((held, -held, kept - held, -kept), axis=1)
-        inner = np.stack([_whole(column("internal_bytes", values)) for values in internal_bytes], axis=1)
+        inner = np.stack([_whole(_column("internal_bytes", values)) for values in internal_bytes], axis=1)
         sent = np.zeros((arrays.num_pairs, 4))
-        sent[:, FORWARD] = column("transfer_s", transfer_s)
-        back = sent[:, FORWARD] if transfer_back_s is None else column("transfer_back_s", transfer_back_s)
+        sent[:, FORWARD] = _column("transfer_s", transfer_s)
+        back = sent[:, FORWARD] if transfer_back_s is None else _column("transfer_back_s", transfer_back_s)
         sent[:, BACKWARD] = sent[:, INPUT] = back
         on_grid = [np.rint(values * TIME_GRID_PER_S).reshape(-1) / TIME_GRID_PER_S for values in (latency, sent)]
         internal = np.maximum(np.maximum(inner, delta), 0).reshape(-1)
         return cls(on_grid[0], delta.reshape(-1), internal, on_grid[1])
+
+
+def idle_share(busy_s: float, num_ranks: int, makespan_s: float) -> float:
+    """The bubble ratio, 1 - (sum of stage times) / (P x makespan) (DESIGN §2); 0 for an empty pipeline."""
+    return 1.0 - busy_s / (num_ranks * makespan_s) if makespan_s > 0 else 0.0
 
 
 def _whole(values: F64) -> I64:

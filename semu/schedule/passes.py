@@ -16,7 +16,7 @@ def split_backward(schedule: Schedule, where: Callable[[StageKey], bool] = lambd
         schedule: legal. where: which backwards.
     """
 
-    def split(order: Sequence[StageKey]) -> Iterator[StageKey]:
+    def _split(order: Sequence[StageKey]) -> Iterator[StageKey]:
         for stage in order:
             if stage.phase is Phase.BACKWARD and where(stage):
                 yield StageKey(stage.chunk, Phase.INPUT_GRADIENT, stage.microbatch)
@@ -24,7 +24,7 @@ def split_backward(schedule: Schedule, where: Callable[[StageKey], bool] = lambd
             else:
                 yield stage
 
-    return Schedule.build(schedule.name, map(split, schedule.orders))
+    return Schedule.build(schedule.name, map(_split, schedule.orders))
 
 
 def merge_backward(schedule: Schedule) -> Schedule:
@@ -35,7 +35,7 @@ def merge_backward(schedule: Schedule) -> Schedule:
         schedule: legal.
     """
 
-    def merged(order: Sequence[StageKey]) -> Iterator[StageKey]:
+    def _merged(order: Sequence[StageKey]) -> Iterator[StageKey]:
         at = 0
         while at < len(order):
             stage = order[at]
@@ -47,4 +47,4 @@ def merge_backward(schedule: Schedule) -> Schedule:
                 yield stage
                 at += 1
 
-    return Schedule.build(schedule.name, map(merged, schedule.orders))
+    return Schedule.build(schedule.name, map(_merged, schedule.orders))

@@ -102,7 +102,7 @@ def _refuted(graph: tuple[Any, ...], where: tuple[Any, ...], least: float, effor
     cost = float((np.diff(where[2]).astype(np.float64) ** 2).sum()) * 4.0
     rounds = int(np.clip(effort / (16 * cost), 2, 50))
 
-    def highest(low: float, max_probes: int, trials: float) -> float:
+    def _highest(low: float, max_probes: int, trials: float) -> float:
         step, top = least * 2.0**-5, np.inf
         if trials < 1 or not refute(_on_grid(low), *graph, *where, rounds, max_probes):
             return low
@@ -115,8 +115,8 @@ def _refuted(graph: tuple[Any, ...], where: tuple[Any, ...], least: float, effor
                 top, step = min(top, middle), step / 2
         return low
 
-    found = highest(least, 0, effort / (3 * cost))
-    return highest(found, int(effort / (3 * cost * 12)), 12) if effort > 3 * cost * 12 * 50 else found
+    found = _highest(least, 0, effort / (3 * cost))
+    return _highest(found, int(effort / (3 * cost * 12)), 12) if effort > 3 * cost * 12 * 50 else found
 
 
 def _on_grid(time_s: float) -> float:

@@ -127,13 +127,13 @@ def search(
     first, begun, default = start.result, start.built, start.solution
     tell = _told(say, first.solution.lower_bound_s)
 
-    def find(problem: JobProblem) -> SearchResult:
+    def _find(problem: JobProblem) -> SearchResult:
         return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
 
     try:
         if is_stopped or _is_stopped(begun, seed, budget):
             raise KeyboardInterrupt
-        result, built, best = settled(begun, find)
+        result, built, best = settled(begun, _find)
     except KeyboardInterrupt:  # the heuristic's is the best so far
         result = replace(first, ended_by="interrupt", is_reproducible=False, seed=seed, workers=budget.num_workers())
         result = replace(result, strategy=strategy, objective=goal)
@@ -223,12 +223,12 @@ def _is_stopped(built: JobProblem, seed: int, budget: Budget) -> bool:
 def _told(say: Callable[[str], None], bound: float) -> Callable[[Incumbent], None]:
     """What progress says of an incumbent. ``bound``: [s]."""
 
-    def tell(one: Incumbent) -> None:
+    def _tell(one: Incumbent) -> None:
         gap = f", gap {100 * (one.makespan_s / bound - 1):.2f} %" if bound > 0 and np.isfinite(one.makespan_s) else ""
         rate = f", {one.rollouts / one.time_s:.0f} rollouts/s" if one.rollouts and one.time_s > 0 else ""
         say(f"best {one.makespan_s:.4f} s{gap} after {one.rollouts} rollouts{rate}")
 
-    return tell
+    return _tell
 
 
 def _bound(problem: SearchProblem) -> tuple[float, str]:

@@ -96,7 +96,7 @@ def _caps(module: ModuleLayers, num_chunks: int) -> list[int]:
             nearest=most,
         )
 
-    def cap(limit: float) -> list[int] | None:
+    def _cap(limit: float) -> list[int] | None:
         found = []
         for chunk, few in enumerate(least):
             if module.cost(chunk, num_chunks, few) > limit:
@@ -112,11 +112,11 @@ def _caps(module: ModuleLayers, num_chunks: int) -> list[int]:
     low, high = 0, len(limits) - 1
     while low < high:
         middle = (low + high) // 2
-        if cap(limits[middle]) is None:
+        if _cap(limits[middle]) is None:
             low = middle + 1
         else:
             high = middle
-    best = cap(limits[low])
+    best = _cap(limits[low])
     assert best is not None
     return best
 

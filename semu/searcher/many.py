@@ -96,7 +96,7 @@ def search_many(
     options = {"workers": 1, **options}
     names: list[str] = []
 
-    def stream() -> Iterable[tuple[str, TrainingJob]]:
+    def _stream() -> Iterable[tuple[str, TrainingJob]]:
         for name, job in jobs:
             if name in names:
                 raise ConfigError("two jobs of one name", where="jobs", expected="names that differ", got=name)
@@ -106,7 +106,7 @@ def search_many(
     found: dict[int, SearchRow] = {}
     is_interrupted = False
     try:
-        for number, row in (engine or SerialEngine()).run(partial(_searched, options), stream()):
+        for number, row in (engine or SerialEngine()).run(partial(_searched, options), _stream()):
             found[number] = row
             if progress is not None:
                 time = "refused" if row.iteration_time_s is None else f"{row.iteration_time_s:.4f} s"

@@ -23,6 +23,7 @@ from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
 from semu.job import TrainingJob
 from semu.present.report import Report
+from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.preparation import prepare
@@ -40,6 +41,7 @@ def simulate(
     seed: int = 0,
     contention: bool = False,
     plan: StagePlan | None = None,
+    schedule: Schedule | str | None = None,
 ) -> Report:
     """Predict one training iteration: time, memory of every rank, timeline.
 
@@ -55,6 +57,7 @@ def simulate(
             says what that cost; else each runs as if alone.
         plan: sub-microbatches, chunks, variants of stages and the order of everything (``semu.schedule.stage_plan``);
             None: what ``training.schedule_file`` holds, if that is a plan (``.json``), else the job's schedule.
+        schedule: the order of all stages, or the name of a schedule that the job's cut can run; None: the job's own.
     Returns:
         The report. A job that does not fit in memory is reported (``fits`` is False), not refused.
     Raises:
@@ -62,5 +65,5 @@ def simulate(
         ScheduleError: the schedule cannot order this pipeline.
     """
     return prepare(job, latency_rules=latency_rules, progress=progress, cache=cache, plan=plan).report(
-        progress=progress, samples=samples, seed=seed, contention=contention
+        schedule, progress=progress, samples=samples, seed=seed, contention=contention
     )

@@ -114,6 +114,8 @@ class JobCheckpoint(SimulatedJob):
         """What a schedule must order."""
         return self.units.shape
 
+    shape = pipeline_shape
+
     def schedule(self, schedule: Schedule | str | None = None) -> Schedule:
         """A legal schedule of this pipeline.
 
@@ -137,22 +139,22 @@ class JobCheckpoint(SimulatedJob):
                 refuse_split(self.layout, planned.name)
             return lower(planned, self.units.shape, overlapped_sends=overlapped)
 
-        def make() -> PipelineProblem:
+        def _make() -> PipelineProblem:
             return lower(self.schedule(chosen), self.units.shape, overlapped_sends=overlapped)
 
         if isinstance(chosen, Schedule):
-            return make()
+            return _make()
         if chosen not in SCHEDULES:
             options = self.job.training.activation_limit, self.job.training.optimizer_post_validation
             key = (chosen, self.units.shape, overlapped, options, self.replicas.shape.tobytes(), self.replicas.links)
-            return _FITTED_PROBLEMS.get(self.evaluation.by_shape, key, make)
+            return _FITTED_PROBLEMS.get(self.evaluation.by_shape, key, _make)
 
-        def quick() -> PipelineProblem:
+        def _quick() -> PipelineProblem:
             if ALL_SCHEDULES[chosen].alternates and is_surely_legal(self.units.shape):
                 return lower(SCHEDULES[chosen](self.units.shape), self.units.shape, overlapped_sends=overlapped)
-            return make()
+            return _make()
 
-        return _PROBLEMS.get((SCHEDULES[chosen], self.units.shape, overlapped), quick)
+        return _PROBLEMS.get((SCHEDULES[chosen], self.units.shape, overlapped), _quick)
 
     @property
     def _own_schedule(self) -> Schedule | str:

@@ -129,7 +129,7 @@ def _distinct_latencies(
     which of them each unit is: int64[num_units]."""
     programs = programs_of(costed.layout.recipe, units)
 
-    def find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def _find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         latency: list[NDArray[np.float64]] = []
         row = np.empty((units.repeats, units.size), dtype=np.int64)
         stage = len(CODES) * programs.kind.reshape(row.shape)[:, : units.num_stages] + units.codes
@@ -157,7 +157,7 @@ def _distinct_latencies(
         row[:, units.num_stages :] = np.array(row_of_edge, dtype=np.int64)[programs.edge[units.copy]]
         return np.stack(latency), row.ravel()
 
-    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, links), find)
+    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, links), _find)
 
 
 def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -179,7 +179,7 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
     overlapped = layout.job.overlaps_sends
     everything = nodes
 
-    def make() -> _Added:
+    def _make() -> _Added:
         new = Edges.between(problem.unit_edges(overlapped_sends=overlapped), len(nodes.latency))
         return _added(new, first_forward_bindings(insides, gathers, first), insides, nodes)
 
@@ -189,12 +189,12 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
         everything, new = hosts.joined(nodes), Edges.between(between, len(replicas.count)).followed_by(hosts.edges)
         added = _added(new, [*first_forward_bindings(insides, gathers, first), *hosts.bindings], insides, everything)
     elif not gathers:
-        added = _ADDED.get(problem, (overlapped, len(replicas.count)), make)
+        added = _ADDED.get(problem, (overlapped, len(replicas.count)), _make)
     elif len(replicas.count) == 1:
         key = problem, overlapped, tuple(gathers.values()), replicas.shape.tobytes()
-        added = _ADDED_WITH_GATHERS.get(evaluation.by_shape, key, make)
+        added = _ADDED_WITH_GATHERS.get(evaluation.by_shape, key, _make)
     else:
-        added = make()
+        added = _make()
     times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
     programs = programs_of(layout.recipe, sim.units)

@@ -70,24 +70,24 @@ def prepare(
 
     sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
 
-    def shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
+    def _shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
         return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
 
-    plain = shapes_with({})
+    plain = _shapes_with({})
     check_streams(job, plain)
     check_modality_inputs(job, microbatches, plain)
     cutting = SubMicrobatches.whole(job.num_microbatches)
     if plan is not None:
         cutting = cut_batch(job.model, plan, microbatches, parallel.replicas)
 
-    def shapes_of(library: TemplateLibrary) -> BatchShapes:
+    def _shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
-        return shapes_with(windows, derived) if windows or derived else plain
+        return _shapes_with(windows, derived) if windows or derived else plain
 
     def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
         """With those of sub-microbatches."""
         if not cutting.modules:
-            return shapes_of(library)
+            return _shapes_of(library)
         derived = with_derived(cutting.microbatches, derived_in(library.symbols))
         return distinct_shapes(derived, *sizes, (), windows_in(library.symbols)).with_idle()
 
@@ -97,7 +97,7 @@ def prepare(
         job,
         lambda library: template_latencies(
             library,
-            shapes_of(library),
+            _shapes_of(library),
             cost_model_of(library, job.profile, latency_rules),
             serial=serial,
             cache=results,

@@ -32,7 +32,7 @@ def collectives(
 ) -> list[OuterSlice]:
     """Collectives of one kind over several buffers, each as if it began at time 0 (see ``moved``)."""
 
-    def find() -> list[OuterSlice]:
+    def _find() -> list[OuterSlice]:
         factor = wire_factor(kind, group.num_ranks)
         wire = [factor.numerator * size // factor.denominator for size in buffer_bytes]
         if kind in model.rules:  # a custom rule may ask for the name
@@ -47,8 +47,8 @@ def collectives(
         ]
 
     if kind in model.rules:
-        return find()
-    return _COLLECTIVES.get(model, (tuple(names), kind, group, tuple(buffer_bytes)), find)
+        return _find()
+    return _COLLECTIVES.get(model, (tuple(names), kind, group, tuple(buffer_bytes)), _find)
 
 
 _COLLECTIVES = memo.ScopedTable[list[OuterSlice]](
@@ -66,10 +66,10 @@ _SENT = memo.ScopedTable["tuple[ChunkTransfers, ...]"](
 def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s: float) -> OuterSlice:
     """One memory-bound kernel of the compute stream outside stages that begins at a given time."""
 
-    def make() -> float:
+    def _make() -> float:
         return float(model.outer_latency(kind, name, mem_bytes=mem_bytes)[0])
 
-    latency = make() if kind in model.rules else _KERNELS.get(model, (kind, mem_bytes), make)
+    latency = _make() if kind in model.rules else _KERNELS.get(model, (kind, mem_bytes), _make)
     return OuterSlice(name, kind, "compute", begin_s, begin_s + latency, 0, 1, model.outer_provenance(kind, None))
 
 
@@ -100,11 +100,11 @@ def edge_bytes(costed: CostedJob, source: int, target: int, phase: Phase) -> NDA
     costs = costed.evaluation.chunks[target if is_forward else source]  # most chunks share theirs
     positions = leaving_positions(costed.layout, source, target, phase)
 
-    def make() -> NDArray[np.int64]:
+    def _make() -> NDArray[np.int64]:
         total: NDArray[np.int64] = (costs.arriving if is_forward else costs.gradient_leaving)[positions].sum(axis=0)
         return total
 
-    return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, *positions), make)
+    return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, *positions), _make)
 
 
 class ChunkTransfers(NamedTuple):

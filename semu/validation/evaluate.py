@@ -64,13 +64,13 @@ def _measured(row: Row) -> dict[Quantity, float | None]:
 def _run(row: Row, make_job: JobMaker, device: str, *, pass_times: bool) -> RowResult:
     given = row.pass_times if pass_times else None
 
-    def simulate(settings: Settings) -> Run:
+    def _simulate(settings: Settings) -> Run:
         checkpoint = prepare(make_job(run_tables(row, settings, device)))
         if given is not None:
             checkpoint = with_pass_times(checkpoint, given)
         return Run(checkpoint, checkpoint.estimate())
 
-    choice = choose(row, simulate)
+    choice = choose(row, _simulate)
     report = choice.run.report
     predicted = _predicted(row, choice.run)
     compared = {

@@ -38,7 +38,7 @@ def save_picture(result: ValidationResult, path: str | os.PathLike[str], *, titl
         ConfigError: it cannot be written.
     """
 
-    def picture(path: Path) -> None:
+    def _picture(path: Path) -> None:
         from semu.present.plots import ScatterPoint, draw_validation
 
         points = {
@@ -54,4 +54,4 @@ def save_picture(result: ValidationResult, path: str | os.PathLike[str], *, titl
         }
         draw_validation(path, points[Quantity.TIME], points[Quantity.MEMORY], title=title)
 
-    return write_file(Path(path), picture)
+    return write_file(Path(path), _picture)

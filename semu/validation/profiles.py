@@ -18,12 +18,12 @@ from semu.validation.scoring import Errors
 def on_data_sheet(make_job: JobMaker) -> JobMaker:
     """Makes the same jobs, on devices as their data sheets have them."""
 
-    def make(tables: Tables) -> TrainingJob:
+    def _make(tables: Tables) -> TrainingJob:
         job = make_job(tables)
         cluster = replace(job.cluster, device=data_sheet(job.cluster.profile), override={})
         return replace(job, cluster=cluster)
 
-    return make
+    return _make
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def write_stream(
     """
     written = 0
 
-    def write(temporary: Path) -> None:
+    def _write(temporary: Path) -> None:
         nonlocal written
         with open(temporary, "w", encoding="utf-8") as file:
             for batch in batches:
@@ -106,7 +106,7 @@ def write_stream(
                 file.write(json.dumps({"microbatches": rows}, separators=(",", ":")) + "\n")
                 written += 1
 
-    write_file(Path(path), write)
+    write_file(Path(path), _write)
     return written
 
 

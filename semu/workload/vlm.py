@@ -192,19 +192,19 @@ def _images_per_sequence(batch: VlmBatch, context: int) -> Callable[[float], flo
     Moments come from a reference draw whose seed is fixed.
     """
 
-    def moments(share: float) -> NDArray[np.float64]:
+    def _moments(share: float) -> NDArray[np.float64]:
         images, text = batch._draw(make_generator(0, 1 << 40), _REFERENCE_SAMPLES, context, share)
         lengths = (images * batch.tokens_per_image + text).astype(np.float64)
         return np.array([images.mean(), lengths.mean(), (lengths**2).mean()])
 
-    with_images, text_only = moments(0.0), moments(1.0)
+    with_images, text_only = _moments(0.0), _moments(1.0)
     cap = np.inf if batch.images_max is None else float(batch.images_max)
 
-    def expected(share: float) -> float:
+    def _expected(share: float) -> float:
         images, length, square = (1.0 - share) * with_images + share * text_only
         return float(min(cap, images * (context - square / (2.0 * length)) / length))
 
-    return expected
+    return _expected
 
 
 vlm_batch = VlmBatch

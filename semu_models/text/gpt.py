@@ -62,12 +62,12 @@ class GPT(Decoder):
     """
 
     def __init__(self, config: GPTConfig) -> None:
-        def layer(_: int) -> TransformerLayer:
+        def _layer(_: int) -> TransformerLayer:
             ffn = config.ffn if config.ffn is not None else 4 * config.hidden
             return TransformerLayer(config.hidden, ffn, config.heads, dropout=config.dropout)
 
         sizes = config.layers, config.hidden, config.vocab
-        super().__init__(*sizes, layer, positions=config.positions, tied=config.tied, dropout=config.dropout)
+        super().__init__(*sizes, _layer, positions=config.positions, tied=config.tied, dropout=config.dropout)
         self.config = config
 
 

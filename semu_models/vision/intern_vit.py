@@ -64,7 +64,7 @@ class WholeNormAttention(SelfAttention):
 def intern_vit_blocks(config: InternViTConfig) -> dict[str, Module]:
     """Members ``embedding``, ``layers.0`` ...: patches -> [patches + images, hidden]."""
 
-    def layer() -> TransformerLayer:
+    def _layer() -> TransformerLayer:
         attention = None
         if config.qk_norm:
             attention = WholeNormAttention(config.hidden, config.heads, qkv_bias=config.qkv_bias)
@@ -81,7 +81,7 @@ def intern_vit_blocks(config: InternViTConfig) -> dict[str, Module]:
 
     positions = config.num_patches + 1 if config.positions else None
     embedding = ImageEmbedding(config.patch_features, config.hidden, positions, class_token=True)
-    return {"embedding": embedding, **{f"layers.{i}": layer() for i in range(config.layers)}}
+    return {"embedding": embedding, **{f"layers.{i}": _layer() for i in range(config.layers)}}
 
 
 class PixelShuffle(Module):

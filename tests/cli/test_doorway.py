@@ -36,12 +36,13 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 # -- schedules -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("setup", ["lm-7b", "vlm-s"])
-@pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min", "hanayo", "interleaved", "chimera", "1f1b", "zb-h1"])
-def test_a_schedule_brings_its_cut(name: str, setup: str) -> None:
-    family = ALL_SCHEDULES[name]
-    if setup == "vlm-s" and family.splits_backward:
-        pytest.skip("one model is enough for those")
+WHOLE, SPLIT = ("hanayo", "interleaved", "chimera", "1f1b"), ("zb-v", "v-half", "v-min", "zb-h1")
+CUTS = [*(("lm-7b", name) for name in (*WHOLE, *SPLIT)), *(("vlm-s", name) for name in WHOLE)]
+
+
+@pytest.mark.parametrize(("setup", "name"), CUTS)
+def test_a_schedule_brings_its_cut(setup: str, name: str) -> None:
+    assert ALL_SCHEDULES[name].splits_backward == (name in SPLIT)
     job = load_run(setup, [f"training.schedule={name}"])
     reference = job_for(load_run(setup, [f"training.global_batch={job.training.global_batch}"]), name)
     assert (job.parallel.vpp, job.parallel.placement) == (reference.parallel.vpp, reference.parallel.placement)
@@ -71,6 +72,38 @@ def test_what_a_schedule_sets_is_said_and_what_is_given_stays(
 def test_the_nearest_of_a_schedule_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     job = load_run("lm-7b", ["training.schedule=dualpipe"])
     assert (job.training.schedule, job.parallel.vpp, job.parallel.placement) == ("dualpipe-v", 2, "v-shape")
+
+
+@pytest.mark.parametrize("setup", ["lm-7b", "vlm-s"])
+def test_an_order_of_ones_own_in_python(setup: str) -> None:
+    job = load_run(setup, ["training.global_batch=16", "training.recompute=full"])
+    named = load_run(setup, ["training.global_batch=16", "training.recompute=full", "training.schedule=gpipe"])
+    schedule = semu.schedule.gpipe(semu.prepare(job).shape)
+    for given in (schedule, "gpipe"):
+        assert semu.simulate(job, schedule=given).iteration_time_s == semu.simulate(named).iteration_time_s
+    assert semu.simulate(job, schedule=schedule).peak_memory_bytes > semu.simulate(job).peak_memory_bytes
+    with pytest.raises(semu.ScheduleError):
+        semu.simulate(job, schedule=ALL_SCHEDULES["gpipe"](ALL_SCHEDULES["gpipe"].shape(2, 4)))
+
+
+def test_every_schedule_is_an_attribute() -> None:
+    assert all(getattr(semu.schedule, name.replace("-", "_")) is family for name, family in ALL_SCHEDULES.items())
+    with pytest.raises(AttributeError, match="zbv"):
+        _ = semu.schedule.zbv
+
+
+# -- files of other programs -----------------------------------------------------------------------------------------
+def test_a_script_of_megatron_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = str(INSTANCES.parents[2] / "examples" / "mixtral_8x7b.sh")
+    imported = str(tmp_path / "run.toml")
+    assert run(capsys, "import", script, "-o", imported)[0] == 0
+    words = ("--set", "training.micro_batch=1")
+    found, again = (document(capsys, "simulate", name, *words) for name in (script, imported))
+    assert found["iteration_time_s"] == again["iteration_time_s"]
+    code, _, err = run(capsys, "simulate", script, "--set", "parallel.tp=5")
+    assert code == 2 and "5" in err
+    code, _, err = run(capsys, "simulate", str(INSTANCES / "megatron_vlm.sh"))
+    assert code == 2 and "[model.encoder] and [model.llm]" in err
 
 
 # -- networks --------------------------------------------------------------------------------------------------------
@@ -258,3 +291,24 @@ def test_fits_of_plain_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         place = tmp_path / f"{name}.toml"
         assert run(capsys, "calibrate", str(INSTANCES / name), "--device", "h100", "-o", str(place))[0] == 0
         assert semu.Cluster(str(place)).profile.name
+
+
+# -- what is assumed -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["llama3-8b", "vlm-s", "run.toml"])
+def test_json_says_where_every_setting_comes_from(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    assert run(capsys, "init", "lm-7b", "-o", str(file))[0] == 0
+    words = (str(file) if name == "run.toml" else name, "--set", "training.overhead_s=0.01")
+    settings = document(capsys, "simulate", *words)["settings"]
+    config = document(capsys, "simulate", *words, "--dump-config")["config"]
+    assert {key: row["value"] for key, row in settings.items()} == {
+        f"{table}.{key}": value for table, values in config.items() for key, value in values.items()
+    }
+    source = {key: row["source"] for key, row in settings.items()}
+    assert source["training.overhead_s"] == "--set" and "default" in source.values()
+    if name == "run.toml":
+        assert file.read_text().splitlines()[int(source["parallel.tp"].split(":")[-1]) - 1].startswith("tp = 2")
+    else:
+        assert source["parallel.tp"] == f"{'model' if name == 'llama3-8b' else 'setup'} {name}"

@@ -89,7 +89,7 @@ def _warm() -> list[dict[str, Any]]:
     """Run a small job of each kind once and compile what is left; what that took: ``command``, ``seconds``,
     ``compiled``."""
     import semu
-    from semu.compiled import compile_kernel
+    from semu.compiled import compile_kernels
     from semu.runfile import load_run
 
     job = load_run("lm-7b", ["parallel.vpp=1", "training.global_batch=8"])
@@ -99,7 +99,7 @@ def _warm() -> list[dict[str, Any]]:
         "simulate": lambda: [semu.simulate(each) for each in (job, several, modal)],
         "grid": lambda: semu.grid(job, vary={"tp": (1, 2), "pp": (2, 4)}, top=1),
         "search": lambda: semu.search(modal, rollouts=64),
-        "others": lambda: [compile_kernel(name) for name in KERNELS],
+        "others": lambda: compile_kernels(KERNELS),
     }
     rows = []
     for name, run in steps.items():

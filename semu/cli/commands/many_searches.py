@@ -39,11 +39,11 @@ def search_batches(arguments: argparse.Namespace, progress: Progress, options: d
         make_folder(Path(arguments.out))
     first = arguments.seed or 0
 
-    def jobs() -> Iterator[tuple[str, TrainingJob]]:
+    def _jobs() -> Iterator[tuple[str, TrainingJob]]:
         for seed in range(first, first + arguments.batches):
             yield f"seed {seed}", read_run(arguments, progress, seed=seed).job()
 
-    table = search_many(jobs(), engine=engine, progress=progress, seed=first, **options)
+    table = search_many(_jobs(), engine=engine, progress=progress, seed=first, **options)
     refusal = _refusal(table)
     document: dict[str, Any] = {
         "run": arguments.run,

@@ -100,7 +100,7 @@ def _train(
 
             told, known, before = 0.0, planner.batches.priorities, len(rows)
 
-            def keep() -> None:
+            def _keep() -> None:
                 table = {
                     "key": key,
                     "rows": [{**row_json(own), **measured_json(own)} for own in rows],
@@ -109,13 +109,13 @@ def _train(
                 if path is not None:
                     write_text(path, json.dumps(table) + "\n")
 
-            def tell(row: IterationRow) -> None:
+            def _tell(row: IterationRow) -> None:
                 nonlocal told, known
                 rows.append(row)
                 known = planner.batches.priorities  # of this iteration: the next one is not planned yet
                 progress(_line(row, count))
                 if time.monotonic() - told >= KEEP_EVERY_S or len(rows) == count:
-                    keep()
+                    _keep()
                     told = time.monotonic()
 
             try:
@@ -125,11 +125,11 @@ def _train(
                     speed=speed,
                     sleeps=arguments.sleep,
                     has_deadline=not is_reproducible,
-                    tell=tell,
+                    tell=_tell,
                 )
             finally:
                 if len(rows) > before:  # a shorter loop keeps what a longer one left
-                    keep()
+                    _keep()
         if len(rows) < count and arguments.iterations is not None:
             ended_by = "stream"
             say(f"the stream ended after {len(rows)} of {count} iterations")

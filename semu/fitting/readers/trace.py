@@ -168,7 +168,7 @@ def _attention(
         aten/src/ATen/native/native_functions.yaml of PyTorch has the operators' inputs in order.
     """
 
-    def read(dims: Dims, types: Sequence[str], arguments: Mapping[str, Any]) -> Found:
+    def _read(dims: Dims, types: Sequence[str], arguments: Mapping[str, Any]) -> Found:
         q, k, v = dims[first : first + 3]
         if types[first] not in _HALVES or any(len(dim) != 4 for dim in (q, k, v)):
             return None
@@ -185,13 +185,13 @@ def _attention(
         section = "attention_forward" if is_forward else "attention_backward"
         return f"efficiency.{section}{variant}", tuple(float(value) for value in shape)
 
-    return read
+    return _read
 
 
 def _moved(section: str, tensors: Sequence[int]) -> Reader:
     """A kernel that reads its inputs and writes one result of the first one's size."""
 
-    def read(dims: Dims, types: Sequence[str], _: Mapping[str, Any]) -> Found:
+    def _read(dims: Dims, types: Sequence[str], _: Mapping[str, Any]) -> Found:
         size = _BYTES.get(types[0], 0)
         if not size or not dims[0]:
             return None
@@ -200,7 +200,7 @@ def _moved(section: str, tensors: Sequence[int]) -> Reader:
             return None
         return f"efficiency.{section}", (float(total), float(dims[0][-1]))
 
-    return read
+    return _read
 
 
 _READERS: Mapping[str, Reader] = {

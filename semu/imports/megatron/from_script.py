@@ -18,6 +18,8 @@ _TRAINING = re.compile(r"(pretrain|train|finetune|main)\w*\.py")
 
 _OTHERS = re.compile(r"(pretrain|train)_(bert|t5|mamba|hybrid|retro|ict|realm|vlm|vision\w*)\.py")
 """Programs of Megatron-LM whose models are not GPTs, although most of their arguments have the same names."""
+_WAYS_OUT = {"pretrain_vlm.py": "a run file with [model.encoder] and [model.llm], as docs/models.md has it"}
+"""Program -> how its model is described instead."""
 
 
 def read_script(text: str, source: str, defined: Mapping[str, str] | None = None) -> Given:
@@ -39,9 +41,9 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
         raise ConfigError(
             f"{program} trains another model than a GPT, which is not read from its arguments",
             where=f"{source}:{command.fields[begin].line}",
-            expected="pretrain_gpt.py, or a program of one's own that trains its models; semu list models has others",
+            expected="pretrain_gpt.py, or a program of one's own that trains its models",
             got=command.fields[begin].text,
-            nearest="pretrain_gpt.py",
+            nearest=_WAYS_OUT.get(program, "a model of semu list models"),
         )
     launcher = command.fields[: max(begin, 0)]
     nodes, ranks = _size(launcher, _NODES, script), _size(launcher, _RANKS, script)

@@ -100,12 +100,15 @@ class _Reader:
         self.heredocs: list[str] = []
 
     def line(self) -> int:
+        """Line of the next character, from that of the text's first on."""
         return self.first + bisect_right(self.breaks, self.at - 1)
 
     def peek(self, count: int = 1) -> str:
+        """The next characters, fewer at the end of the text."""
         return self.text[self.at : self.at + count]
 
     def tokens(self) -> Iterator[Word | Operator]:
+        """Words and operators of the text, in order."""
         is_start = True  # of a command: where ((...)) is arithmetic
         while self.at < len(self.text):
             char, line = self.peek(), self.line()
@@ -141,6 +144,7 @@ class _Reader:
                 is_start = word.plain in ("if", "elif", "then", "else", "while", "until", "do", "!", "{")
 
     def word(self) -> Word:
+        """The word that begins at the next character."""
         line, begin = self.line(), self.at
         match = _ASSIGNED_ARRAY.match(self.text, self.at)
         if match is not None:

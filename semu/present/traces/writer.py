@@ -108,7 +108,7 @@ def _header(title: str, metadata: Mapping[str, object], world: Mapping[str, int]
 def _write_file(path: str | os.PathLike[str], header: str, batches: Iterable[list[str]]) -> None:
     """Stream the batches of events into a file."""
 
-    def fill(temporary: Path) -> None:
+    def _fill(temporary: Path) -> None:
         with _opened(temporary) as file:
             file.write(header)
             separator = ""
@@ -119,7 +119,7 @@ def _write_file(path: str | os.PathLike[str], header: str, batches: Iterable[lis
                     separator = ",\n"
             file.write("\n]}\n")
 
-    write_file(Path(path), fill)
+    write_file(Path(path), _fill)
 
 
 @contextmanager

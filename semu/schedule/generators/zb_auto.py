@@ -91,27 +91,27 @@ def zb_auto_of_job(study: PipelineStudy, times: float, ends_apart: bool, name: s
         if np.all(study.evaluate(made).peak_bytes <= limit):
             candidates.append(made)
 
-    def cost(schedule: Schedule) -> tuple[float, int]:
+    def _cost(schedule: Schedule) -> tuple[float, int]:
         result = study.evaluate(schedule)
         return result.span_s if ends_apart else result.makespan_s, int(result.peak_bytes.max(initial=0))
 
-    return min(candidates, key=cost)
+    return min(candidates, key=_cost)
 
 
 def _family(name: str, times: int, reached: ScheduleFamily, compared: int | None = None) -> ScheduleFamily:
     """Within the activations of ``times`` p microbatches."""
 
-    def adapt(study: PipelineStudy) -> Schedule:
+    def _adapt(study: PipelineStudy) -> Schedule:
         return zb_auto_of_study(study, activation_limit(study, times * study.shape.num_ranks), name)
 
     return ScheduleFamily(
         name,
-        lambda shape: adapt(PipelineStudy.of(shape)).orders,
+        lambda shape: _adapt(PipelineStudy.of(shape)).orders,
         "2401.10241 §3",
         splits_backward=True,
         rules=(one_slot,),
         makespan=lambda p, m, v, f, i, w: reached.makespan(p, m, v, f, i, w) if f == i == w else None,
-        adapt=adapt,
+        adapt=_adapt,
         adapt_within=lambda study, limit, ends_apart: zb_auto_of_job(study, limit, ends_apart, name),
         activation_limit=times,
         compared=compared,

@@ -18,11 +18,11 @@ _PHASE = {phase.value: phase for phase in Phase}
 def grouped_turn(size: int, num_slots: int) -> Callable[[int], Turn]:
     """A rank's n-th forward: ``size`` microbatches through one slot, the same through the next."""
 
-    def turn(step: int) -> Turn:
+    def _turn(step: int) -> Turn:
         group, within = divmod(step, size * num_slots)
         return within // size, group * size + within % size
 
-    return turn
+    return _turn
 
 
 def alternate(

@@ -176,6 +176,7 @@ class _Floor:
 
     @classmethod
     def of(cls, job: TrainingJob, layout: Layout, by_shape: ShapeCosts, number: int, count: int) -> _Floor:
+        """Least times [s] and bytes of a block that a layout holds ``count`` times."""
         serial = not job.overlaps_tensor_parallel
         stages = [
             build_stages(layout.library, [number] * times, layout.streams, serial=serial)

@@ -47,14 +47,14 @@ def framework_rule(framework: Framework, job: TrainingJob) -> Misfit:
         return lambda tp, pp, vpp, microbatches: _torchtitan(layers, heads, tp, pp * vpp)
     is_named = job.parallel.layout is not None
 
-    def misfit(tp: int, pp: int, vpp: int, microbatches: int) -> str | None:
+    def _misfit(tp: int, pp: int, vpp: int, microbatches: int) -> str | None:
         if not is_named and layers % (pp * vpp):
             return f"{layers} layers of {language.name} do not divide into pp x vpp = {pp} x {vpp} stages"
         if vpp > 1 and microbatches % pp:
             return f"{microbatches} microbatches are no multiple of pp = {pp}, which vpp > 1 needs"
         return None
 
-    return misfit
+    return _misfit
 
 
 def _torchtitan(layers: int, heads: set[int], tp: int, stages: int) -> str | None:

@@ -86,11 +86,13 @@ class _Cuts:
     example: dict[Rule, str] = field(default_factory=dict)
 
     def add(self, rule: Rule, count: int, error: SemuError | str | None = None) -> None:
+        """Count configurations that a rule leaves out; its first error is the example."""
         self.count[rule] += count
         if error is not None and rule not in self.example:
             self.example[rule] = str(error)
 
     def all(self) -> tuple[Cut, ...]:
+        """The rules that left out something, with counts and an example each."""
         return tuple(Cut(rule, count, self.example.get(rule, "")) for rule, count in self.count.items() if count)
 
 

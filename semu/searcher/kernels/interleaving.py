@@ -87,10 +87,10 @@ class Pairs(NamedTuple):
 def _generate_trailing_zeros(typing_context: Any, word: Any) -> Any:
     """Types and code of ``_trailing_zeros``."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
 
-    return types.uint64(types.uint64), generate
+    return types.uint64(types.uint64), _generate
 
 
 _trailing_zeros: Any = intrinsic(_generate_trailing_zeros)
@@ -101,7 +101,7 @@ _trailing_zeros: Any = intrinsic(_generate_trailing_zeros)
 def _leaves_room(
     mine: int,
     lowest: int,
-    entered: int,
+    entered: Any,
     more: int,
     room: int,
     turns: I32,
@@ -587,7 +587,7 @@ def _relax(pairs: Pairs, price: F64, sums: F64, taken: I64, usage: F64) -> float
 
 
 @part
-def _exchange(k: int, to: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
+def _exchange(k: int, to: Any, pairs: Pairs, chosen: I64, usage: I64) -> None:
     """Give a pair a candidate, and add to what is used during the pair's time what that holds more or less."""
     first, final, c = pairs.first[k], pairs.final[k], chosen[k]
     more = pairs.hold[k, to] - pairs.hold[k, c]
@@ -663,7 +663,8 @@ def _repair(
             score[num_active], option[num_active] = _cheapest(mine, pairs, sums, chosen)
             num_active += 1
         while usage[t] > room:
-            best, at, to = np.inf, np.int64(-1), np.int64(-1)
+            best, at = np.inf, -1
+            to: Any = np.int64(-1)
             for i in range(num_active):
                 if score[i] < best:
                     best, at, to = score[i], i, option[i]
@@ -724,7 +725,7 @@ def _sort_falling(score: F64, ranking: I64) -> None:
 
 
 @part
-def _upgrade(k: int, only: int, room: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
+def _upgrade(k: int, only: Any, room: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
     """Give a pair the fastest candidate that fits, or the one that is named if it fits and is faster."""
     first, final, num, lat, hold, rise, fall = pairs
     a, z, c = first[k], final[k], chosen[k]

@@ -236,7 +236,7 @@ def _through(
 
 
 @part
-def _put(pair: int, to: int, candidates: Group, choice: I16, costs: Group) -> None:
+def _put(pair: Any, to: Any, candidates: Group, choice: I16, costs: Group) -> None:
     """Give a pair a candidate."""
     forward_s, backward_s, held_bytes, forward_peak, backward_peak, _, _ = candidates
     latency, held, peak = costs
@@ -298,7 +298,9 @@ def _lean(
         if at == ptr[r + 1]:
             return count
         here = order[at]
-        least, which, to = np.inf, np.int64(-1), np.int64(-1)
+        least = np.inf
+        which: Any = np.int64(-1)
+        to: Any = np.int64(-1)
         for earlier in range(ptr[r], at + 1):
             stage = order[earlier]
             pair = stage >> 1

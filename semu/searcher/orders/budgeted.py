@@ -98,7 +98,7 @@ def search_problem(
     owned = [Interleaver(problem) for _ in range(workers)]
     free = list(owned)
 
-    def evaluate(forward: NDArray[np.int32], backward: NDArray[np.int32], worth_s: float) -> Rollouts:
+    def _evaluate(forward: NDArray[np.int32], backward: NDArray[np.int32], worth_s: float) -> Rollouts:
         own = free.pop()
         try:
             return own.run(forward, backward, worth_s=worth_s)
@@ -113,7 +113,7 @@ def search_problem(
         patience_s = PATIENCE * budget.time_s if refine else patience_s
     found = search_orders(
         space,
-        evaluate,
+        _evaluate,
         replace(budget, time_s=left, patience_s=patience_s),
         num_stages=problem.num_stages,
         bound_s=bound.value_s,
@@ -183,7 +183,7 @@ def refine_solutions(
     most = (1 << 60) if budget.rollouts is None else MOVES_PER_ROLLOUT * budget.rollouts
     tried, ended_by = 0, ""
 
-    def moves_left() -> int:
+    def _moves_left() -> int:
         nonlocal ended_by
         late = budget.time_s is not None and time.perf_counter() - began >= budget.time_s
         is_stopped = budget.is_stopped
@@ -192,7 +192,7 @@ def refine_solutions(
 
     workers = budget.num_workers()
     with ThreadPoolExecutor(workers) as pool:
-        rounds = refine_rounds(problem, islands, workers=workers, seed=seed, pool=pool, moves_left=moves_left)
+        rounds = refine_rounds(problem, islands, workers=workers, seed=seed, pool=pool, moves_left=_moves_left)
         try:
             for one in rounds:
                 tried = one.moves

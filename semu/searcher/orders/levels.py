@@ -254,11 +254,11 @@ def _ahead(progress: Callable[[Incumbent], None] | None, total: _Sum) -> Callabl
     rollouts, moves, time_s = total.rollouts, total.moves, total.time_s
     best_s = np.inf if total.solution is None else total.solution.makespan_s
 
-    def tell(one: Incumbent) -> None:
+    def _tell(one: Incumbent) -> None:
         if one.makespan_s < best_s:
             progress(Incumbent(one.time_s + time_s, one.rollouts + rollouts, one.makespan_s, one.moves + moves))
 
-    return tell
+    return _tell
 
 
 def _better(
@@ -269,17 +269,17 @@ def _better(
         return None
     best_s = np.inf if total.solution is None else total.solution.makespan_s
 
-    def hold(one: Solution) -> None:
+    def _hold(one: Solution) -> None:
         if one.makespan_s < best_s:
             keep(replace(one, choice=(one.choice + first).astype(np.int16)))
 
-    return hold
+    return _hold
 
 
 def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: float) -> None:
     """Join a search from a level. ``first``: int16[n], candidates that were left out."""
 
-    def whole(solution: Solution) -> Solution:
+    def _whole(solution: Solution) -> Solution:
         return replace(solution, choice=(solution.choice + first).astype(np.int16), lower_bound_s=bound_s)
 
     before = np.inf if total.solution is None else total.solution.makespan_s
@@ -290,13 +290,13 @@ def _add(total: _Sum, found: SearchResult, first: NDArray[np.int16], bound_s: fl
     ]
     total.curve += tuple(points)
     if found.solution.makespan_s < before or total.best is None:
-        total.best, total.solution = found, whole(found.solution)
+        total.best, total.solution = found, _whole(found.solution)
     if total.default is None or found.default.makespan_s < total.default.makespan_s:
-        total.default = whole(found.default)
+        total.default = _whole(found.default)
     known = {one.makespan_s for one in total.islands}
     for solution in (found.solution, *found.others):
         if solution.makespan_s not in known:
             known.add(solution.makespan_s)
-            total.islands.append(whole(solution))
+            total.islands.append(_whole(solution))
     total.rollouts, total.moves = total.rollouts + found.rollouts, total.moves + found.moves
     total.time_s += found.time_s

@@ -166,7 +166,7 @@ def search_orders(
         if record.note(sequences, found, done):
             proposer.begin_at(record.sequence, float(record.scores(np.array([record.makespan_s]))[0]))
 
-    def run(proposal: Proposal) -> Rollouts:
+    def _run(proposal: Proposal) -> Rollouts:
         return evaluate(*space.orders(proposal.sequences), record.worth_s)
 
     with ThreadPoolExecutor(workers) as pool:
@@ -185,7 +185,7 @@ def search_orders(
                 if not any(len(p.sequences) for p in proposals):
                     ended_by = "exhausted"
                     break
-                results = list(pool.map(run, proposals))
+                results = list(pool.map(_run, proposals))
                 if record.longest_s == 0.0:
                     record.longest_s = max(_longest(found.makespan_s) for found in results)
                 for proposal, found in zip(proposals, results, strict=True):

@@ -163,7 +163,7 @@ def refine_rounds(
             mean_s = float(problem.costs_of(own.choice)[0][problem.exists].mean())
             lane.warmth, lane.span = WARMTH[kind] * mean_s, SPANS[turn % len(SPANS)] << min(cycle // workers, 8)
 
-    def chain(lane: _Lane, steps: int) -> tuple[float, NDArray[np.int32], NDArray[np.int16]]:
+    def _chain(lane: _Lane, steps: int) -> tuple[float, NDArray[np.int32], NDArray[np.int16]]:
         assert lane.order is not None
         assert lane.choice is not None
         rng = np.random.default_rng((seed, 1, lane.number, lane.at))
@@ -185,7 +185,7 @@ def refine_rounds(
                 others, odd = len(islands) - 1, lane.number % 2
                 lane.island = 1 + lane.number // 2 % others if odd and others else 0
                 begin(lane)
-            jobs.append((lane, pool.submit(chain, lane, steps)))
+            jobs.append((lane, pool.submit(_chain, lane, steps)))
             moves += steps
         for lane, job in jobs:
             found_s, order, choice = job.result()

@@ -166,7 +166,7 @@ class BatchPlanner:
 
         found: list[SearchResult] = []
 
-        def find(built: JobProblem) -> SearchResult:
+        def _find(built: JobProblem) -> SearchResult:
             hold = None if keep is None else (lambda one: keep(built, one))
             options = {"strategy": self._strategy, "seed": self._seed, "seeds": seeds, "keep": hold}
             try:
@@ -177,7 +177,7 @@ class BatchPlanner:
             return result
 
         try:
-            result, built, best = settled(begun, find)
+            result, built, best = settled(begun, _find)
         except MemoryLimitError:
             if not found:
                 raise

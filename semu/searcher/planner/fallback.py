@@ -76,11 +76,11 @@ def _repeated(built: JobProblem, count: int) -> tuple[SearchProblem, I32]:
     n = problem.num_pairs // before
     one = order[:n]  # of the first microbatch; the others have the same pairs
 
-    def mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
         found: NDArray[np.float64] = values[order].reshape(before, n).mean(axis=0)
         return found
 
-    def most(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _most(values: NDArray[np.int64]) -> NDArray[np.int64]:
         found: NDArray[np.int64] = values[order].reshape(before, n).max(axis=0)
         return found
 
@@ -96,9 +96,9 @@ def _repeated(built: JobProblem, count: int) -> tuple[SearchProblem, I32]:
     readers = np.bincount(target[:edges], minlength=2 * n)
     room = problem.limit_bytes - problem.static_bytes
     labels = {name: np.tile(getattr(problem, name)[one], count) for name in ("rank", "has_backward", "module", "slot")}
-    costs = {name: np.tile(mean(getattr(problem, name)[:, 0]), count) for name in ("forward_s", "backward_s")}
+    costs = {name: np.tile(_mean(getattr(problem, name)[:, 0]), count) for name in ("forward_s", "backward_s")}
     sizes = ("held_bytes", "forward_peak_bytes", "backward_peak_bytes")
-    costs |= {name: np.tile(most(getattr(problem, name)[:, 0]), count) for name in sizes}
+    costs |= {name: np.tile(_most(getattr(problem, name)[:, 0]), count) for name in sizes}
     chunk = np.tile(problem.chunk[one], count).astype(np.int32)
     found = SearchProblem.of(
         **labels,

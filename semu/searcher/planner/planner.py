@@ -276,14 +276,14 @@ class Planner:
     def _plan(self, slot: _Slot) -> None:
         """All of an iteration's planning, which stops at the next occasion once it is not wanted any more."""
 
-        def is_late() -> bool:
+        def _is_late() -> bool:
             due = slot.due_s
             return slot.is_taken or self._is_closed or (due is not None and self._clock() >= due - self._finish_s)
 
-        if is_late():
+        if _is_late():
             return
         built = self.batches.prepared(slot.job)
-        if is_late():
+        if _is_late():
             return
         begun, default, level = self.batches.heuristic(built)
         plan = begun.plan_of(default, "heuristic")
@@ -291,13 +291,13 @@ class Planner:
             slot.heuristic, slot.problem = plan, begun
         self._publish(slot, plan, default.makespan_s, Outcome.HEURISTIC)
         slot.searched_s = self._clock()
-        if is_late() or self._budget.rollouts == 0 or self._budget.time_s == 0:
-            if not is_late():
+        if _is_late() or self._budget.rollouts == 0 or self._budget.time_s == 0:
+            if not _is_late():
                 slot.outcome, slot.ended_by = Outcome.PLANNED, "rollouts" if self._budget.rollouts == 0 else "time"
             return
         told = self._clock()
 
-        def keep(problem: JobProblem, one: Solution) -> None:
+        def _keep(problem: JobProblem, one: Solution) -> None:
             nonlocal told
             if one.makespan_s < slot.makespan_s and self._clock() - told >= RARELY * self._finish_s:
                 try:
@@ -308,9 +308,9 @@ class Planner:
                     self._publish(slot, tight.plan_of(best, "search"), best.makespan_s, Outcome.BEST_SO_FAR)
                 told = self._clock()
 
-        budget = Budget(self._budget.rollouts, self._budget.time_s, self._budget.workers, stop=is_late)
+        budget = Budget(self._budget.rollouts, self._budget.time_s, self._budget.workers, stop=_is_late)
         began = self._clock()
-        result, tight, best = self.batches.search(begun, default, level, budget, keep)
+        result, tight, best = self.batches.search(begun, default, level, budget, _keep)
         is_whole = result.ended_by != "stopped"
         plan = tight.plan_of(best, "search")
         self.batches.remember(tight, best, result.level)

@@ -55,35 +55,35 @@ def check_problem(problem: ProblemArrays) -> None:
         if getattr(problem, name).shape != shape:
             raise ConfigError("another shape", where=name, expected=str(shape), got=getattr(problem, name).shape)
 
-    def refuse(bad: U8, message: str, where: str, expected: str) -> None:
+    def _refuse(bad: U8, message: str, where: str, expected: str) -> None:
         if np.any(bad):
             at = np.unravel_index(int(np.argmax(bad)), bad.shape)
             got = getattr(problem, where)[at]
             raise ConfigError(message, where=f"{where}[{', '.join(map(str, at))}]", expected=expected, got=got)
 
     width = problem.forward_s.shape[1]
-    refuse(problem.rank >= ranks, "no such rank", "rank", f"below {ranks}")
-    refuse(problem.module >= len(problem.module_names), "no such module", "module", str(problem.module_names))
-    refuse(
+    _refuse(problem.rank >= ranks, "no such rank", "rank", f"below {ranks}")
+    _refuse(problem.module >= len(problem.module_names), "no such module", "module", str(problem.module_names))
+    _refuse(
         (problem.num_candidates < 1) | (problem.num_candidates > width), "not a count", "num_candidates", f"1..{width}"
     )
     last = (np.arange(n), problem.num_candidates - 1)
     for name in COSTS:
         values = getattr(problem, name)
         unused = np.arange(width) >= problem.num_candidates[:, None]
-        refuse(unused & (values != values[last][:, None]), "an unused column", name, "the last candidate's number")
+        _refuse(unused & (values != values[last][:, None]), "an unused column", name, "the last candidate's number")
     back = problem.has_backward[:, None]
     for name in ("backward_s", "held_bytes", "backward_peak_bytes"):
-        refuse(~back & (getattr(problem, name) > 0), "a cost of a backward that does not exist", name, "0")
-    refuse(problem.forward_peak_bytes < problem.held_bytes, "less than is held", "forward_peak_bytes", "held_bytes")
+        _refuse(~back & (getattr(problem, name) > 0), "a cost of a backward that does not exist", name, "0")
+    _refuse(problem.forward_peak_bytes < problem.held_bytes, "less than is held", "forward_peak_bytes", "held_bytes")
     falls = np.diff(problem.held_bytes, axis=1, prepend=0) < 0
-    refuse(falls, "candidates in another order", "held_bytes", "rising from the leanest on")
+    _refuse(falls, "candidates in another order", "held_bytes", "rising from the leanest on")
     rises = np.diff(problem.forward_s + problem.backward_s, axis=1, prepend=np.inf) > 0
-    refuse(rises, "a candidate with more memory and more time", "forward_s", "times that fall as memory rises")
+    _refuse(rises, "a candidate with more memory and more time", "forward_s", "times that fall as memory rises")
     first = np.full(problem.num_groups, -1, dtype=np.int64)
     first[problem.group[::-1]] = np.arange(n)[::-1]
     of = first[problem.group]
-    refuse(
+    _refuse(
         (problem.module != problem.module[of]) | (problem.microbatch != problem.microbatch[of]),
         "a group of several modules or microbatches",
         "group",

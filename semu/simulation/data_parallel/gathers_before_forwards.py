@@ -33,7 +33,7 @@ def parameter_gathers(costed: CostedJob) -> dict[int, ParameterGather]:
     if not job.gathers_once and (job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather):
         return {}
 
-    def find() -> dict[int, ParameterGather]:
+    def _find() -> dict[int, ParameterGather]:
         if not shares_parameters(layout):
             return {}
         if job.gathers_once:
@@ -41,7 +41,7 @@ def parameter_gathers(costed: CostedJob) -> dict[int, ParameterGather]:
         alike: _Alike = {}
         return {rank: _gather(costed, rank, alike) for rank in range(job.parallel.pp)}
 
-    return find() if model.rules else _GATHERS.get(layout.place, model, find)
+    return _find() if model.rules else _GATHERS.get(layout.place, model, _find)
 
 
 _GATHERS = memo.ScopedTable[dict[int, ParameterGather]]("parameter gathers in a place, by cost model", 64)
@@ -118,12 +118,12 @@ def _bound(insides: StageInsides, gather: ParameterGather, unit: int) -> tuple[N
     """The gathers that operators of a chunk's forward stage need, and these operators: int64[k] each; remembered."""
     kind = insides.stage(unit)[0]
 
-    def find() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _find() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         waits = needed_gathers(insides.layout.kinds[kind], gather)
         bound = np.flatnonzero(waits >= 0)
         return waits[bound], bound
 
-    return _BOUND.get(insides.layout.place, (gather, kind), find)
+    return _BOUND.get(insides.layout.place, (gather, kind), _find)
 
 
 def parameter_waits(

@@ -61,11 +61,11 @@ class RankStep:
     def after(self, time_s: float) -> RankStep:
         """The same, begun at a time and not at 0 [s]."""
 
-        def later(operators: tuple[OuterSlice, ...]) -> tuple[OuterSlice, ...]:
+        def _later(operators: tuple[OuterSlice, ...]) -> tuple[OuterSlice, ...]:
             return tuple([timed_operator(op, op.start_s + time_s, op.end_s + time_s) for op in operators])
 
-        step = later((self.optimizer,))[0] if self.optimizer else None
-        return RankStep(step, later(self.gathers), later(self.casts), later(self.reload), later(self.offload))
+        step = _later((self.optimizer,))[0] if self.optimizer else None
+        return RankStep(step, _later(self.gathers), _later(self.casts), _later(self.reload), _later(self.offload))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +140,12 @@ def rank_steps(costed: CostedJob) -> list[RankStep]:
 
     layout, model = costed.layout, costed.cost_model
 
-    def find() -> list[RankStep]:
+    def _find() -> list[RankStep]:
         distinct: dict[tuple[object, ...], RankStep] = {}
         steps = [_find_step(costed, rank) for rank in range(layout.job.parallel.pp)]
         return [distinct.setdefault(tuple(vars(step).values()), step) for step in steps]
 
-    return find() if model.rules else _STEPS.get(layout.place, model, find)
+    return _find() if model.rules else _STEPS.get(layout.place, model, _find)
 
 
 _STEPS = memo.ScopedTable[list[RankStep]]("optimizer steps of every rank in a place, by cost model", 64)

@@ -151,7 +151,7 @@ def _summary(
     by_stream: dict[str, float] = {}
     count = slowed = 0
 
-    def see(name: str, seconds: F64) -> None:
+    def _see(name: str, seconds: F64) -> None:
         nonlocal count, slowed
         count += seconds.size
         slowed += int((seconds > 0).sum())
@@ -161,17 +161,17 @@ def _summary(
 
     units = writer.units
     is_send = np.tile(np.arange(units.size) >= units.num_stages, units.shape.num_microbatches)
-    see("pp", lost[replica * units.num_units + np.flatnonzero(is_send)])
+    _see("pp", lost[replica * units.num_units + np.flatnonzero(is_send)])
     pieces = [piece for _, gather in sorted(writer.gathers.items()) for piece in gather.slices]
     for number, piece in enumerate(pieces):
-        see(piece.stream, lost[job.gathers + number :][:1])
+        _see(piece.stream, lost[job.gathers + number :][:1])
     for number, item in enumerate(writer.reductions):
-        see(item.piece.stream, np.repeat(lost[job.reductions + number], len(item.ranks)))
+        _see(item.piece.stream, np.repeat(lost[job.reductions + number], len(item.ranks)))
     for stages in job.written:
         first = stages.first[stages.replica == replica]
         for stream in np.unique(stages.program.stream[stages.moves]).tolist():
             ops = np.flatnonzero(stages.moves & (stages.program.stream == stream))
-            see(layout.streams[stream], lost[first[:, None] + ops[None, :]])
+            _see(layout.streams[stream], lost[first[:, None] + ops[None, :]])
     held = {node for (number, node), stage in inside.items() if number == replica and stage.held_s > 0}
     moved = {
         int(node)

@@ -47,7 +47,7 @@ class Hosts:
         count = self.latency.shape[1]
         first = nodes.num_units
 
-        def name(unit: int) -> str:
+        def _name(unit: int) -> str:
             return nodes.name(unit) if unit < first else f"launch {unit - first}"
 
         return replace(
@@ -57,7 +57,7 @@ class Hosts:
             hold=np.concatenate((nodes.hold, nodes.num_streams + self.rank)).astype(np.int32),
             num_streams=nodes.num_streams + int(self.rank.max(initial=-1)) + 1,
             edge_ptr=np.concatenate((nodes.edge_ptr, np.full(count, nodes.edge_ptr[-1], dtype=np.int32))),
-            name=name,
+            name=_name,
         )
 
 

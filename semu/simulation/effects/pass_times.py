@@ -83,19 +83,19 @@ def _check(layout: Layout) -> None:
 def _timed(costed: CostedJob, times: PassTimes) -> Evaluation:
     layout, evaluation, given = costed.layout, costed.evaluation, times.by_code
 
-    def timed(costs: StageCosts, chunk: int, code: int) -> StageCosts:
+    def _timed(costs: StageCosts, chunk: int, code: int) -> StageCosts:
         placed = layout.chunks[chunk].chunk
         share = given[code] / sum(other.chunk.flow == placed.flow for other in layout.chunks_of(placed.rank))
         lasts = round(share * TIME_GRID_PER_S) / TIME_GRID_PER_S
         return replace(costs, latency=np.full_like(costs.latency, lasts), exposed=np.zeros_like(costs.exposed))
 
     by_shape = ShapeCosts(evaluation.by_shape.model, evaluation.by_shape.symbols)
-    parts = {key: timed(costs, *key) for key, costs in split_costs(costed).items()}
+    parts = {key: _timed(costs, *key) for key, costs in split_costs(costed).items()}
     chunks = [
         replace(
             costs,
-            forward=timed(costs.forward, number, FORWARD),
-            backward=None if costs.backward is None else timed(costs.backward, number, BACKWARD),
+            forward=_timed(costs.forward, number, FORWARD),
+            backward=None if costs.backward is None else _timed(costs.backward, number, BACKWARD),
         )
         for number, costs in enumerate(evaluation.chunks)
     ]

@@ -49,27 +49,27 @@ def time_uncertainty(
     seconds: dict[str, float] = {}
     weighted: dict[str, float] = {}
 
-    def add(kind: str, time: float, spread: float) -> None:
+    def _add(kind: str, time: float, spread: float) -> None:
         seconds[kind] = seconds.get(kind, 0.0) + time
         weighted[kind] = weighted.get(kind, 0.0) + time * spread
 
     stages = _StageMixes(costs, spreads)
     for (chunk, phase), time in path.stages.items():
         for kind, share, spread in stages.of(chunk, phase):
-            add(kind, time * share * (1.0 - launch_share), spread)
+            _add(kind, time * share * (1.0 - launch_share), spread)
     explained = sum(seconds.values())
     launch = launch_share * sum(path.stages.values())
     if launch > 0:
         number = job.profile.host.launch_s
-        add("host.launch_s", launch, spread_of(number.provenance, number.relative_error))
+        _add("host.launch_s", launch, spread_of(number.provenance, number.relative_error))
         explained += launch
     for kind, time in list(seconds.items()):
         factor = spreads.factor(kind)
         if factor is not None:
-            add(factor[0], time, factor[1])
+            _add(factor[0], time, factor[1])
     for piece, time in path.outer:
         for kind, part, spread in spreads.of_outer(piece, time):
-            add(kind, part, spread)
+            _add(kind, part, spread)
         explained += time
     scale = (iteration_time_s - overhead_s) / explained if explained > 0 else 0.0
     kinds = [UncertainKind(kind, time * scale, weighted[kind] / time) for kind, time in seconds.items() if time > 0]

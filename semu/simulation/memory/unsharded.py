@@ -74,7 +74,7 @@ def unsharded_memory(iteration: Iteration, rank: int) -> UnshardedMemory | None:
     time: list[NDArray[np.float64]] = []
     size: list[int] = []
 
-    def hold(kind: Role, size_bytes: int, begin: NDArray[np.float64], end: NDArray[np.float64]) -> None:
+    def _hold(kind: Role, size_bytes: int, begin: NDArray[np.float64], end: NDArray[np.float64]) -> None:
         role.extend([ROLES.index(kind)] * 2)
         time.extend([begin, end])
         size.extend([size_bytes, -size_bytes])
@@ -84,11 +84,11 @@ def unsharded_memory(iteration: Iteration, rank: int) -> UnshardedMemory | None:
         if not unit.parameter_bytes:
             continue
         users = _users(layout, rank, unit)
-        hold(Role.PARAMETER, unit.parameter_bytes, every + begun[f"parameters {number}"], _last_use(run, users))
+        _hold(Role.PARAMETER, unit.parameter_bytes, every + begun[f"parameters {number}"], _last_use(run, users))
         written = sum(held.elements for held in unit.members if held.writers)
         if written:
             grad_bytes = written * layout.job.training.grad_dtype.size_bytes
-            hold(Role.GRADIENT, grad_bytes, writers.start(unit, users), every + done[unit_name(number)])
+            _hold(Role.GRADIENT, grad_bytes, writers.start(unit, users), every + done[unit_name(number)])
     if not size:
         return None
     return UnshardedMemory(np.array(role, dtype=np.int64), np.stack(time, axis=1), np.array(size, dtype=np.int64))

@@ -57,15 +57,15 @@ def _of_pool(layout: Layout, pool: ParameterPool) -> HostWeights:
     away = sum(held.elements for held in pool.held if held.parameter in on_host)
     trained = trained_on_host(layout, pool)
 
-    def share(elements: int) -> int:
+    def _share(elements: int) -> int:
         return -(-elements // pool.shards)
 
     has_master = training.master_dtype is not training.precision.tensor_dtype
     if zero < 3:
-        stepped = share(trained) if zero else trained
+        stepped = _share(trained) if zero else trained
         return HostWeights(away * size, 0, 0 if has_master else stepped * size, trained * size)
-    shards = share(pool.elements) - share(pool.elements - away)
-    masters = share(pool.trained_elements) - share(pool.trained_elements - trained)
+    shards = _share(pool.elements) - _share(pool.elements - away)
+    masters = _share(pool.trained_elements) - _share(pool.trained_elements - trained)
     if not job.shards_are_masters:
         return HostWeights(shards * size, 0, 0 if has_master else masters * size, masters * size)
     moved = 0 if training.offload_plan.optimizer else masters * training.master_dtype.size_bytes

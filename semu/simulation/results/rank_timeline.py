@@ -61,6 +61,7 @@ class _RankBuilder:
             self.nodes = memory.nodes[np.array(has_work, dtype=np.bool_)]
 
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
+        """Stages, gathers and the optimizer of the rank, in the order of time [s]."""
         run, problem, rank = self.run, self.run.problem, self.memory.rank
         nodes = self.nodes
         columns = (problem.chunk[nodes], problem.phase[nodes], problem.microbatch[nodes], self._microbatches(nodes))

@@ -48,7 +48,7 @@ def compare_schedules(
     for name in chosen:
         schedule_family(name)
 
-    def run(variant: TrainingJob, name: str | None = None) -> ComparedSchedule:
+    def _run(variant: TrainingJob, name: str | None = None) -> ComparedSchedule:
         if progress is not None:
             progress(f"running the schedule {name or job.training.schedule_file or job.training.schedule}")
         checkpoint = prepare(variant, latency_rules=latency_rules, cache=cache)
@@ -58,13 +58,13 @@ def compare_schedules(
             stages.schedule.name if is_file else variant.training.schedule, variant, estimate, stages
         )
 
-    original = run(job)
+    original = _run(job)
     rows, refused = [original], list[RefusedSchedule]()
     for name in chosen:
         try:
             variant = job_for(job, name)
             if not original.is_same(variant):
-                rows.append(run(variant, name))
+                rows.append(_run(variant, name))
         except (ConfigError, ScheduleError, MemoryLimitError) as error:
             refused.append(RefusedSchedule(name, error))
     return ScheduleComparison(tuple(rows), tuple(refused), None if names is None else tuple(chosen))

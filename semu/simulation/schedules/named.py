@@ -202,21 +202,21 @@ def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:
     seconds = {code: np.zeros((num_chunks, m)) for code in (FORWARD, BACKWARD, INPUT, WEIGHT)}
     held, kept = np.zeros((num_chunks, m)), np.zeros((num_chunks, m))
 
-    def mean(by_shape: NDArray[np.floating] | NDArray[np.int64]) -> NDArray[np.float64]:
+    def _mean(by_shape: NDArray[np.floating] | NDArray[np.int64]) -> NDArray[np.float64]:
         result: NDArray[np.float64] = weights @ by_shape[replicas.shape]
         return result
 
     parts = split_of(sim.layout) if splits else (None,) * num_chunks
     for chunk, (stages, split) in enumerate(zip(sim.layout.chunks, parts, strict=True)):
-        seconds[FORWARD][chunk] = mean(costs_of(sim, chunk, FORWARD).latency)
+        seconds[FORWARD][chunk] = _mean(costs_of(sim, chunk, FORWARD).latency)
         if stages.backward is None:
             continue
         for code in (BACKWARD, INPUT, WEIGHT) if split is not None else (BACKWARD,):
-            seconds[code][chunk] = mean(costs_of(sim, chunk, code).latency)
-        held[chunk] = mean(saved_bytes(sim, stages))
+            seconds[code][chunk] = _mean(costs_of(sim, chunk, code).latency)
+        held[chunk] = _mean(saved_bytes(sim, stages))
         if split is not None:
             late = split.weights.size_row[split.weights.alive_before]
-            kept[chunk] = mean(sim.evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
+            kept[chunk] = _mean(sim.evaluation.by_shape.sizes_of_rows(late.tolist()).sum(axis=0))
     there, back = _transfers(sim)
     return PipelineStudy.of(
         shape,

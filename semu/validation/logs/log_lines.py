@@ -71,12 +71,12 @@ class LogLines:
 def _middle(lines: list[LoggedIteration]) -> LoggedIteration:
     """One iteration of what several ranks say: the median of each rate."""
 
-    def median(name: str) -> float | None:
+    def _median(name: str) -> float | None:
         values = [value for line in lines if (value := getattr(line, name)) is not None]
         return float(np.median(values)) if values else None
 
     if len(lines) == 1:
         return lines[0]
     return replace(
-        lines[0], time_s=median("time_s"), tokens_per_s=median("tokens_per_s"), tflop_per_s=median("tflop_per_s")
+        lines[0], time_s=_median("time_s"), tokens_per_s=_median("tokens_per_s"), tflop_per_s=_median("tflop_per_s")
     )
