@@ -193,13 +193,13 @@ def serve(names: Sequence[str], compile_kernel: Callable[[str], None]) -> None:
     """Compile kernels and say on stdout which; lines on stdin name those to leave out, its end ends the process."""
     left_out: set[str] = set()
 
-    def listen() -> None:
+    def _listen() -> None:
         for line in sys.stdin:
             left_out.add(line.strip())
         with WRITING:
             os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=_listen, daemon=True).start()
     for name in names:
         if name not in left_out:
             print(f"begin {name}", flush=True)
