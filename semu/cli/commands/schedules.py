@@ -16,6 +16,7 @@ from semu.cli.console import (
     has_compiled_kernels,
     printed_anyway,
     say,
+    say_options,
     say_written,
 )
 from semu.cli.option_checks import check_place, given_flags
@@ -104,7 +105,7 @@ def _write(arguments: argparse.Namespace, result: ScheduleComparison, progress: 
         say_written(write_text(arguments.csv, result.to_csv()))
         if len(result.chosen) == 1:
             settings = {"training.schedule_file": arguments.csv, **result.chosen[0].settings}
-            say("it runs again with " + " ".join(f"--set {key}={_word(value)}" for key, value in settings.items()))
+            say_options("it runs again with", [f"--set {key}={_word(value)}" for key, value in settings.items()])
     if arguments.picture is not None:
         progress("drawing the schedules")
         say_written(result.draw(arguments.picture))
@@ -167,7 +168,7 @@ def _plain_numbers(arguments: argparse.Namespace, names: list[str] | None) -> in
     found, refused = compare_schedules(arguments.ranks, arguments.microbatches, names=chosen, held_bytes=held)
     if not arguments.json:
         sizes_text = f"{arguments.ranks} ranks, {arguments.microbatches} microbatches"
-        head = f"{sizes_text}; F, I and W of a p-th of the model take 1 s each"
+        head = f"{sizes_text}; F, I and W of a p-th of the model take 1 s each; held: in microbatches"
         emit("\n".join([head, "", comparison_table(found, held), *(f"not run: {k}: {v}" for k, v in refused.items())]))
         return _plain_exit_code(found, refused)
     rows = [
