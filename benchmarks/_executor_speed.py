@@ -21,7 +21,7 @@ def measure_executor(quick: bool) -> Iterable[Row]:
     try:
         import torch
     except ImportError:
-        yield Row("execute, per action", None, "us of CPU", "torch is not installed (pip install 'semu[executor]')")
+        yield Row("execute, per action", None, "us of CPU", "torch is not installed (pip install '.[executor]')")
         return
     torch.set_num_threads(1)
     plan = plan_of_gpt(8 if quick else 64)

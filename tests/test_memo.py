@@ -238,7 +238,7 @@ WITHIN_A_CALL = {
     *("nn/model.py", "nn/module.py", "nn/trace/autograd.py", "nn/trace/tracing.py", "present/traces/columns.py"),
     *("searcher/grid/content.py", "searcher/grid/hunt.py", "simulation/checks/modality_inputs.py"),
     *("simulation/data_parallel/step.py", "simulation/pipeline.py", "simulation/replica_costs.py"),
-    *("validation/traces/gpu_work.py", "workload/derived.py"),
+    "validation/traces/gpu_work.py",
 }
 """Files that tell objects apart by ``id(...)`` as long as one call holds all of them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -162,6 +163,16 @@ def test_no_file_names_a_registry_host_or_a_path_of_one_machine() -> None:
     assert found == []
 
 
+def test_no_file_tells_to_install_semu_from_an_index() -> None:
+    """There it is not published: a checkout or a wheel is what one installs."""
+    wrong = re.compile(r"pip install (?:-U |--upgrade )?[\"']?se" + r"mu(?:\[|\b)")
+    assert [
+        str(file.relative_to(ROOT))
+        for file in committed_files()
+        if wrong.search(file.read_bytes().decode("utf-8", "ignore"))
+    ] == []
+
+
 def test_every_constraint_is_one_exact_version() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     names = [line.split("==")[0] for line in lines]
@@ -213,7 +224,7 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert "Apache License" in texts["LICENSE"]
     assert set(metadata.get_all("Provides-Extra", [])) == {"test", "executor", "fit", "hf", "hta", "ray"}
     always = {need.split(">=")[0] for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need}
-    assert always == {"numpy", "networkx", "numba", "ortools", "matplotlib"}
+    assert always == {"numpy", "networkx", "numba", "ortools", "matplotlib", "scipy", "shtab"}
     scripts = configparser.ConfigParser()
     scripts.read_string(texts["entry_points.txt"])
     assert dict(scripts["console_scripts"]) == {"semu": "semu.cli:main"}
@@ -224,7 +235,9 @@ def test_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> No
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    code = "import semu; from semu.cli import main; print(semu.__file__); sys.exit(main(['list', 'devices']))"
-    where, *devices = run_python(code, cwd=tmp_path, path=site).splitlines()
+    code = "import semu; from semu.cli import main; print(semu.__file__); main(['list', 'devices'])\n"
+    code += "main(['validate']); sys.exit(main(['simulate', 'lm-7b']))"
+    where, *printed = run_python(code, cwd=tmp_path, path=site).splitlines()
     assert Path(where).is_relative_to(site)
-    assert any("h800" in line for line in devices)
+    assert any("h800" in line for line in printed) and any(line.startswith("iteration ") for line in printed)
+    assert any(line.startswith("all ") for line in printed)  # of the runs that ship

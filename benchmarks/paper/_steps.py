@@ -20,7 +20,7 @@ import semu
 from benchmarks.paper._jobs import FEWEST, on_batch, planning_batches, search_options
 from benchmarks.paper.choices import Choices
 from semu.errors import MemoryLimitError
-from semu.searcher.fit import fitted
+from semu.searcher.fit import settled
 from semu.searcher.job_search import job_problem
 from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
@@ -31,9 +31,6 @@ from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import SearchProblem
 from semu.simulation import JobCheckpoint, prepare
 from semu.workload.batch import AbstractBatch
-
-ATTEMPTS = 4
-"""Searches at most, each with less memory than the one before, where what was found does not fit."""
 
 
 @dataclass(frozen=True)
@@ -144,17 +141,8 @@ def _problem(job: semu.TrainingJob, choices: Choices) -> JobProblem:
 
 def _simulated(built: JobProblem, find: Callable[[SearchProblem], SearchResult]) -> Step:
     """A schedule that fits in its full simulation, as ``semu.search`` settles for one; infinite: none was found."""
-    limits = built.target_bytes
-    for _ in range(ATTEMPTS):
-        try:
-            found = find(built.problem)
-        except MemoryLimitError:
-            break
-        try:
-            fitting, solution = fitted(built, found.solution)
-        except MemoryLimitError:
-            limits = limits - np.maximum(built.excess_of(found.solution), 0)
-            built = built.limited(np.maximum(limits, 0))
-            continue
-        return Step.of(fitting.simulated(fitting.plan_of(solution)))
-    return Step(np.inf, False, 0.0)
+    try:
+        _, fitting, solution = settled(built, lambda limited: find(limited.problem))
+    except MemoryLimitError:
+        return Step(np.inf, False, 0.0)
+    return Step.of(fitting.simulated(fitting.plan_of(solution)))

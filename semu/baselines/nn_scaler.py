@@ -9,7 +9,7 @@ means of the workload and every stage fits in memory.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
 from semu.baselines.costs_of_layers import NO_RECOMPUTE, LayerCosts, layer_costs
-from semu.baselines.plan import StaticPlan, plan_stages
+from semu.baselines.plan import Refuted, StaticPlan, plan_stages
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
 from semu.nn.model import Model
@@ -29,8 +29,10 @@ from semu.workload.batch import AbstractBatch
 
 MICROBATCHES = 64
 """Of the representative workload, at least, where there is one replica (as many as a pipeline of DIP §2.2 runs)."""
-ROUNDS = 16
+ROUNDS = 24
 """Plans that are tried until one fits as simulated."""
+EXACT_ROUNDS = 16
+"""Of these, so many without caution: what they refute did not fit."""
 _SOURCE = "Lin et al., OSDI 2024; DIP §7.1 (nnScaler*)"
 
 
@@ -66,9 +68,9 @@ def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None, num_microb
         )
     in_flight = [min(job.num_microbatches, pp - rank) for rank in range(pp)]
     capacity = float(device_room(job).usable_bytes)
-    limits = [capacity] * pp
-    for _ in range(ROUNDS):
-        plan = plan_stages(costs, in_flight, limits)
+    refuted: list[Refuted] = []
+    for turn in range(ROUNDS):
+        plan = plan_stages(costs, in_flight, [capacity] * pp, refuted)
         if plan is None:
             break
         made = _baseline(job, costs, plan)
@@ -77,15 +79,21 @@ def nnscaler(job: TrainingJob, workload: AbstractBatch | None = None, num_microb
         found = prepare(trial).estimate()
         if found.fits:
             return made
-        needs = found.peak_memory_bytes if max(found.peak_memory_bytes) > capacity else found.held_memory_bytes
-        unforeseen = [size - need for size, need in zip(needs, plan.need_bytes, strict=True)]
-        limits = [min(limit, capacity - more) for limit, more in zip(limits, unforeseen, strict=True)]
+        refuted += _refuted(plan, found.deciding_bytes, capacity, 1 << max(turn - EXACT_ROUNDS, 0))
     everything = replace(costs, latency_s=costs.latency_s[[1, 1]], held_bytes=costs.held_bytes[[1, 1]])
     plan = plan_stages(everything, in_flight, [np.inf] * pp)
     assert plan is not None
     plan = replace(plan, recomputed=tuple(frozenset(range(costs.num_modules)) for _ in range(pp)))
     note = f"nnscaler: found no plan that fits in {format_bytes(int(capacity))}; this one recomputes all layers"
     return _baseline(job, costs, plan, (note,))
+
+
+def _refuted(plan: StaticPlan, needs: Sequence[int], capacity: float, factor: int) -> Iterator[Refuted]:
+    """The stages of a plan that do not fit, less the layers that are too many in proportion, times a factor."""
+    for rank, ((first, last), again) in enumerate(zip(itertools.pairwise(plan.bounds), plan.recomputed, strict=True)):
+        if needs[rank] > capacity:
+            less = min(int(factor * (last - first) * (1 - capacity / needs[rank])) + factor - 1, last - first - 1)
+            yield Refuted(rank, first + less // 2, last - (less - less // 2), again)
 
 
 def another_draw(batch: AbstractBatch) -> AbstractBatch:

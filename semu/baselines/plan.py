@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,22 @@ class StaticPlan:
     need_bytes: tuple[float, ...]
 
 
-def plan_stages(costs: LayerCosts, in_flight: Sequence[int], limit_bytes: Sequence[float]) -> StaticPlan | None:
+class Refuted(NamedTuple):
+    """A stage that did not fit as simulated: its pipeline rank, its layers first <= i < last, and the modality modules
+    whose layers it recomputed."""
+
+    rank: int
+    first: int
+    last: int
+    recomputed: frozenset[int]
+
+
+def plan_stages(
+    costs: LayerCosts,
+    in_flight: Sequence[int],
+    limit_bytes: Sequence[float],
+    refuted: Sequence[Refuted] = (),
+) -> StaticPlan | None:
     """The best static plan, exactly: no other cut and choice has a faster slowest stage; of those as fast, the one of
     least work, then the one whose first stages are shortest.
 
@@ -39,10 +55,14 @@ def plan_stages(costs: LayerCosts, in_flight: Sequence[int], limit_bytes: Sequen
     Args:
         costs: of the layers. in_flight: microbatches that every stage holds at most.
         limit_bytes: memory of every stage [bytes].
+        refuted: no stage holds these layers, or these and others, with as little recomputation.
     Returns:
         The plan; None: there is none within the limits.
     """
-    tables = [_stage_tables(costs, *stage) for stage in zip(in_flight, limit_bytes, strict=True)]
+    tables = [
+        _stage_tables(costs, *stage, [one for one in refuted if one.rank == rank])
+        for rank, stage in enumerate(zip(in_flight, limit_bytes, strict=True))
+    ]
     cost = np.stack([table.latency_s for table in tables])
     slowest = _least(cost, np.maximum)[0][-1]
     if not np.isfinite(slowest):
@@ -89,7 +109,7 @@ class _Tables:
     choice: NDArray[np.int64]
 
 
-def _stage_tables(costs: LayerCosts, in_flight: int, limit_bytes: float) -> _Tables:
+def _stage_tables(costs: LayerCosts, in_flight: int, limit_bytes: float, refuted: Sequence[Refuted]) -> _Tables:
     n = costs.num_layers
     modules = range(costs.num_modules)
     choices = [frozenset(again) for size in range(len(modules) + 1) for again in itertools.combinations(modules, size)]
@@ -106,6 +126,9 @@ def _stage_tables(costs: LayerCosts, in_flight: int, limit_bytes: float) -> _Tab
         is_there = np.ones((n + 1, n + 1), dtype=np.bool_)
         for module in again:
             is_there &= _spans((costs.module == module).astype(np.float64)) > 0
+        for one in refuted:
+            if again <= one.recomputed:
+                is_there[: one.first + 1, one.last :] = False
         better = (need <= limit_bytes) & is_there & (seconds < best)
         best[better], least[better], choice[better] = seconds[better], need[better], number
     return _Tables(best, least, choices, choice)

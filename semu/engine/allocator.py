@@ -37,7 +37,8 @@ class AllocationTrace:
     """What a program allocates and frees, in the order in which it says so.
 
     Attributes:
-        slot: int64[num_events], what. size: int64[num_events] [bytes], > 0: allocate so much; 0: free.
+        slot: int64[num_events], what, numbers from 0 with few gaps.
+        size: int64[num_events] [bytes], > 0: allocate so much; 0: free.
         first: event at which an iteration begins; those before happen once.
     """
 
@@ -69,14 +70,13 @@ def reserve(trace: AllocationTrace, *, capacity_bytes: int, repeats: int = MOST_
     """
     from semu.engine.kernels.allocator import replay
 
-    slots, slot = np.unique(trace.slot, return_inverse=True)
     out = np.zeros(4, dtype=np.int64)
     replay(
-        np.ascontiguousarray(slot.reshape(-1).astype(np.int64)),
+        np.ascontiguousarray(trace.slot),
         np.ascontiguousarray(trace.size),
         trace.first,
         repeats,
-        len(slots),
+        1 + int(trace.slot.max(initial=-1)),
         np.array([*RULES.values()], dtype=np.int64),
         capacity_bytes,
         out,

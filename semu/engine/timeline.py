@@ -12,6 +12,7 @@ from semu.engine.memory import MemoryCurve, PeakMemory, compress_steps
 from semu.engine.rank_timeline import OperatorTable, OuterSlice, RankTimeline, StageOperators, StageSlice
 from semu.engine.span import Span
 from semu.engine.span_tree import chunk_spans, find_span, iteration_span
+from semu.schedule.costs import idle_share
 
 __all__ = [
     "IterationTimeline",
@@ -48,7 +49,7 @@ class IterationTimeline:
     def bubble_ratio(self) -> float:
         """1 - (sum of stage times) / (P x makespan) (DESIGN §2); waiting inside a stage counts as busy."""
         stages = sum(stage.end_s - stage.start_s for rank in self.ranks for stage in rank.stages)
-        return 1.0 - stages / (len(self.ranks) * self.makespan_s) if self.makespan_s else 0.0
+        return idle_share(stages, len(self.ranks), self.makespan_s)
 
     @cached_property
     def root(self) -> Span:

@@ -248,7 +248,7 @@ class TrainingJob:
         if count % pp and family is not None and family.alternates and not self.training.schedule_file:
             per_step = self.parallel.replicas * self.training.micro_batch
             raise ConfigError(
-                f"{count} microbatches do not divide by pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",
+                f"{count} microbatches are no multiple of pp = {pp}, as interleaved 1F1B (vpp = {vpp}) needs",
                 where="training.global_batch",
                 expected=f"a multiple of (dp x micro_batch) x pp = {per_step} x {pp}",
                 got=self.training.global_batch,

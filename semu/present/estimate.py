@@ -67,12 +67,25 @@ class MemoryFigures:
     capacity_bytes: int
     other_memory_bytes: int
     memory_margin_bytes: int
-    reserve: Callable[[], tuple[int, ...]] | None
+    reserve: Callable[[int], int] | None
 
     @cached_property
+    def _replayed(self) -> dict[int, int]:
+        """What the allocator holds of the devices of those ranks that were asked for [bytes]."""
+        return {}
+
+    def held_by(self, rank: int) -> int:
+        """What the allocator holds of a rank's device [bytes]; where nothing can be replayed, what is allocated."""
+        if self.reserve is None:
+            return self.peak_memory_bytes[rank]
+        if rank not in self._replayed:
+            self._replayed[rank] = self.reserve(rank)
+        return self._replayed[rank]
+
+    @property
     def reserved_memory_bytes(self) -> tuple[int, ...] | None:
         """What the caching allocator holds of each pipeline rank's device, an estimate; made when it is asked for."""
-        return None if self.reserve is None else self.reserve()
+        return None if self.reserve is None else self.held_memory_bytes
 
     @property
     def room(self) -> DeviceRoom:
@@ -82,15 +95,35 @@ class MemoryFigures:
     @property
     def held_memory_bytes(self) -> tuple[int, ...]:
         """What the allocator holds of each rank's device; where nothing can be replayed, what is allocated."""
-        return self.reserved_memory_bytes or self.peak_memory_bytes
+        return tuple(map(self.held_by, range(len(self.peak_memory_bytes))))
+
+    @cached_property
+    def deciding_bytes(self) -> tuple[int, ...]:
+        """What decides whether each rank fits: what the allocator holds of its device, where that takes a replay to
+        say; else what is allocated."""
+        return tuple(
+            self.held_by(rank) if self.room.is_tight(peak) else peak for rank, peak in enumerate(self.peak_memory_bytes)
+        )
+
+    @cached_property
+    def judged_bytes(self) -> int | None:
+        """What the allocator holds of the fullest device [bytes], or of the first, by falling allocation, that does not
+        fit; None: what is allocated decides, nothing has to be replayed."""
+        room, peaks = self.room, self.peak_memory_bytes
+        held = None
+        if room.is_tight(max(peaks)):
+            for rank in sorted(range(len(peaks)), key=lambda rank: -peaks[rank]):
+                if not room.is_tight(peaks[rank]) or (held or 0) > room.usable_bytes:
+                    break
+                held = max(held or 0, self.held_by(rank))
+        return held
 
     @cached_property
     def fits(self) -> bool:
         """Whether every rank's device holds what the allocator reserves, the context and communicators, and leaves the
         margin free."""
-        peak = max(self.peak_memory_bytes)
-        held = max(self.held_memory_bytes) if self.room.is_tight(peak) else peak
-        return held <= self.room.usable_bytes
+        judged = max(self.peak_memory_bytes) if self.judged_bytes is None else self.judged_bytes
+        return judged <= self.room.usable_bytes
 
 
 @dataclass(frozen=True)
@@ -115,7 +148,7 @@ class Estimate(MemoryFigures, Tabular):
     breakdown_s: Mapping[str, object]
     other_memory_bytes: int = 0
     memory_margin_bytes: int = 0
-    reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
+    reserve: Callable[[int], int] | None = field(default=None, repr=False, compare=False)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """The figures as one flat record; ``peak_memory_bytes`` of the rank that allocates most."""

@@ -230,7 +230,7 @@ class ReportData(MemoryFigures):
     active_parameters: int | None = None
     other_memory_bytes: int = 0
     memory_margin_bytes: int = 0
-    reserve: Callable[[], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
+    reserve: Callable[[int], int] | None = field(default=None, repr=False, compare=False)
     nearest_fit: tuple[FittingChange, ...] | None = None
     host_memory_bytes: tuple[int, ...] | None = None
     contention: ContentionSummary | None = None

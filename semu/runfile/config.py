@@ -29,6 +29,7 @@ class RunConfig:
         model, batch: made of the tables.
         notes: what was decided for the user, and what looks unintended, a sentence each.
         reading: what was understood of the file that the model was read from.
+        written: dotted keys that were there before defaults.
     """
 
     config: Mapping[str, Mapping[str, Any]]
@@ -37,6 +38,7 @@ class RunConfig:
     batch: AbstractBatch = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
     reading: Reading | None = field(default=None, repr=False, compare=False)
+    written: frozenset[str] = frozenset()
 
     def job(self) -> TrainingJob:
         """The training job.
@@ -61,6 +63,18 @@ class RunConfig:
                 config[table] = ordered({**config[table], name: value}, table)
         flags = self.places.flags | dict.fromkeys(changes, flag)
         return replace(self, config=config, places=replace(self.places, flags=flags))
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Every dotted key: its ``value``, and its ``source``: a flag, a line of the run file, the setup or model that
+        brought it (or for which it was chosen, as a note says), else ``default``."""
+        return {
+            (key := f"{table}.{name}"): {
+                "value": value,
+                "source": self.places.source(key) or (self.places.name if key in self.written else "default"),
+            }
+            for table, values in self.config.items()
+            for name, value in values.items()
+        }
 
     def to_toml(self) -> str:
         """A run file that loads back to the same job from any folder."""

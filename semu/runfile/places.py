@@ -49,6 +49,10 @@ class Places:
                 return f"{self.name}:{self._lines[prefix]} {key}"
         return f"{self.name} {key}".lstrip()
 
+    def source(self, key: str) -> str | None:
+        """What wrote a dotted key: ``--set`` or another flag, ``run.toml:12``; None: no flag and no line of a file."""
+        return self.flags.get(key) or (f"{self.name}:{self._lines[key]}" if key in self._lines else None)
+
     def locate(self, error: SemuError) -> None:
         """Put the place of the offending key into an error that names a key of the schema.
 

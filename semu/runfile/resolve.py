@@ -103,7 +103,9 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     if read is not None:
         notes += [read.reading.summary(), *read.reading.notes, *_doubts_of_file(resolved, read)]
     reading = read.reading if read is not None else None
-    return RunConfig(resolved, places, model, batch, tuple(note for note in notes if note is not None), reading)
+    said = tuple(note for note in notes if note is not None)
+    keys = frozenset(f"{table}.{key}" for table, values in config.items() for key in values)
+    return RunConfig(resolved, places, model, batch, said, reading, keys)
 
 
 def _pad_named(config: dict[str, dict[str, Any]]) -> list[str]:

@@ -103,5 +103,10 @@ class StudyCosts:
         return cls(on_grid[0], delta.reshape(-1), internal, on_grid[1])
 
 
+def idle_share(busy_s: float, num_ranks: int, makespan_s: float) -> float:
+    """The bubble ratio, 1 - (sum of stage times) / (P x makespan) (DESIGN §2); 0 for an empty pipeline."""
+    return 1.0 - busy_s / (num_ranks * makespan_s) if makespan_s > 0 else 0.0
+
+
 def _whole(values: F64) -> I64:
     return np.rint(values).astype(np.int64)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import MemoryLimitError, ScheduleError
 from semu.frames import Tabular
-from semu.schedule.costs import StudyCosts
+from semu.schedule.costs import StudyCosts, idle_share
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
@@ -142,7 +142,7 @@ class PipelineStudy:
         total = np.concatenate(([0.0], np.cumsum(costs.latency_s[stages])))
         busy = total[ptr[1:]] - total[ptr[:-1]]
         makespan = float(end.max(initial=0.0))
-        bubble = 1 - float(total[-1]) / (num_ranks * makespan) if makespan > 0 else 0.0
+        bubble = idle_share(float(total[-1]), num_ranks, makespan)
         return StudyResult(name, makespan, bubble, busy, peak, ptr, stages, start, end)
 
     def lower_bound_s(self, *, split: bool = True) -> float:

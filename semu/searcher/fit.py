@@ -22,7 +22,7 @@ from semu.searcher.problem.search_problem import Solution
 
 ROUNDS = 12
 """Times that the limits are lowered."""
-ATTEMPTS = 3
+ATTEMPTS = 6
 """Searches at most, each with less memory than the one before, where its schedule does not fit."""
 
 

@@ -7,8 +7,9 @@ from semu.costs.roofline import LatencyRules
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.schedule.stage_plan import StagePlan
+from semu.simulation.memory.reserved import device_room
 from semu.simulation.preparation import prepare
-from semu.simulation.results.estimated import Metrics, iteration_metrics
+from semu.simulation.results.estimated import Metrics, estimate_iteration, iteration_metrics
 
 
 def evaluate(
@@ -30,10 +31,14 @@ def evaluate(
     return prepare(job, latency_rules=latency_rules, cache=cache, plan=plan).estimate()
 
 
-def evaluate_metrics(job: TrainingJob) -> Metrics:
-    """The metrics of a job for a table of configurations, equal to those of ``evaluate``.
+def evaluate_metrics(job: TrainingJob) -> tuple[Metrics, int | None]:
+    """The metrics of a job for a table of configurations, equal to those of ``evaluate``, and ``judged_bytes``.
 
     Raises:
         ConfigError, ScheduleError: as ``evaluate``.
     """
-    return iteration_metrics(prepare(job).iteration())
+    iteration = prepare(job).iteration()
+    metrics = iteration_metrics(iteration)
+    if not device_room(job).is_tight(metrics.peak_memory_bytes):
+        return metrics, None
+    return metrics, estimate_iteration(iteration).estimate.judged_bytes

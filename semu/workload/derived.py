@@ -18,11 +18,8 @@ def with_derived(microbatches: Sequence[Microbatch], streams: Iterable[str]) -> 
     wanted = tuple(streams)
     if not wanted:
         return list(microbatches)
-    made: dict[int, Microbatch] = {}
-    for item in microbatches:
-        if id(item) not in made:
-            made[id(item)] = _with(item, wanted)
-    return [made[id(item)] for item in microbatches]
+    made = {item: _with(item, wanted) for item in dict.fromkeys(microbatches)}  # they are compared by identity
+    return [made[item] for item in microbatches]
 
 
 def _with(item: Microbatch, streams: Sequence[str]) -> Microbatch:

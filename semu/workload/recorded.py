@@ -118,7 +118,7 @@ class FileBatch(AbstractBatch):
             if context is not None:
                 self._check_sizes(self._clips.video_tokens, context, "latent tokens", "seq_len")
             return self._clips.group(self.max_seconds, self.max_clips, context, self.seed)
-        images_max = self.images_max if self.metadata.contents is Contents.VLM else None
+        images_max = self.images_max if "vision" in self._samples.items else None
         self._check_sizes(self._samples.lengths, context, "tokens", "seq_len")
         if images_max is not None:
             self._check_sizes(self._samples.items["vision"].counts, images_max, "images", "images_max")

@@ -176,8 +176,7 @@ def long(made: TrainingJob) -> TrainingJob:
 def test_nnscaler_against_every_plan(kind: str) -> None:
     every = plans(long(job(kind)))
     sizes = sorted(size for _, size, _ in every)
-    half = sizes[len(sizes) // 2]
-    for size in (sizes[-1], half, sizes[len(sizes) // 8]):
+    for size in (sizes[-1], sizes[len(sizes) // 2], sizes[len(sizes) // 8]):
         start = long(job(kind, override={"memory_bytes": capacity_for(size, job(kind).parallel)}))
         found = nnscaler(start)
         fitting = [item for item in every if semu.evaluate(replace(item[2], cluster=start.cluster)).fits]
@@ -186,9 +185,7 @@ def test_nnscaler_against_every_plan(kind: str) -> None:
         report = found.simulate()
         taken = max(sum(s.end_s - s.start_s for s in rank.stages) for rank in report.timeline.ranks) / 4
         assert report.fits
-        assert best * (1 - 1e-9) <= taken
-        if size >= half:  # memory is counted before it is simulated, with what an allocator keeps: it may be cautious
-            assert taken == pytest.approx(best, rel=1e-9)
+        assert taken == pytest.approx(best, rel=1e-9)
         assert found.job.training.schedule == "1f1b"
 
 

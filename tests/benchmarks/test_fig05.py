@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from examples.test_examples import run
 
 from semu.runfile import load_run
 from semu.simulation.estimate import evaluate
@@ -19,17 +18,8 @@ SCRIPT = ROOT / "benchmarks" / "paper" / "fig05.py"
 @pytest.mark.slow
 def test_it_runs_and_holds_what_it_says(tmp_path: Path) -> None:
     picture = tmp_path / "fig05.png"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick", "--json", "--picture", str(picture)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    printed = run(SCRIPT, tmp_path, "--quick", "--json", "--picture", str(picture))
+    rows = {row["name"]: row for row in json.loads(printed)}
     assert len(rows) == 7
     assert all(row["holds"] is (row["value"] > 0) for row in rows.values())
     assert sum("DIP measured: 13.1 %" in row["reference"] for row in rows.values()) == 5

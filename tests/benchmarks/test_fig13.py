@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from examples.test_examples import run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "paper" / "fig13.py"
@@ -40,17 +40,8 @@ def test_the_grid_is_all_powers_of_two(fig13: ModuleType) -> None:
 @pytest.mark.slow
 def test_it_runs_and_says_where_the_optimum_comes_out(tmp_path: Path) -> None:
     picture = tmp_path / "fig13.png"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick", "--json", "--picture", str(picture)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    printed = run(SCRIPT, tmp_path, "--quick", "--json", "--picture", str(picture))
+    rows = {row["name"]: row for row in json.loads(printed)}
     best = rows["MFU, DP8 TP2 PP4"]
     spec = float(best["reference"].split()[2])
     assert 0 < best["value"] < spec < 100

@@ -287,3 +287,24 @@ def test_fits_of_plain_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         place = tmp_path / f"{name}.toml"
         assert run(capsys, "calibrate", str(INSTANCES / name), "--device", "h100", "-o", str(place))[0] == 0
         assert semu.Cluster(str(place)).profile.name
+
+
+# -- what is assumed -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["llama3-8b", "vlm-s", "run.toml"])
+def test_json_says_where_every_setting_comes_from(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    assert run(capsys, "init", "lm-7b", "-o", str(file))[0] == 0
+    words = (str(file) if name == "run.toml" else name, "--set", "training.overhead_s=0.01")
+    settings = document(capsys, "simulate", *words)["settings"]
+    config = document(capsys, "simulate", *words, "--dump-config")["config"]
+    assert {key: row["value"] for key, row in settings.items()} == {
+        f"{table}.{key}": value for table, values in config.items() for key, value in values.items()
+    }
+    source = {key: row["source"] for key, row in settings.items()}
+    assert source["training.overhead_s"] == "--set" and "default" in source.values()
+    if name == "run.toml":
+        assert file.read_text().splitlines()[int(source["parallel.tp"].split(":")[-1]) - 1].startswith("tp = 2")
+    else:
+        assert source["parallel.tp"] == f"{'model' if name == 'llama3-8b' else 'setup'} {name}"

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from cli.test_command import TINY
 
 import semu.schedule
 import semu_models
@@ -21,28 +22,12 @@ from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.grid.space import RankBy
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = """\
-[model.transformer]
-layers = {layers}
-hidden = 256
-heads = 8
-vocab = 32000
-[cluster]
-device = "h100"
-gpus_per_node = 4
-[parallel]
-dp = 2
-pp = 2
-[training]
-global_batch = 8
-seq_len = 256
-"""
 
 
 @pytest.fixture(params=[2, 4])
 def run_file(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     path = tmp_path / "run.toml"
-    path.write_text(TINY.format(layers=request.param))
+    path.write_text(TINY.replace("layers = 2", f"layers = {request.param}"))
     return str(path)
 
 

@@ -51,7 +51,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 }
 CASES = [f"{command} {words}".strip() for command in COMMANDS for words in ("--help", *EXAMPLES.get(command, ()))]
 PLAIN = re.compile(
-    r"cluster\.\w+_per_s +\d|\d[FBIW]\d|\+-\d|nearest legal|refuted|(without|no) bearing|not a count|NotImplemented"
+    r"cluster\.\w+_per_s +\d|\b\d+[FBIW]\d+\b|\+-\d|nearest legal|refuted|(without|no) bearing|not a count|NotImplemented"
 )
 
 

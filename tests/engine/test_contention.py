@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from semu.engine.contention import LinkUnits, PortUses
-from semu.engine.kernels.contention import share_speeds
+from semu.engine.kernels.fair_shares import share_speeds
+from semu.engine.ports import LinkUnits, PortUses
 from semu.errors import GraphError
 from semu.units import TIME_GRID_PER_S
 from tests.engine.contention_reference import Mover, fair, share

@@ -24,7 +24,7 @@ EXIT_CODES = {"semu simulate llama3-70b --cluster h100:1x8 --parallel tp8": 3}
 """Commands whose text says that they do not end with 0."""
 WORDS = {
     "RUN": "vlm-s",
-    "SETUP": "vlm-s",
+    "SETUP": "t2v-s",
     "DIR": "out",
     "PATH": "cache",
     "RUNS.json": "runs.json",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.test_command import GUESSED_DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -593,23 +594,12 @@ def test_a_transformer_needs_its_sizes(tmp_path: Path) -> None:
 
 
 # -- files beside the run file -------------------------------------------------------------------------------------
-DEVICE = """\
-name = "mine"
-memory_bytes = 84e9
-mem_bytes_per_s = 3.0e12
-nvlink_bytes_per_s = 400e9
-nic_bytes_per_s = 50e9
-[flop_per_s]
-bf16 = 800e12
-"""
-
-
 @pytest.fixture
 def folder_run(tmp_path: Path) -> Path:
     """A run file that names a profile and a metadata file beside it."""
     folder = tmp_path / "runs"
     folder.mkdir()
-    write(folder, DEVICE, "mine.toml")
+    write(folder, GUESSED_DEVICE.replace("guessed", "mine"), "mine.toml")
     write(folder, '{"text_tokens": 2000}\n' * 64, "meta.jsonl")
     text = TRANSFORMER.replace('"h100"', '"mine.toml"') + '[batch]\nkind = "file"\npath = "meta.jsonl"\n'
     return Path(write(folder, text))

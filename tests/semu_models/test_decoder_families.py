@@ -146,3 +146,6 @@ def test_adapters_stand_where_peft_puts_them(name: str) -> None:
     add_lora(model, LoRA(rank=2, targets=("query_key_value", "dense_h_to_4h")))
     width = H + 2 * (H // HEADS) if name == "falcon" else 3 * H
     assert model.num_parameters(trainable_only=True) == 3 * 2 * ((H + width) + (H + 4 * H))
+    model = load_hf(fields_of(name)).model
+    add_lora(model, LoRA(rank=2, targets=("dense",)))
+    assert model.num_parameters(trainable_only=True) == 3 * 2 * (H + H)

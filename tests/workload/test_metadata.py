@@ -106,6 +106,17 @@ def test_file_options(tmp_path: Path) -> None:
     assert joined.streams["text"] == (696, 696, 696)
 
 
+def test_images_are_limited_beside_sound_too(tmp_path: Path) -> None:
+    lines = [{"text_tokens": 10, "images": 2, "audio": 1}] * 6
+    path = write(tmp_path / "mixed.jsonl", lines)
+    (free,), (few, _) = file_batch(path).microbatches(1, 1), file_batch(path, images_max=4).microbatches(2, 1)
+    assert len(free.lengths["vision"]) > 4 and len(few.lengths["vision"]) == 4
+    with pytest.raises(ConfigError, match="a sample of 2 images is larger than images_max allows"):
+        file_batch(path, images_max=1).microbatches(1, 1)
+    text = write(tmp_path / "text.jsonl", [{"text_tokens": 10}] * 6)
+    assert file_batch(text, images_max=1).microbatches(1, 1) == file_batch(text).microbatches(1, 1)
+
+
 BAD_LINES = [
     ('{"text_tokens": 1', "not JSON"),
     ("\udcff", "not JSON"),

@@ -64,10 +64,10 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if not report.fits:
             from semu.simulation.memory.changes_that_fit import nearest_fit
 
-            found = nearest_fit(
+            fitting = nearest_fit(
                 job, report, lambda other: simulate(other, cache=cache, contention=arguments.contention), progress
             )
-            report = replace(report, nearest_fit=found)
+            report = replace(report, nearest_fit=fitting)
         elif arguments.samples == 0 and not arguments.contention:
             from semu.searcher.what_if.advice import advise
 
@@ -79,7 +79,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             with printed_anyway(lambda: _text(arguments, report, budget), is_json=arguments.json):
                 _write_files(arguments, report)
     if arguments.json:
-        emit_json({**report.to_json(), **({"budget": budget.of(report)} if budget.tokens else {})})
+        found = {"budget": budget.of(report)} if budget.tokens else {}
+        emit_json({**report.to_json(), "settings": run.settings(), **found})
     else:
         emit(_text(arguments, report, budget))
     if report.fits:

@@ -5,11 +5,15 @@ The rules are those of PyTorch's ``CUDACachingAllocator`` (c10/cuda/CUDACachingA
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
+LISTS = 256
+"""Lists of free blocks of a pool, by size."""
 
 
 @njit(cache=True, nogil=True)
@@ -18,11 +22,39 @@ def _round_up(size: int, unit: int) -> int:
 
 
 @njit(cache=True, nogil=True)
+def _list_of(pool: int, size: int) -> int:
+    """The list of free blocks of a size: four to every power of two, larger sizes in later lists."""
+    exponent = math.frexp(float(size))[1]
+    return pool * LISTS + 4 * exponent + (size >> (exponent - 3) & 3)
+
+
+@njit(cache=True, nogil=True)
+def _push(b: int, at: int, head: I64, behind: I64, ahead: I64, place: I64) -> None:
+    """Put a block at the head of a list of free blocks."""
+    place[b], ahead[b], behind[b] = at, -1, head[at]
+    if head[at] >= 0:
+        ahead[head[at]] = b
+    head[at] = b
+
+
+@njit(cache=True, nogil=True)
+def _remove(b: int, head: I64, behind: I64, ahead: I64, place: I64) -> None:
+    """Take a block out of its list of free blocks."""
+    if ahead[b] < 0:
+        head[place[b]] = behind[b]
+    else:
+        behind[ahead[b]] = behind[b]
+    if behind[b] >= 0:
+        ahead[behind[b]] = ahead[b]
+    place[b] = -1
+
+
+@njit(cache=True, nogil=True)
 def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules: I64, capacity: int, out: I64) -> None:
     """Replay a sequence of allocations and frees: its beginning once, then the rest several times.
 
-    Blocks of a segment form a list in order of address; free blocks of a pool are an unordered array, of which the
-    smallest that is large enough is taken, of equal ones that with the lowest (segment, address).
+    Blocks of a segment form a list in order of address; free blocks of a pool form lists by size. Of those that are
+    large enough the smallest is taken, of equal ones that with the lowest (segment, address).
 
     Args:
         slot: int64[num_events], what is allocated or freed, < num_slots.
@@ -48,8 +80,9 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
     pool_of = np.empty(cap, dtype=np.int64)
     spare = np.empty(cap, dtype=np.int64)
     num_spare, num_blocks, num_segments = 0, 0, 0
-    free = np.empty((2, cap), dtype=np.int64)
-    num_free = np.zeros(2, dtype=np.int64)
+    head = np.full(2 * LISTS, -1, dtype=np.int64)
+    behind = np.empty(cap, dtype=np.int64)
+    ahead = np.empty(cap, dtype=np.int64)
     held = np.full(num_slots, -1, dtype=np.int64)
     reserved, highest, used, most, releases = 0, 0, 0, 0, 0
     for turn in range(max(repeats, 1)):
@@ -60,19 +93,24 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                 need = max(_round_up(size[event], smallest), smallest)
                 pool = 0 if need <= small_limit else 1
                 best = -1
-                for k in range(num_free[pool]):
-                    b = free[pool, k]
-                    if length[b] < need:
-                        continue
-                    if (
-                        best < 0
-                        or length[b] < length[best]
-                        or (
-                            length[b] == length[best]
-                            and (segment[b] < segment[best] or (segment[b] == segment[best] and begin[b] < begin[best]))
-                        )
-                    ):
-                        best = b
+                for at in range(_list_of(pool, need), (pool + 1) * LISTS):
+                    b = head[at]
+                    while b >= 0:
+                        if length[b] >= need and (
+                            best < 0
+                            or length[b] < length[best]
+                            or (
+                                length[b] == length[best]
+                                and (
+                                    segment[b] < segment[best]
+                                    or (segment[b] == segment[best] and begin[b] < begin[best])
+                                )
+                            )
+                        ):
+                            best = b
+                        b = behind[b]
+                    if best >= 0:
+                        break
                 if best < 0:
                     if pool == 0:
                         whole = small_segment
@@ -82,20 +120,17 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                         whole = _round_up(need, unit)
                     if reserved + whole > capacity:
                         returned = False
-                        for p in range(2):
-                            k = 0
-                            while k < num_free[p]:
-                                b = free[p, k]
+                        for at in range(2 * LISTS):
+                            b = head[at]
+                            while b >= 0:
+                                later = behind[b]
                                 if before[b] < 0 and after[b] < 0:
                                     reserved -= length[b]
-                                    num_free[p] -= 1
-                                    free[p, k] = free[p, num_free[p]]
-                                    place[free[p, k]] = k
+                                    _remove(b, head, behind, ahead, place)
                                     spare[num_spare] = b
                                     num_spare += 1
                                     returned = True
-                                else:
-                                    k += 1
+                                b = later
                         if returned:
                             releases += 1
                     if num_spare > 0:
@@ -110,10 +145,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     reserved += whole
                     highest = max(highest, reserved)
                 else:
-                    num_free[pool] -= 1
-                    moved = free[pool, num_free[pool]]
-                    free[pool, place[best]] = moved
-                    place[moved] = place[best]
+                    _remove(best, head, behind, ahead, place)
                 rest = length[best] - need
                 if (rest >= smallest) if pool == 0 else (rest > small_limit):
                     if num_spare > 0:
@@ -128,9 +160,8 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                         before[after[best]] = b
                     after[best] = b
                     length[best] = need
-                    free[pool, num_free[pool]] = b
-                    place[b] = num_free[pool]
-                    num_free[pool] += 1
+                    _push(b, _list_of(pool, rest), head, behind, ahead, place)
+                place[best] = -1
                 held[s] = best
                 used += length[best]
                 most = max(most, used)
@@ -143,10 +174,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     other = before[b] if side == 0 else after[b]
                     if other < 0 or place[other] < 0:
                         continue
-                    num_free[pool] -= 1
-                    moved = free[pool, num_free[pool]]
-                    free[pool, place[other]] = moved
-                    place[moved] = place[other]
+                    _remove(other, head, behind, ahead, place)
                     length[b] += length[other]
                     if side == 0:
                         begin[b] = begin[other]
@@ -159,12 +187,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                             before[after[b]] = b
                     spare[num_spare] = other
                     num_spare += 1
-                free[pool, num_free[pool]] = b
-                place[b] = num_free[pool]
-                num_free[pool] += 1
-                continue
-            if held[s] >= 0:
-                place[held[s]] = -1
+                _push(b, _list_of(pool, length[b]), head, behind, ahead, place)
         if turn > 0 and reserved == known:
             break
     out[0], out[1], out[2], out[3] = highest, reserved, most, releases

@@ -116,6 +116,8 @@ def sites_of(model: Model) -> Iterator[Site]:
                 if isinstance(module, kind)
                 for name, projection in table.items()
             }
+            if isinstance(module, SelfAttention) and module.causal:  # of Falcon, BLOOM; BERT calls all layers so
+                known["dense"] = Projection("out")
             for name, child in module.named_children():
                 if isinstance(child, Linear):
                     yield _linear(f"{path}.{name}", module, name, child, known, is_layer)

@@ -97,9 +97,8 @@ def _subtitle(timeline: IterationTimeline) -> str:
 
 def bubble_text(timeline: IterationTimeline) -> str:
     """The bubble ratio, to stand behind other figures; empty for a pipeline that takes no time."""
-    busy_s = sum(stage.end_s - stage.start_s for rank in timeline.ranks for stage in rank.stages)
-    area_s = len(timeline.ranks) * timeline.makespan_s
-    return f"  ·  bubble ratio of the pipeline {100 * (1 - busy_s / area_s):.1f} %" if area_s > 0 else ""
+    ratio = f"  ·  bubble ratio of the pipeline {100 * timeline.bubble_ratio:.1f} %"
+    return ratio if timeline.ranks and timeline.makespan_s > 0 else ""
 
 
 def _styles(timeline: IterationTimeline) -> dict[tuple[str, Phase], tuple[float, float, float]]:

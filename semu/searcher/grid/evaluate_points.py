@@ -20,11 +20,17 @@ from semu.simulation.results.estimated import Metrics
 
 
 class Outcome(NamedTuple):
-    """A configuration and its figures; ``refusal``: why there are none."""
+    """A configuration and its figures.
+
+    Attributes:
+        point, figures: which, and what it comes to. refusal: why there are no figures. held_bytes: what the allocator
+            holds of the fullest device; None: what is allocated decides whether it fits (``judged_bytes``).
+    """
 
     point: Point
     figures: Metrics | None
     refusal: str = ""
+    held_bytes: int | None = None
 
 
 def evaluate_chunk(job: TrainingJob, chunk: Sequence[Point]) -> list[Outcome]:
@@ -40,7 +46,8 @@ def evaluate_chunk(job: TrainingJob, chunk: Sequence[Point]) -> list[Outcome]:
 def evaluate_point(job: TrainingJob, point: Point) -> Outcome:
     """Evaluate one."""
     try:
-        return Outcome(point, evaluate_metrics(job_at(job, point)))
+        figures, held_bytes = evaluate_metrics(job_at(job, point))
+        return Outcome(point, figures, held_bytes=held_bytes)
     except SemuError as error:
         return Outcome(point, None, str(error))
 

@@ -1,8 +1,7 @@
 """``Hunt``: a grid under way: which configurations are evaluated, and what becomes of them.
 
 Branch and bound, best bound first: a configuration is evaluated unless it surely does not fit, or the best ``top`` that
-were found already are better than it can be. Whether a tight one fits is asked of the allocator only where it would be
-among the best. What comes out does not depend on the order of evaluation, nor on who
+were found already are better than it can be. What comes out does not depend on the order of evaluation, nor on who
 evaluates: the rows are all configurations whose bound is not worse than row number ``top``, and each of these was
 evaluated.
 """
@@ -26,7 +25,6 @@ from semu.searcher.grid.legal import Legal
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult
 from semu.searcher.grid.rows import Row, smallest_of
 from semu.searcher.grid.space import Axis, Point, RankBy, Space, Value, job_at
-from semu.simulation.estimate import evaluate
 from semu.simulation.memory.reserved import device_room
 from semu.simulation.results.estimated import Metrics
 
@@ -56,7 +54,6 @@ class Hunt:
     ended_by: str = "end"
     _tokens: dict[int, int] = field(default_factory=dict)
     _told: float = 0.0
-    _reserved: dict[Point, int] = field(default_factory=dict)
 
     # -- what is wanted ------------------------------------------------------------------------------------------
     @property
@@ -151,24 +148,13 @@ class Hunt:
         """What a configuration must not be worse than."""
         return -best[0] if len(best) == self.top else float("inf")
 
-    def _fits(self, outcome: Outcome) -> bool:
-        """Whether what is allocated fits."""
-        room = device_room(self.job, outcome.point)
-        return outcome.figures is not None and outcome.figures.peak_memory_bytes <= room.usable_bytes
-
     def _holds(self, outcome: Outcome) -> bool:
         """Whether a configuration fits, with what the allocator keeps."""
-        reserved = self._reserve(outcome) if self._fits(outcome) else None
-        return self._fits(outcome) and (reserved or 0) <= device_room(self.job, outcome.point).usable_bytes
-
-    def _reserve(self, outcome: Outcome) -> int | None:
-        """What the allocator holds of the fullest rank's device [bytes]; None: it decides nothing."""
-        point, figures = outcome.point, outcome.figures
-        if figures is None or not device_room(self.job, point).is_tight(figures.peak_memory_bytes):
-            return None
-        if point not in self._reserved:
-            self._reserved[point] = max(evaluate(job_at(self.job, point)).held_memory_bytes)
-        return self._reserved[point]
+        figures = outcome.figures
+        if figures is None:
+            return False
+        needed = figures.peak_memory_bytes if outcome.held_bytes is None else outcome.held_bytes
+        return needed <= device_room(self.job, outcome.point).usable_bytes
 
     def _note(self, outcome: Outcome, best: list[float], order: RankBy) -> None:
         """Count a configuration among the best, if it is; where memory decides, whether or not it fits."""
@@ -224,10 +210,8 @@ class Hunt:
         is_exhaustive: bool,
     ) -> GridResult:
         found = [own for own in chosen if own.figures is not None]
-        found.sort(key=lambda own: (not self._fits(own), self.of(own, order), own.point))
-        reserved = self._reserved_of_best(found)
-        rows = [self._row(own.point, own.figures, reserved.get(own.point)) for own in found if own.figures is not None]
-        rows.sort(key=lambda row: not row.fits)
+        found.sort(key=lambda own: (not self._holds(own), self.of(own, order), own.point))
+        rows = [self._row(own.point, own.figures, own.held_bytes) for own in found if own.figures is not None]
         misfits = [row.point for row in rows if not row.fits][:SHOWN_MISFITS]
         has_fit = any(row.fits for row in rows)
         changes = {}
@@ -269,19 +253,6 @@ class Hunt:
         except KeyboardInterrupt:
             self.ended_by = "interrupt"
             return None
-
-    def _reserved_of_best(self, ranked: Sequence[Outcome]) -> dict[Point, int]:
-        """What the allocator holds for every tight configuration that is not worse than the ``top`` best that fit: the
-        same, whatever was asked on the way. ``ranked``: the best first."""
-        reserved: dict[Point, int] = {}
-        count = 0
-        for outcome in ranked if self.ended_by == "end" else ():
-            if count == self.top or not self._fits(outcome):
-                break
-            if (size := self._reserve(outcome)) is not None:
-                reserved[outcome.point] = size
-            count += self._holds(outcome)
-        return reserved
 
     def _row(self, point: Point, figures: Metrics, reserved_bytes: int | None) -> Row:
         gpus, tokens = self.job.cluster.num_gpus, self.tokens(point.micro_batch)

@@ -25,8 +25,8 @@ class Row:
         point: its values on all axes. figures: as ``semu.evaluate`` says. tokens_per_s_per_gpu: of the whole batch.
         usd_per_million_tokens: at the price that was given; None: none was.
         usable_memory_bytes: what of a device the allocator may hold.
-        reserved_memory_bytes: what it holds of the fullest rank's device; None: not replayed, because there is room in
-            any case, or none, or because other rows are better (``Hunt``).
+        reserved_memory_bytes: what it holds of the fullest device, or of the first, by falling allocation, that is too
+            small; None: nothing had to be replayed, see ``judged_by``.
         change: values on other axes with which it would fit, the fewest; None: it fits, or no changes were tried.
     """
 
@@ -46,9 +46,16 @@ class Row:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank's device holds what the allocator reserves, context and communicators, and the margin;
-        where nothing was replayed, what is allocated takes the place of what is reserved."""
+        """Whether every rank's device holds what the allocator reserves, context and communicators, and the margin."""
         return self.headroom_bytes >= 0
+
+    @property
+    def judged_by(self) -> str:
+        """How it is known whether it fits: ``"reserved"``, the allocator was replayed; ``"bound"``, there is room for
+        more than any allocator keeps (``DeviceRoom.is_tight``); ``"allocated"``, the tensors alone are too much."""
+        if self.reserved_memory_bytes is not None:
+            return "reserved"
+        return "bound" if self.fits else "allocated"
 
     def to_dict(self) -> dict[str, Any]:
         """One flat record."""
@@ -60,6 +67,7 @@ class Row:
             "reserved_memory_bytes": self.reserved_memory_bytes,
             "headroom_bytes": self.headroom_bytes,
             "fits": self.fits,
+            "judged_by": self.judged_by,
             "change": None if self.change is None else " ".join(f"{k}={v}" for k, v in self.change.items()),
         }
 

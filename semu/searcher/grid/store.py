@@ -19,7 +19,7 @@ from semu.searcher.grid.evaluate_points import Outcome
 from semu.searcher.grid.space import Point
 from semu.simulation.results.estimated import Metrics
 
-FORMAT = "semu grid 1"
+FORMAT = "semu grid 2"
 BUSY_S = 60.0
 """How long a process waits for another one that is writing [s]."""
 _AT_ONCE = 500
@@ -27,7 +27,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS results (
     key TEXT PRIMARY KEY, point TEXT NOT NULL, iteration_time_s REAL, mfu REAL, bubble_ratio REAL,
-    peak_memory_bytes INTEGER, refusal TEXT NOT NULL
+    peak_memory_bytes INTEGER, held_bytes INTEGER, refusal TEXT NOT NULL
 );
 """
 
@@ -91,13 +91,13 @@ class ResultStore:
         for first in range(0, len(names), _AT_ONCE):
             some = names[first : first + _AT_ONCE]
             marks = ",".join("?" * len(some))
-            for key, *figures, refusal in self._file.execute(
-                "SELECT key, iteration_time_s, mfu, bubble_ratio, peak_memory_bytes, refusal FROM results "
+            for key, *figures, held, refusal in self._file.execute(
+                "SELECT key, iteration_time_s, mfu, bubble_ratio, peak_memory_bytes, held_bytes, refusal FROM results "
                 f"WHERE key IN ({marks})",
                 some,
             ):
                 own = Metrics(*figures) if figures[0] is not None else None
-                found[keys[key]] = Outcome(keys[key], own, refusal)
+                found[keys[key]] = Outcome(keys[key], own, refusal, held)
         return found
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
@@ -107,12 +107,12 @@ class ResultStore:
             ConfigError: the file cannot be written.
         """
         rows = [
-            (point_hash(self._hash, point), repr(tuple(point)), *(figures or (None,) * 4), refusal)
-            for point, figures, refusal in outcomes
+            (point_hash(self._hash, point), repr(tuple(point)), *(figures or (None,) * 4), held, refusal)
+            for point, figures, refusal, held in outcomes
         ]
         try:
             with self._file:
-                self._file.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                self._file.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         except sqlite3.Error as error:
             raise self._unreadable(error) from error
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import StageProgram
-from semu.engine.contention import LinkUnits, PortUses
+from semu.engine.ports import LinkUnits, PortUses
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]

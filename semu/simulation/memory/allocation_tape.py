@@ -6,8 +6,9 @@ joined into new tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,25 @@ from semu.simulation.transfers import leaving_positions
 I64 = NDArray[np.int64]
 
 
+class _Change(NamedTuple):
+    """Storages of a chunk's part that come and go in turn.
+
+    Attributes:
+        new: int64[j], numbers in the chunk of those that are allocated, each once. storage: int64[k], all of them, in
+            order. size: int64[k] [bytes], 0: freed.
+    """
+
+    new: NDArray[np.integer]
+    storage: NDArray[np.integer]
+    size: I64
+
+    @classmethod
+    def of(cls, storage: NDArray[np.integer], size: I64, is_new: NDArray[np.bool_] | bool) -> Self:
+        """Those of size 0 are left out; ``is_new``: allocated, else freed."""
+        exists = size > 0
+        return cls(storage[exists & is_new], storage[exists], np.where(is_new, size, 0)[exists])
+
+
 class AllocationTape:
     """Allocations and frees of one iteration on one rank of one replica."""
 
@@ -31,6 +51,9 @@ class AllocationTape:
         self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
         self.rank, self.replica = rank, replica
         self.nodes = timed.run.problem.rank_nodes[rank].tolist()
+        self._shape_of = timed.run.shape[replica].tolist()
+        self._changes: dict[Hashable, _Change] = {}
+        self._arrivals: dict[tuple[int, int], tuple[tuple[int, ...], list[tuple[int, bool, bool]]]] = {}
         self._events: list[tuple[I64, I64]] = []
         self._num_slots = 0
         self._slots: dict[tuple[int, int], I64] = {}
@@ -51,26 +74,25 @@ class AllocationTape:
         slot, size = (np.concatenate([nothing, *(event[k] for event in self._events)]) for k in range(2))
         frees = np.flatnonzero(size == 0)
         counts = size > 0  # of a storage that two chunks share, the first free counts
-        counts[frees[np.unique(slot[frees], return_index=True)[1]]] = True
+        first = np.full(self._num_slots, -1, dtype=np.int64)
+        first[slot[frees[::-1]]] = frees[::-1]
+        counts[first[first >= 0]] = True
         return slot[counts], size[counts]
 
     # -- slots -------------------------------------------------------------------------------------------------------
-    def _change(
-        self, chunk: int, part: int, storage: NDArray[np.integer], size: I64, is_new: NDArray[np.bool_] | bool
-    ) -> None:
-        """Allocate or free storages of a chunk's part in turn, those of size 0 left out.
-
-        Args:
-            storage: int64[k], numbers in the chunk, allocated at most once. size: int64[k] [bytes].
-            is_new: bool[k], allocated; else freed.
-        """
+    def _change(self, chunk: int, part: int, key: Hashable, make: Callable[[], _Change]) -> None:
+        """Allocate or free storages of a chunk's part in turn; ``key``: of what ``make`` makes, which is kept."""
+        change = self._changes.get(key)
+        if change is None:
+            change = self._changes[key] = make()
         slots = self._slots_of(chunk, part)
-        new = storage[(size > 0) & is_new]
-        slots[new] = self._num_slots + np.arange(len(new))
-        self._num_slots += len(new)
-        slot = slots[storage]
-        exists = (size > 0) & (slot >= 0)
-        self._events.append((slot[exists], np.where(is_new, size, 0)[exists]))
+        if len(change.new):
+            slots[change.new] = np.arange(self._num_slots, self._num_slots + len(change.new))
+            self._num_slots += len(change.new)
+        slot, size = slots[change.storage], change.size
+        if slot.min(initial=0) < 0:  # freed, and never allocated
+            slot, size = slot[slot >= 0], size[slot >= 0]
+        self._events.append((slot, size))
 
     def _slots_of(self, chunk: int, part: int) -> I64:
         """Slot of every storage of a chunk's part; -1: never allocated."""
@@ -83,7 +105,7 @@ class AllocationTape:
 
     def _sizes_at(self, column: int) -> I64:
         """Sizes of all storages of the library for the shape in a column of the table of shapes: int64[n] [bytes]."""
-        shape = int(self.run.shape[self.replica, column])
+        shape = self._shape_of[column]
         if shape not in self._sizes:
             self._sizes[shape] = self.evaluation.by_shape.sizes_of(np.array([shape]))[0]
         return self._sizes[shape]
@@ -94,26 +116,26 @@ class AllocationTape:
         chunk, code, part = (int(row[node]) for row in (problem.chunk, problem.phase, problem.microbatch))
         if code in (FORWARD, BACKWARD, INPUT):
             self._receive_on_rank(chunk, part, FORWARD if code == FORWARD else BACKWARD)
-        program = program_of(self.layout, int(self.run.kind[node]), code)
-        if program not in self._orders:
-            self._orders[program] = issue_order(program)
-        position, is_new = self._orders[program]
-        sizes = self._sizes_at(int(self.run.column[node]))
-        self._change(chunk, part, program.storage[position], sizes[program.size_row[position]], is_new)
+        program, column = program_of(self.layout, int(self.run.kind[node]), code), int(self.run.column[node])
+
+        def _made() -> _Change:
+            if program not in self._orders:
+                self._orders[program] = issue_order(program)
+            position, is_new = self._orders[program]
+            return _Change.of(program.storage[position], self._sizes_at(column)[program.size_row[position]], is_new)
+
+        self._change(chunk, part, (program, self._shape_of[column]), _made)
 
     def _receive_on_rank(self, chunk: int, part: int, code: int) -> None:
         """What the data loader gives to a stage, what chunks of the same rank hand over, what is joined of pieces."""
-        layout, shape = self.layout, self.run.problem.shape
+        shape = self.run.problem.shape
+        if (chunk, code) not in self._arrivals:
+            self._arrivals[chunk, code] = self._arrivals_of(chunk, code)
+        new, others = self._arrivals[chunk, code]
         if code == FORWARD:
-            arrivals = layout.chunks[chunk].arrivals
-            others = list(dict.fromkeys(source for source in arrivals if source >= 0))
-            new = [k for k, source in enumerate(arrivals) if source < 0 or layout.parts_differ(source, chunk)]
             self._allocate_arriving(chunk, part, code, new)
-        else:
-            others = [reader for reader in graph_of(shape).readers[chunk] if layout.chunks[reader].backward is not None]
-        for other in others:
-            is_here = layout.chunks[other].chunk.rank == self.rank
-            if not self._parts_differ(other, chunk, code):
+        for other, is_here, differs in others:
+            if not differs:
                 if is_here:
                     self._share(other, chunk, part, code)
                 continue
@@ -126,16 +148,36 @@ class AllocationTape:
                 if is_here:
                     self._free_sent(other, their_part, chunk, code)
 
+    def _arrivals_of(self, chunk: int, code: int) -> tuple[tuple[int, ...], list[tuple[int, bool, bool]]]:
+        """Arriving tensors of a stage that are allocated when it begins, and the chunks that hand it something: whether
+        they are on this rank, and whether their parts are others."""
+        layout, new = self.layout, tuple[int, ...]()
+        if code == FORWARD:
+            arrivals = layout.chunks[chunk].arrivals
+            others = list(dict.fromkeys(source for source in arrivals if source >= 0))
+            new = tuple(k for k, s in enumerate(arrivals) if s < 0 or layout.parts_differ(s, chunk))
+        else:
+            readers = graph_of(self.run.problem.shape).readers[chunk]
+            others = [reader for reader in readers if layout.chunks[reader].backward is not None]
+        return new, [
+            (other, layout.chunks[other].chunk.rank == self.rank, self._parts_differ(other, chunk, code))
+            for other in others
+        ]
+
     def _parts_differ(self, sender: int, receiver: int, code: int) -> bool:
         return self.layout.parts_differ(*((sender, receiver) if code == FORWARD else (receiver, sender)))
 
-    def _allocate_arriving(self, chunk: int, part: int, code: int, positions: Iterable[int] | None = None) -> None:
+    def _allocate_arriving(self, chunk: int, part: int, code: int, positions: tuple[int, ...] | None = None) -> None:
         """Tensors that a stage starts from; ``positions``: among its arriving tensors, None: all."""
         program = self._program(chunk, part, code)
-        every = range(len(program.arriving)) if positions is None else positions
-        rows = {program.arriving_storage[k]: program.arriving[k] for k in every if program.arriving[k] >= 0}
-        size = self._sizes_at(int(self.layout.recipe.column_of(chunk, part)))[[*rows.values()]]
-        self._change(chunk, part, np.array([*rows], dtype=np.int64), size, True)
+        column = int(self.layout.recipe.column_of(chunk, part))
+
+        def _made() -> _Change:
+            every = range(len(program.arriving)) if positions is None else positions
+            rows = {program.arriving_storage[k]: program.arriving[k] for k in every if program.arriving[k] >= 0}
+            return _Change.of(np.array([*rows], dtype=np.int64), self._sizes_at(column)[[*rows.values()]], True)
+
+        self._change(chunk, part, (program, self._shape_of[column], positions), _made)
 
     def _share(self, other: int, chunk: int, part: int, code: int) -> None:
         """What a chunk of the same rank made is the same storage here."""
@@ -160,12 +202,16 @@ class AllocationTape:
         if self._readers_done[key] < len(self.run.problem.shape.shared(chunk, part, reader)):
             return
         program = self._program(chunk, part, code)
-        positions: Iterable[int] = range(len(program.leaving))
-        if code != FORWARD:
-            positions = leaving_positions(self.layout, chunk, reader, Phase.BACKWARD)
-        gone = [k for k in positions if program.leaving[k] >= 0 and not program.leaving_kept[k]]
-        storage = np.array([program.leaving_storage[k] for k in gone], dtype=np.int64)
-        self._change(chunk, part, storage, np.ones_like(storage), False)
+
+        def _made() -> _Change:
+            positions: Iterable[int] = range(len(program.leaving))
+            if code != FORWARD:
+                positions = leaving_positions(self.layout, chunk, reader, Phase.BACKWARD)
+            gone = [k for k in positions if program.leaving[k] >= 0 and not program.leaving_kept[k]]
+            storage = np.array([program.leaving_storage[k] for k in gone], dtype=np.int64)
+            return _Change.of(storage, np.ones_like(storage), False)
+
+        self._change(chunk, part, (program, chunk, reader, code), _made)
 
     # -- transfers ---------------------------------------------------------------------------------------------------
     def _transfers(self) -> dict[int, list[Callable[[], None]]]:
@@ -201,7 +247,9 @@ class AllocationTape:
         """Receive buffers of a transfer of ``size`` bytes."""
         source, target, part = transfer.stage.chunk, transfer.consumer.chunk, transfer.consumer.microbatch
         if not self._parts_differ(source, target, code):
-            positions = leaving_positions(self.layout, source, target, Phase.FORWARD) if code == FORWARD else None
+            positions = None
+            if code == FORWARD:
+                positions = tuple(leaving_positions(self.layout, source, target, Phase.FORWARD))
             self._allocate_arriving(target, part, code, positions)
         elif size > 0:
             slot = self._pieces[source, transfer.stage.microbatch, target, part, code] = np.array([self._num_slots])

@@ -62,19 +62,17 @@ def outside_bytes(parallel: GpuAxes) -> int:
     return CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(size > 1 for size in (parallel.tp, parallel.pp, parallel.dp))
 
 
-def reserved_memory(timed: TimedJob, replicas: Sequence[int], peaks: Sequence[int]) -> tuple[int, ...]:
-    """Highest reserved memory of every pipeline rank [bytes].
+def reserved_bytes(timed: TimedJob, replicas: Sequence[int], peaks: Sequence[int], rank: int) -> int:
+    """Highest reserved memory of a pipeline rank [bytes]: cached blocks without a use are given back before the
+    allocator takes what lies outside it or the margin, as they are where a device has no more.
 
     Args:
         timed: the job under a schedule. replicas: per rank, the distinct replica to replay: the one whose
             allocation is highest. peaks: per rank, its highest allocation [bytes]; less is never reserved.
+        rank: which one.
     """
-    capacity = int(timed.job.cluster.profile.memory_bytes.value) - outside_bytes(timed.job.parallel)
-    result = []
-    for rank, (replica, peak) in enumerate(zip(replicas, peaks, strict=True)):
-        reserved = reserve(rank_trace(timed, rank, replica), capacity_bytes=max(capacity, 0))
-        result.append(max(reserved.peak_bytes, -(-peak // (2 << 20)) * (2 << 20)))
-    return tuple(result)
+    found = reserve(rank_trace(timed, rank, replicas[rank]), capacity_bytes=max(device_room(timed.job).usable_bytes, 0))
+    return max(found.peak_bytes, -(-peaks[rank] // (2 << 20)) * (2 << 20))
 
 
 def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:

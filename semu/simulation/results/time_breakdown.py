@@ -19,6 +19,7 @@ from semu.costs.phases import costs_of, stages_of_chunk
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Operator, Phase
 from semu.graph.rounding import with_rounded
+from semu.schedule.costs import idle_share
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.iteration import Iteration
@@ -192,14 +193,11 @@ def _pipeline_gaps(run: PipelineRun, *, apart: bool = False) -> tuple[NDArray[np
 def bubble_ratio(run: PipelineRun, replica: int) -> float:
     """1 - (sum of stage times) / (P x makespan) of one replica (DESIGN §2); 0 for an empty pipeline."""
     n = run.problem.num_stages
-    makespan = float(run.makespan()[replica])
-    if makespan == 0:
-        return 0.0
     busy = float(run.plain[replica, :n].sum())
     busy += sum(touched.held_s for (number, _), touched in run.inside.items() if number == replica)
     if run.launched is not None:
         busy += float(run.launched[replica].sum())
-    return 1.0 - busy / (run.problem.shape.num_ranks * makespan)
+    return idle_share(busy, run.problem.shape.num_ranks, float(run.makespan()[replica]))
 
 
 @dataclass(frozen=True)

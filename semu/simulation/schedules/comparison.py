@@ -64,6 +64,7 @@ class ComparedSchedule:
     def settings(self) -> dict[str, object]:
         """Keys of a run file that make this schedule's stage table, as ``training.schedule_file``, the same run."""
         made: dict[str, object] = {
+            "training.global_batch": self.job.training.global_batch,
             "parallel.vpp": self.vpp,
             "parallel.placement": self.job.parallel.placement,
             "overlap.pipeline": self.job.overlaps_sends,

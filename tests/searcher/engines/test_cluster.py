@@ -13,7 +13,7 @@ from semu.errors import ConfigError, ExecutorError
 from semu.searcher.engines.cluster import RayEngine
 from semu.searcher.engines.engine import SerialEngine
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install 'semu[ray]'")
+ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.multiprocess,

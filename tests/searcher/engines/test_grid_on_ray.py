@@ -9,28 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli.test_grid import RUN
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'semu[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 ROOT = Path(__file__).parents[3]
-RUN = """
-[model.transformer]
-layers = 4
-hidden = 256
-ffn = 1024
-heads = 8
-vocab = 1024
-[cluster]
-device = "h800"
-nodes = 1
-gpus_per_node = 8
-[parallel]
-dp = 8
-[training]
-global_batch = 16
-seq_len = 512
-"""
 
 
 def grid_json(run: Path, *words: str) -> bytes:

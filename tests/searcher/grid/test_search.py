@@ -88,6 +88,28 @@ def test_the_best_are_those_of_all(make: Callable[..., TrainingJob], share: floa
     assert all(known[row.point] == row.figures for row in bounded.rows)
 
 
+@pytest.mark.parametrize(("make", "share"), [(dense, 0.5), (vision, 0.6)])
+def test_every_row_is_judged_as_its_simulation_is(make: Callable[..., TrainingJob], share: float) -> None:
+    """By what a device must hold, the best and all others; a row says where a bound was enough."""
+    job = tight(make, share)
+    found = grid(job, vary=SMALL, top=2, exhaustive=True)
+    ways = set()
+    for row in found:
+        report = semu.simulate(built(job, row.point))
+        room = report.room
+        assert row.fits == report.fits == (max(report.held_memory_bytes) <= room.usable_bytes)
+        assert row.judged_by == row.to_dict()["judged_by"]
+        held = row.reserved_memory_bytes
+        is_tight = room.is_tight(max(report.peak_memory_bytes))
+        assert (held is None) == (row.judged_by != "reserved") == (not is_tight)
+        if held is not None and not row.fits:
+            assert held > room.usable_bytes and held in report.held_memory_bytes
+        ways.add((row.judged_by, row.fits))
+    assert {True, False} == {fits for _, fits in ways} and "reserved" in {way for way, _ in ways}
+    assert found.best is not None
+    assert found.best.point == slow_best(job, SMALL, 1, RankBy.TIME)[0]
+
+
 class Equal:
     """An engine for which every configuration takes the same time and almost no memory."""
 

@@ -32,7 +32,7 @@ from semu.schedule.problem import lower
 from semu.simulation import prepare
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.reserved import rank_trace, reserved_memory, shared_out
+from semu.simulation.memory.reserved import rank_trace, reserved_bytes, shared_out
 from semu.simulation.memory.workspaces import CUBLAS_BYTES, CUBLAS_BYTES_HOPPER, CUBLAS_HANDLES
 from semu.simulation.pipeline import run_pipeline
 from semu_models.text.llama import Llama
@@ -158,14 +158,16 @@ def test_no_less_is_reserved_than_is_allocated(more: int) -> None:
     """The host frees early what the device still holds: then whole segments of 2 MiB over the peak count."""
     job = job_of(gpt(), pp=2)
     found = timed(job)
-    arguments = found, (0, 0)
-    replayed = reserved_memory(*arguments, (0, 0))
+
+    def held(*peaks: int) -> list[int]:
+        return [reserved_bytes(found, (0, 0), peaks, rank) for rank in range(2)]
+
+    replayed = held(0, 0)
     assert all(reserved > 0 and reserved % (2 * MIB) == 0 for reserved in replayed)
-    assert reserved_memory(*arguments, [reserved - 1 for reserved in replayed]) == replayed
-    assert reserved_memory(*arguments, replayed) == replayed
+    assert held(*[reserved - 1 for reserved in replayed]) == replayed
+    assert held(*replayed) == replayed
     segments = (more + 2 * MIB - 1) // (2 * MIB)
-    expected = replayed[0] + 2 * MIB * segments, replayed[1]
-    assert reserved_memory(*arguments, (replayed[0] + more, replayed[1])) == expected
+    assert held(replayed[0] + more, replayed[1]) == [replayed[0] + 2 * MIB * segments, replayed[1]]
 
 
 @pytest.mark.parametrize("pp", [2, 4])

@@ -1,6 +1,6 @@
 """Concurrent transfers share the capacity of ports (DESIGN §3.4): units, what they use, and their times.
 
-Objects: ``PortUses``, ``LinkUnits``. ``kernels.contention`` says what a unit is and how ports are shared.
+Objects: ``PortUses``, ``LinkUnits``. ``kernels.fair_shares`` says what a unit is and how ports are shared.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LinkUnits:
         Raises:
             GraphError: the edges close a circle.
         """
-        from semu.engine.kernels.contention import share_links
+        from semu.engine.kernels.fair_shares import share_links
 
         n, uses = len(self.fixed), self.uses
         start, end = np.empty(n), np.empty(n)
