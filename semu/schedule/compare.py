@@ -88,12 +88,12 @@ def compare_schedules(
 
 
 def comparison_table(compared: Iterable[Compared], held_bytes: int) -> str:
-    """A row per schedule: slots, makespan, bubble, that without a common end (span), most activations of a rank (held).
+    """A row per schedule: slots, makespan, bubble, that without a common end (span), most activations of a rank (mb held).
 
     Args:
         compared: of ``compare_schedules``. held_bytes: as there; activations are counted in such microbatches.
     """
-    rows: list[tuple[str, ...]] = [("schedule", "v", "makespan", "bubble", "span", "held", "source")]
+    rows: list[tuple[str, ...]] = [("schedule", "v", "makespan", "bubble", "span", "mb held", "source")]
     for row in compared:
         found = row.evaluation
         peak = int(found.peak_bytes.max(initial=0)) / held_bytes

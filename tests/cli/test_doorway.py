@@ -228,7 +228,7 @@ def test_init_round_trips(words: tuple[str, ...], tmp_path: Path, capsys: pytest
     again = document(capsys, "simulate", str(file), "--dump-config")
     assert again["config"] == first["config"]
     text = file.read_text()
-    assert text.count("  # ") > 20 and max(map(len, text.splitlines())) <= 120
+    assert text.count("# ") > 40 and max(map(len, text.splitlines())) <= 80
     code, out, _ = run(capsys, "init", *words)
     assert code == 0 and out.splitlines()[1:] == text.splitlines()[1:]
     code, _, err = run(capsys, "init", *words, "-o", str(file))

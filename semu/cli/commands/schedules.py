@@ -168,7 +168,7 @@ def _plain_numbers(arguments: argparse.Namespace, names: list[str] | None) -> in
     found, refused = compare_schedules(arguments.ranks, arguments.microbatches, names=chosen, held_bytes=held)
     if not arguments.json:
         sizes_text = f"{arguments.ranks} ranks, {arguments.microbatches} microbatches"
-        head = f"{sizes_text}; F, I and W of a p-th of the model take 1 s each; held: in microbatches"
+        head = f"{sizes_text}; F, I and W of a p-th of the model take 1 s each"
         emit("\n".join([head, "", comparison_table(found, held), *(f"not run: {k}: {v}" for k, v in refused.items())]))
         return _plain_exit_code(found, refused)
     rows = [
