@@ -24,12 +24,13 @@ class Places:
     Attributes:
         name: the run file as the user wrote it, or ``setup NAME``; empty: tables that no file holds.
         text: the file's contents; empty for a setup.
-        flags: dotted key -> flag that set it.
+        flags: dotted key -> flag that set it. notes: what was decided as the file was read, a sentence each.
     """
 
     name: str
     text: str = ""
     flags: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def where(self, key: str) -> str:
         """Place of a dotted key: ``run.toml:12 parallel.tp``, ``setup vlm-m parallel.tp`` or ``--set parallel.tp``.

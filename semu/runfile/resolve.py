@@ -71,7 +71,7 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     changes.apply(config, places)
     decided = complete_run(config, places, resolve_tables) if is_model_alone(os.fspath(name_or_path)) else ()
     run = resolve_tables(config, places, setup)
-    run = replace(run, notes=(*decided, *run.notes))
+    run = replace(run, notes=(*places.notes, *decided, *run.notes))
     if changes.seed is not None and run.config["batch"]["kind"] == "text":
         return replace(run, notes=(*run.notes, "--seed has no effect: a batch of text sequences draws nothing"))
     return run

@@ -51,7 +51,7 @@ def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
     text = _read_text(run)
     if not run.endswith(".toml") and is_megatron(run, text):
         read = read_arguments(text, run)
-        return read.tables, Places(run, flags=dict(read.places)), None
+        return read.tables, Places(run, flags=dict(read.places), notes=read.reading.notes), None
     config = parse_toml(text, run)
     move_paths(config, lambda path: os.path.join(os.path.dirname(run), path))
     return config, Places(run, text), None

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import semu
+import semu_models
 from semu.cli import main
 from semu.cli.commands.doctor import kernel_cache
 from semu.runfile import load_run
@@ -102,8 +103,28 @@ def test_a_script_of_megatron_is_a_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["iteration_time_s"] == again["iteration_time_s"]
     code, _, err = run(capsys, "simulate", script, "--set", "parallel.tp=5")
     assert code == 2 and "5" in err
-    code, _, err = run(capsys, "simulate", str(INSTANCES / "megatron_vlm.sh"))
-    assert code == 2 and "[model.encoder] and [model.llm]" in err
+
+
+def test_a_llava_style_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = INSTANCES / "megatron_vlm.sh"
+    found = document(capsys, "simulate", str(script))
+    language, tower = (semu_models.build(name).modules[0] for name in ("llama2-7b", "clip-vision-l-14-336"))
+    count = sum(block.num_parameters() for _, block in tower.blocks()) - 2 * 1024  # without the pooled output's norm
+    projector = 1024 * 4096 + 4096 + 4096 * 4096 + 4096
+    padding = 2 * 256 * 4096  # both token tables: 32000 rows become a multiple of 128 x tp 4
+    assert found["parameters"] == language.body.num_parameters() + padding + count + projector
+    assert found["tokens_per_iteration"] <= 32 * 2048 and any("taken as clip" in note for note in found["warnings"])
+    assert found["settings"]["model.llm"]["value"]["layers"] == 32
+    text = script.read_text()
+    for before, after, said in (
+        (" --vision-model-type clip", "", "[model.encoder] and [model.llm]"),
+        ("--patch-dim 14", "--patch-dim 16", "nearest legal: 14"),
+        ("type clip", "type clop", "did you mean 'clip'"),
+    ):
+        own = tmp_path / "own.sh"
+        own.write_text(text.replace(before, after))
+        code, _, err = run(capsys, "simulate", str(own))
+        assert code == 2 and said in err, err
 
 
 # -- networks --------------------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
     shell = script.shell
     begin = next((at for at, field in enumerate(command.fields) if field.text.endswith(".py")), -1)
     program = command.program
-    if _OTHERS.fullmatch(program) is not None:
+    names_encoder = any(field.text.startswith("--vision-model-type") for field in command.fields)
+    if _OTHERS.fullmatch(program) is not None and not (program == "pretrain_vlm.py" and names_encoder):
         raise ConfigError(
             f"{program} trains another model than a GPT, which is not read from its arguments",
             where=f"{source}:{command.fields[begin].line}",

@@ -18,6 +18,7 @@ from semu.imports.megatron.model_tables import transformer_table
 from semu.imports.megatron.parallel_tables import cluster_table, overlap_table, parallel_table
 from semu.imports.megatron.settings import Settings
 from semu.imports.megatron.training_tables import training_table
+from semu.imports.megatron.vision_tables import add_vision
 from semu_models.hf.reading import Reading, ReadingRow
 
 Tables = dict[str, dict[str, Any]]
@@ -71,9 +72,10 @@ def read_arguments(
     """
     settings = Settings(read_given(text, source, defined))
     tables = _tables(settings, cluster)
+    add_vision(settings, tables)
     if settings.problems and not allow_unmodelled:
         raise _refusal(settings)
-    return MegatronRun(tables, _reading(settings, tables, cluster), _places(settings))
+    return MegatronRun(tables, _reading(settings, tables, cluster), _places(settings, tables))
 
 
 def is_megatron(path: str, text: str) -> bool:
@@ -122,12 +124,12 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
     }
 
 
-def _places(settings: Settings) -> dict[str, str]:
+def _places(settings: Settings, tables: Tables) -> dict[str, str]:
     """The argument that decided a key; of several the last that the file gives."""
     places: dict[str, str] = {}
     for dest in settings.asked:
         if settings.is_told(dest) and FLAGS.understood[dest].to:
-            places |= dict.fromkeys(FLAGS.understood[dest].to.split(", "), settings.where(dest))
+            places |= dict.fromkeys(_keys(FLAGS.understood[dest].to, tables), settings.where(dest))
     given = settings.given
     if given.nodes is not None:
         places |= dict.fromkeys(("cluster.nodes", "cluster.gpus_per_node"), given.where(given.cluster_line))
@@ -196,13 +198,19 @@ def _shown(keys: str, tables: Tables) -> str:
     if not keys:
         return "what semu models"
     words = []
-    for key in keys.split(", "):
+    for key in _keys(keys, tables):
         value: Any = tables
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         shown = str(value).lower() if isinstance(value, bool) else str(value)
         words.append(key if value is None or isinstance(value, Mapping) else f"{key} = {shown}")
     return ", ".join(words)
+
+
+def _keys(keys: str, tables: Tables) -> list[str]:
+    """Keys of a run file one by one; beside an encoder, the language model's table is ``[model.llm]``."""
+    table = "model.llm" if "llm" in tables["model"] else "model.transformer"
+    return keys.replace("model.transformer", table).split(", ")
 
 
 def _plain(value: object) -> object:
