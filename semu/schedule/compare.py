@@ -88,7 +88,7 @@ def compare_schedules(
 
 
 def comparison_table(compared: Iterable[Compared], held_bytes: int) -> str:
-    """A row per schedule: slots, makespan, bubble, that without a common end (span), most activations of a rank (mb held).
+    """A row per schedule: slots, makespan, bubble, that without a common end (span), activations of a rank (mb held).
 
     Args:
         compared: of ``compare_schedules``. held_bytes: as there; activations are counted in such microbatches.
