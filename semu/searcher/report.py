@@ -91,6 +91,10 @@ class SearchReport(Tabular):
         alike = [] if self.alike is None else [("its order, best recompute", self.alike)]
         return [("Megatron-LM", self.baseline), *alike, ("heuristic", self.default), ("search", self.report)]
 
+    def _holds(self, report: Report) -> bool:
+        """Whether a schedule keeps the limits of the search."""
+        return report.fits and max(report.peak_memory_bytes) <= self.limit_bytes
+
     def to_json(self) -> dict[str, object]:
         """Everything but timelines; wall times only of a search that a time limited, so that one with the same seed and
         rollouts gives the same bytes again."""
@@ -139,7 +143,7 @@ class SearchReport(Tabular):
                 rows.append((name, "cannot run", "", "", "", ""))
                 continue
             peaks = report.peak_memory_bytes
-            note = "" if max(peaks) <= self.limit_bytes else " (does not fit)"
+            note = "" if self._holds(report) else " (does not fit)"
             rows.append(
                 (
                     name,
@@ -153,7 +157,7 @@ class SearchReport(Tabular):
         lines = fit_columns(rows, (False, True, True, True, True, True))
         if self.baseline is not None and self.report.iteration_time_s > 0:
             gain = self.baseline.iteration_time_s / self.report.iteration_time_s
-            said = "" if max(self.baseline.peak_memory_bytes) <= self.limit_bytes else " (which does not fit)"
+            said = "" if self._holds(self.baseline) else " (which does not fit)"
             if self.alike is not None:
                 alike = self.alike.iteration_time_s / self.report.iteration_time_s
                 said += f"; {alike:.3f} x its speed with the recomputation that fits best"

@@ -33,6 +33,7 @@ WORDS = {
     "../shared/data/runs/runs.json": "runs.json",
     "examples/mixtral_8x7b.sh": "pretrain.sh",
     "--iterations 100": "--iterations 2",
+    "--iterations 20": "--iterations 2",
     "--time 10": "--time 1",
 }
 """What stands for a file or a name of the reader's, and what runs in its place; long searches are cut short."""
