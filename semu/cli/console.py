@@ -9,13 +9,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from semu.ahead import progress_line, running
 from semu.errors import ConfigError, SemuError
+from semu.units import fit_lines, fit_options
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -39,12 +40,15 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def emit(text: str) -> None:
+def emit(text: str, *, is_code: bool = False) -> None:
     """Write the payload; a reader that has gone away (``| head``) is no error.
 
+    Args:
+        text: for people, wrapped as the terminal needs it. is_code: for programs: nothing is changed.
     Raises:
         ConfigError: stdout cannot be written to, e.g. on a full disk.
     """
+    text = text if is_code else fit_lines(text)
     flush_output(text if text.endswith("\n") else f"{text}\n")
 
 
@@ -71,7 +75,7 @@ def emit_json(document: object) -> None:
     Raises:
         ValueError: a number that JSON does not have (infinity, NaN).
     """
-    emit(json.dumps(document, indent=2, allow_nan=False))
+    emit(json.dumps(document, indent=2, allow_nan=False), is_code=True)
 
 
 def emit_result(result: Result, *, is_json: bool, **beside: object) -> None:
@@ -107,10 +111,18 @@ def say_written(*files: Path) -> None:
         say(f"wrote {file}")
 
 
+def say_options(intro: str, options: Sequence[str]) -> None:
+    """Write to stderr options of a command line, as a shell takes them."""
+    say("\n".join([f"{intro}:", *fit_options(options, first="  ")]))
+
+
 def say(message: str) -> None:
-    """Write a message to stderr."""
+    """Write a message to stderr, wrapped where a terminal or COLUMNS says how wide it may be."""
+    text = f"semu: {message}"
+    if os.environ.get("COLUMNS") or sys.stderr.isatty():
+        text = fit_lines(text)
     try:
-        sys.stderr.write(f"semu: {message}\n")
+        sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     except OSError:  # the reader has gone away, or the disk is full
         _discard(sys.stderr)

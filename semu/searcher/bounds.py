@@ -52,6 +52,10 @@ class LowerBounds:
         return self.by_name[self.name]
 
 
+NO_BOUNDS = LowerBounds({"none": 0.0})
+"""What is known of a problem that nobody bounded."""
+
+
 def lower_bounds(problem: SearchProblem, *, effort: float = EFFORT) -> LowerBounds:
     """Bounds by name.
 

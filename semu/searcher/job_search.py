@@ -116,16 +116,26 @@ def search(
     job, changes = plain_job(job)
     options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
     again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
-    start = heuristic_start(job, changes, again(segments=segments, progress=say))
     is_least = goal is Objective.MIN
-    compared, more = (beside, None if segments else again) if is_least else (None, None)
-    starts, alike, is_stopped = _starts(start, given, compared, more, say, options)
-    start = min((one for one in starts if one.result is not None), key=lambda one: one.time_s)
+    compared, more = (beside, None if segments else again) if is_least else ([], None)
+    plain: Start | MemoryLimitError
+    try:
+        plain = heuristic_start(job, changes, again(segments=segments, progress=say))
+    except MemoryLimitError as error:
+        if not compared:
+            raise
+        plain = error
+    like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
+    starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
+    asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}
+    searchable = [one for one in starts if one.result is not None]
+    start = min(searchable or [one.unsearched(**asked) for one in starts], key=lambda one: one.time_s)
     prepared_s = time.perf_counter() - began
     say("searching")
     assert start.result is not None
     first, begun, default = start.result, start.built, start.solution
-    tell = _told(say, first.solution.lower_bound_s)
+    bound = _bound(start.target)
+    tell = _told(say, bound[0])
 
     def _find(problem: JobProblem) -> SearchResult:
         return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
@@ -134,13 +144,13 @@ def search(
         if is_stopped or _is_stopped(begun, seed, budget):
             raise KeyboardInterrupt
         result, built, best = settled(begun, _find)
-    except KeyboardInterrupt:  # the heuristic's is the best so far
-        result = replace(first, ended_by="interrupt", is_reproducible=False, seed=seed, workers=budget.num_workers())
-        result = replace(result, strategy=strategy, objective=goal)
+    except KeyboardInterrupt:  # the start is the best so far
+        result = replace(first, ended_by="interrupt", is_reproducible=False, **asked)
         built, best = begun, default
+    except MemoryLimitError:  # no sequence's schedule fits, the start's does
+        result, built, best = start.unsearched(**asked).result or first, begun, default
     if is_least and default.makespan_s < best.makespan_s:
         built, best = begun, default
-    bound = _bound(start.target)
     if exact and result.ended_by != "interrupt":
         say("solving with CP-SAT")
         best, bound, is_stopped = _exact(built, best, budget, seed, bound)
@@ -158,7 +168,7 @@ def search(
         plan=built.plan_of(found.solution, "search"),
         report=found.report,
         default=start.report,
-        baseline=None if beside is None else beside[1],
+        baseline=beside[0][1] if beside else None,
         limit_bytes=int(built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
         problem=built,
         solution=replace(found.solution, lower_bound_s=bound[0]),
@@ -170,9 +180,10 @@ def search(
 
 
 def _starts(
-    first: Start,
+    plain: Start | MemoryLimitError,
+    like: Partition,
     given: TrainingJob,
-    beside: tuple[Baseline, Report] | None,
+    beside: Sequence[tuple[Baseline, Report]],
     again: Callable[..., Cut] | None,
     say: Callable[[str], None],
     options: Mapping[str, Any],
@@ -181,19 +192,26 @@ def _starts(
     best; and whether Ctrl-C came, which leaves what there was.
 
     Args:
-        first: the cut of ``partition``. given: the job as it came. beside: Megatron-LM on it. again: makes a cut of
-            other segments; None: they are given. options: of ``baseline_starts``.
+        plain: the cut of ``partition`` under the heuristic's schedule, or why nothing of it fits. like: that cut.
+        given: the job as it came. beside: Megatron-LM on it. again: makes a cut of other segments; None: they are
+            given. options: of ``baseline_starts``.
+    Raises:
+        MemoryLimitError: nothing fits.
     """
-    starts, alike = [first], None
+    starts, alike = [] if isinstance(plain, Exception) else [plain], None
     try:
-        if again is not None:
-            starts = [with_more_segments(first, lambda more: again(segments=more))]
-        if beside is not None:
+        if again is not None and not isinstance(plain, Exception):
+            starts = [with_more_segments(plain, lambda more: again(segments=more))]
+        for baseline, _ in beside:
             say("simulating Megatron-LM's cut with the candidates")
-            others, alike = baseline_starts(given, beside[0], first.partition, **options)
-            starts += others
+            others, same = baseline_starts(given, baseline, like, **options)
+            starts, alike = starts + others, same if baseline is beside[0][0] else alike
     except KeyboardInterrupt:
-        return starts, alike, True
+        if starts:
+            return starts, alike, True
+        raise
+    if isinstance(plain, MemoryLimitError) and not starts:
+        raise plain
     return starts, alike, any(one.result is not None and one.result.ended_by == "interrupt" for one in starts)
 
 

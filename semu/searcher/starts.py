@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.problem_arrays import I32
 from semu.searcher.problem.search_problem import SearchProblem, Solution
-from semu.simulation import prepare
+from semu.simulation import JobCheckpoint, prepare
 
 Cut = tuple[Partition, JobProblem]
 
@@ -43,7 +45,7 @@ class Start:
     Attributes:
         job: under which the plan runs. changes: what it changed about the job given, as ``SearchReport``.
         partition: the cut. target: what would be searched. built: the same, under limits that make the schedule fit.
-        solution: the schedule. report: its full simulation. result: how it was found; None: it is a baseline's.
+        solution: the schedule. name: of the schedule. result: how it was found; None: it is a baseline's.
     """
 
     job: TrainingJob
@@ -52,38 +54,51 @@ class Start:
     target: SearchProblem
     built: JobProblem
     solution: Solution
-    report: Report
+    name: str = "heuristic"
     result: SearchResult | None = None
 
-    @property
+    @cached_property
+    def _decided(self) -> JobCheckpoint:
+        return self.built.simulated(self.built.plan_of(self.solution, self.name))
+
+    @cached_property
     def time_s(self) -> float:
-        """Of the iteration, as simulated in full [s]."""
-        return self.report.iteration_time_s
+        """Of the iteration, as simulated in full [s]; the report's."""
+        return self._decided.estimate().iteration_time_s
 
-    def of(self, built: JobProblem, solution: Solution, name: str = "search") -> Start:
-        """Another schedule of the same cut."""
-        return replace(self, built=built, solution=solution, report=simulated(built, solution, name))
+    @cached_property
+    def report(self) -> Report:
+        """The full simulation, with its tables; made when it is asked for."""
+        return self._decided.report()
+
+    def of(self, built: JobProblem, solution: Solution) -> Start:
+        """A schedule that a search found for the same cut."""
+        return replace(self, built=built, solution=solution, name="search")
+
+    def unsearched(self, **asked: Any) -> Start:
+        """The same as the result of a search that found nothing else. ``asked``: strategy, objective, seed, workers."""
+        one = SearchResult(self.solution, self.solution, (), 0, 0, 0.0, "rollouts", is_reproducible=True, **asked)
+        return replace(self, result=one)
 
 
-def simulated(built: JobProblem, solution: Solution, name: str) -> Report:
-    """The full simulation of a schedule."""
-    return built.simulated(built.plan_of(solution, name)).report()
-
-
-def compared_with(job: TrainingJob) -> tuple[Baseline, Report] | None:
-    """Megatron-LM on the job, interleaved where it can be; None: it cannot run it."""
+def compared_with(job: TrainingJob) -> list[tuple[Baseline, Report]]:
+    """Megatron-LM on the job, interleaved where it can be; 1F1B before that, where only this fits as it stands; empty:
+    it cannot run the job."""
+    found: list[tuple[Baseline, Report]] = []
     for make in (megatron, megatron_1f1b):
         try:
-            found = make(job)
-            return found, found.simulate()
+            made = make(job)
+            found.append((made, made.simulate()))
         except ConfigError:
             continue
-    return None
+        if found[-1][1].fits:
+            return found[::-1]
+    return found
 
 
 def heuristic_result(built: JobProblem) -> SearchResult:
     """The best of the default schedules of all levels of memory."""
-    return search_levels(built.problem, Budget(rollouts=0))
+    return search_levels(built.problem, Budget(rollouts=0), is_bounded=False)
 
 
 def heuristic_start(job: TrainingJob, changes: Mapping[str, object], cut: Cut) -> Start:
@@ -94,8 +109,7 @@ def heuristic_start(job: TrainingJob, changes: Mapping[str, object], cut: Cut) -
     """
     partition, target = cut
     result, built, solution = settled(target, heuristic_result)
-    report = simulated(built, solution, "heuristic")
-    return Start(job, changes, partition, target.problem, built, solution, report, result)
+    return Start(job, changes, partition, target.problem, built, solution, result=result)
 
 
 def with_more_segments(first: Start, cut_into: Callable[[Mapping[str, int]], Cut]) -> Start:
@@ -171,8 +185,7 @@ def _ordered(
         built, solution = fitted(target, solution)
     except (ConfigError, ScheduleError, MemoryLimitError):
         return None
-    report = simulated(built, solution, order.name)
-    return Start(job, changes, _partition_of(target, like), target.problem, built, solution, report)
+    return Start(job, changes, _partition_of(target, like), target.problem, built, solution, order.name)
 
 
 def _stages_of(built: JobProblem, order: Schedule) -> I32:

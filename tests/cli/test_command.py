@@ -191,7 +191,7 @@ def test_what_stderr_tells_is_in_the_result_too(tmp_path: Path, capsys: pytest.C
     (stream,) = (text for text in warnings if "'vision'" in text)
     assert err.startswith(f"semu: {change}\nsemu: {stream}\n")
     assert json.loads((tmp_path / "result.json").read_text())["warnings"] == warnings
-    assert f"warning: {change}" in " ".join(run(capsys, *words[:-1], "--details")[1].split())
+    assert f"note: {change}" in " ".join(run(capsys, *words[:-1], "--details")[1].split())
 
 
 def test_set_changes_the_run(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,6 +397,7 @@ def test_a_number_that_json_lacks_is_a_defect(
 def test_lists(what: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "list", what)
     rows = text.split("\n\n")[0].strip().split("\n")[1:]
+    rows = [row for row in rows if not row.startswith(" ")]  # the others go on with a description
     assert (code, [row.split()[0] for row in rows]) == (0, names)
     code, out, _ = run(capsys, "list", what, "--json")
     assert (code, [row["name"] for row in json.loads(out)[what]]) == (0, names)

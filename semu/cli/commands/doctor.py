@@ -117,7 +117,8 @@ def _text(found: dict[str, Any]) -> str:
     lines = align_columns([(name, text or "not installed") for name, text in found["versions"].items()])
     extras = [(row["extra"], f"{row['package']} {row['version'] or 'not installed'}") for row in found["extras"]]
     lines += ["", "extras", *(f"  {line}" for line in align_columns(extras))]
-    lines += [f"  to add one: {row['install']}" for row in found["extras"] if row["install"]][:1]
+    missing = [row["install"] for row in found["extras"] if row["install"]]
+    lines += [f"  to add one: {line}" for line in missing[:1] for line in line.split(" or ")]
     state = "writable" if cache["is_writable"] else "NOT writable: kernels are compiled anew by every process"
     held = f"{cache['kernels']} kernels, {format_bytes(cache['size_bytes'])}" if cache["kernels"] else "empty"
     lines += ["", "kernel cache (NUMBA_CACHE_DIR moves it)", f"  {cache['folder']}", f"  {held}; {state}"]

@@ -68,7 +68,7 @@ def import_command(arguments: argparse.Namespace) -> int:
     text = "\n\n".join(parts)
     if output is None:
         say(text)
-        emit(toml)
+        emit(toml, is_code=True)
     else:
         emit(text)
     return 0

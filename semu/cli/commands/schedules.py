@@ -15,6 +15,7 @@ from semu.cli.console import (
     emit_result,
     printed_anyway,
     say,
+    say_options,
     say_written,
 )
 from semu.cli.option_checks import check_place, given_flags
@@ -103,7 +104,7 @@ def _write(arguments: argparse.Namespace, result: ScheduleComparison, progress: 
         say_written(write_text(arguments.csv, result.to_csv()))
         if len(result.chosen) == 1:
             settings = {"training.schedule_file": arguments.csv, **result.chosen[0].settings}
-            say("it runs again with " + " ".join(f"--set {key}={_word(value)}" for key, value in settings.items()))
+            say_options("it runs again with", [f"--set {key}={_word(value)}" for key, value in settings.items()])
     if arguments.picture is not None:
         progress("drawing the schedules")
         say_written(result.draw(arguments.picture))

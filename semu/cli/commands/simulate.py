@@ -105,8 +105,9 @@ def _text(arguments: argparse.Namespace, report: Report, budget: Budget) -> str:
     """What people read."""
     from semu.present.summary import summarize
 
-    texts = [summarize(report, budget)]
-    texts += [report.details()] if arguments.details else [report.provenance_text()] if arguments.provenance else []
+    has_more = arguments.details or arguments.provenance  # which have the notes too
+    texts = [summarize(report, budget, has_notes=not has_more)]
+    texts += [report.details()] if arguments.details else [report.provenance_text()] if has_more else []
     return "\n\n".join(texts)
 
 

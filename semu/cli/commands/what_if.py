@@ -76,10 +76,13 @@ def _check(changes: Sequence[Change], job: TrainingJob) -> None:
 
 def _save(found: WhatIf, document: dict[str, object], folder: Path) -> None:
     from semu.present.plots.tornado import TornadoBar, TornadoRow, draw_tornado
+    from semu.searcher.what_if.words import plain_key, plain_value
 
     rows = [
         TornadoRow(
-            key if len({one.before for one in own}) > 1 else f"{key} ({own[0].before})",
+            plain_key(key)
+            if len({one.before for one in own}) > 1
+            else f"{plain_key(key)} ({plain_value(key, own[0].before)})",
             tuple(
                 TornadoBar(one.change.label, one.estimate.iteration_time_s, one.estimate.fits)
                 for one in own

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.searcher.bounds import lower_bounds
+from semu.searcher.bounds import NO_BOUNDS, lower_bounds
 from semu.searcher.orders.interleave import Interleaver, Rollouts
 from semu.searcher.orders.loop import Budget, Incumbent, search_orders
 from semu.searcher.orders.refine import refine_rounds
@@ -73,6 +73,7 @@ def search_problem(
     seed: int = 0,
     part: int = 0,
     refine: bool = True,
+    is_bounded: bool = True,
     seeds: Seeds | None = None,
     keep: Callable[[Solution], None] | None = None,
     progress: Callable[[Incumbent], None] | None = None,
@@ -84,7 +85,8 @@ def search_problem(
         strategy: over sequences, one of ``STRATEGIES``. objective: the shortest or the longest schedule.
         seed: of all random numbers. part: of a search in parts which of them: none draws what another did.
         refine: also move single stages, where the shortest is sought.
-        seeds: sequences to begin with beside the default one. keep: given the best schedule so far now and then.
+        is_bounded: find lower bounds, too. seeds: sequences to begin with beside the default one.
+        keep: given the best schedule so far now and then.
         progress: called with every incumbent.
     Raises:
         MemoryLimitError: no candidates fit: which rank, how much is missing.
@@ -93,7 +95,7 @@ def search_problem(
     began = time.perf_counter()
     space, workers = OrderSpace.of(problem), budget.num_workers()
     default = _solution(problem, space, space.default)
-    bound = lower_bounds(problem, effort=0.0)
+    bound = lower_bounds(problem, effort=0.0) if is_bounded else NO_BOUNDS
     refine = refine and objective is Objective.MIN
     owned = [Interleaver(problem) for _ in range(workers)]
     free = list(owned)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import MemoryLimitError
-from semu.searcher.bounds import LowerBounds, lower_bounds
+from semu.searcher.bounds import NO_BOUNDS, LowerBounds, lower_bounds
 from semu.searcher.orders.budgeted import (
     CUT_SHORT,
     ORDER_SHARE,
@@ -158,6 +158,7 @@ def search_levels(
     objective: Objective = Objective.MIN,
     seed: int = 0,
     levels: Sequence[float] = LEVELS,
+    is_bounded: bool = True,
     seeds: Seeds | None = None,
     keep: Callable[[Solution], None] | None = None,
     progress: Callable[[Incumbent], None] | None = None,
@@ -171,10 +172,11 @@ def search_levels(
         ConfigError: an unknown strategy.
     """
     levels = [0.0] if objective is Objective.MAX else distinct_levels(problem, levels)
-    options: dict[str, Any] = {"strategy": strategy, "objective": objective, "seed": seed}
+    options: dict[str, Any] = {"strategy": strategy, "objective": objective, "seed": seed, "is_bounded": is_bounded}
     if levels == [0.0]:
         return search_problem(problem, budget, seeds=seeds, keep=keep, progress=progress, **options)
-    began, bound = time.perf_counter(), lower_bounds(problem, effort=0.0)
+    began = time.perf_counter()
+    bound = lower_bounds(problem, effort=0.0) if is_bounded else NO_BOUNDS
     search = _LevelSearch(problem, budget, levels, options, seeds, keep, progress, bound, began)
     total, refused, ended_by = search.total, None, ""
     if len(levels) == 1:

@@ -9,26 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
-from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
+from semu.searcher.candidates import MOST_CANDIDATES
 from semu.searcher.fit import settled
+from semu.searcher.job_search import job_problem
 from semu.searcher.memory import check_limits, choose_candidates
 from semu.searcher.orders.budgeted import SearchResult
 from semu.searcher.orders.interleave import evaluate
 from semu.searcher.orders.levels import LEVELS, search_levels
 from semu.searcher.orders.loop import Budget
 from semu.searcher.orders.refine import compile_chains
-from semu.searcher.partitioning import Partition, partition, recut
+from semu.searcher.partitioning import Partition, recut
 from semu.searcher.plain_jobs import plain_job
 from semu.searcher.planner.fallback import Fallback
 from semu.searcher.planner.warm import Priorities
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import Solution
-from semu.searcher.starts import heuristic_result
+from semu.searcher.starts import Cut, heuristic_result, heuristic_start, with_more_segments
 from semu.simulation import prepare
 from semu.simulation.checks.context_parallel import check_lengths
 from semu.workload.batch import AbstractBatch
@@ -70,11 +72,13 @@ class BatchPlanner:
         self.given = job
         self.job, self.changes = plain_job(job)
         self._limit, self._strategy, self._seed = memory_limit_bytes, strategy, seed
-        say("cutting the model")
-        self.partition: Partition = partition(self.job, sub_batch=sub_batch, segments=segments)
-        say("simulating the candidates of every chunk")
-        plan = candidate_variants(self.job, self.partition.plan(), strategies=strategies, most=candidates)
-        self.template: StagePlan = replace(plan, parts={})
+        options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
+        again: Callable[..., Cut] = partial(job_problem, self.job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
+        start = heuristic_start(self.job, self.changes, again(segments=segments, progress=say))
+        if not segments:
+            start = with_more_segments(start, lambda more: again(segments=more))
+        self.partition: Partition = start.partition
+        self.template: StagePlan = replace(start.built.plan, parts={})
         say("making the schedule for want of a better one")
         self._fallback = Fallback(self.job, self.template)
         self._fallback.plan(self.job.num_microbatches)

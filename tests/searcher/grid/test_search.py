@@ -240,8 +240,8 @@ def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None
         ({"rank_by": "luck"}, "unknown order"),
         ({"rank_by": "cost"}, "without a price"),
         ({"price": -1.0}, "not a price"),
-        ({"top": 0}, "not a count"),
-        ({"workers": 0}, "not a count"),
+        ({"top": 0}, "not a valid number"),
+        ({"workers": 0}, "not a valid number"),
         ({"gpus": 5}, "whole number of nodes"),
     ],
 )
