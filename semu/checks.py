@@ -40,7 +40,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def check_integer(
     value: object,
     where: str | None,
-    what: str = "a count",
+    what: str = "a valid number",
     *,
     least: int = 1,
     most: int | None = None,
@@ -49,7 +49,7 @@ def check_integer(
     """An integer from least to most; most None: without an upper limit.
 
     Args:
-        what: what the message calls the value: "not a count". error: class of the error.
+        what: what the message calls the value: "not a valid number". error: class of the error.
     Raises:
         ConfigError, or ``error``: something else; the nearest legal value is the limit that was passed.
     """

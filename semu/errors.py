@@ -93,7 +93,7 @@ class SemuError(Exception):
         if self.got is not None:
             parts.append(f"got {shown(self.got)}")
         if self.nearest is not None:
-            parts.append(f"nearest legal: {shown(self.nearest)}")
+            parts.append(f"nearest allowed: {shown(self.nearest)}")
         return "; ".join(parts)
 
 

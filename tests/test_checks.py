@@ -41,9 +41,16 @@ def test_legal_values_come_back(check: Any, arguments: Any, options: Any, expect
 
 
 REFUSED: list[tuple[Callable[..., Any], Any, dict[str, Any], type[SemuError], str, Any]] = [
-    (checks.check_integer, True, {}, ConfigError, "not a count; expected an integer >= 1", 1),
+    (checks.check_integer, True, {}, ConfigError, "not a valid number; expected an integer >= 1", 1),
     (checks.check_integer, 1.0, {"what": "a size"}, ConfigError, "not a size; expected an integer >= 1", 1),
-    (checks.check_integer, 9, {"most": 8}, ConfigError, "not a count; expected an integer from 1 to 8; got 9", 8),
+    (
+        checks.check_integer,
+        9,
+        {"most": 8},
+        ConfigError,
+        "not a valid number; expected an integer from 1 to 8; got 9",
+        8,
+    ),
     (checks.check_integer, -1, {"least": 0, "error": ScheduleError}, ScheduleError, "expected an integer >= 0", 0),
     (checks.check_number, math.nan, {}, ConfigError, "not a number in range; expected a finite number >= 0", 0.0),
     (checks.check_number, math.inf, {}, ConfigError, "not a number in range", None),

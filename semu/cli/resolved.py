@@ -52,5 +52,5 @@ def dump_run(run: RunConfig, *, is_json: bool) -> int:
     if is_json:
         emit_json({"config": run.config})
     else:
-        emit(run.to_toml())
+        emit(run.to_toml(), is_code=True)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from semu.fitting.readers import Measurements, SourceFile
 from semu.fitting.readers.rows import SEVERAL_KERNELS, WINDOW
 from semu.fitting.samples import Family, Refusal, Samples, by_section, family_of
 from semu.fitting.scores import Errors, bands, errors_of
+from semu.frames import Tabular
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType
 
@@ -64,7 +66,7 @@ class CalibratedSection:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Tabular):
     """The fits of a device from a set of files.
 
     Attributes:
@@ -79,6 +81,10 @@ class Calibration:
     others: Mapping[str, int]
     files: tuple[SourceFile, ...]
     kept: Mapping[str, str]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each section: its errors in percent, on held-out rows where they are enough."""
+        return [{"section": name, **section.error.to_json()} for name, section in self.sections.items()]
 
 
 def calibrate(

@@ -15,7 +15,7 @@ FAR_OFF = 0.3
 
 def _row(cells: Sequence[str]) -> str:
     name, *numbers = cells
-    return f"  {name:<46}" + "".join(f"{number:>10}" for number in numbers)
+    return f"  {name:<33}" + "".join(f"{number:>9}" for number in numbers)
 
 
 def _percents(errors: Errors | None) -> list[str]:

@@ -89,7 +89,7 @@ class DeviceProfile:
         check_number(self.memory_margin.value, "memory_margin", most=1.0)
         if self.nvlink_gpus.value != int(self.nvlink_gpus.value):
             raise ConfigError(
-                "not a count", where="nvlink_gpus", expected="an integer >= 1", got=self.nvlink_gpus.value
+                "not a valid number", where="nvlink_gpus", expected="an integer >= 1", got=self.nvlink_gpus.value
             )
         for dtype, number in self.flop_per_s.items():
             check_number(number.value, f"flop_per_s.{dtype.value}", is_above=True)

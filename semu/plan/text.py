@@ -16,7 +16,7 @@ import numpy as np
 from semu.errors import ConfigError
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan_data import PlanData
-from semu.units import GIB, MIB, align_columns
+from semu.units import GIB, MIB, fit_columns, fit_lines
 
 _HEADS: tuple[str, ...] = ("at", "action", "what", "peer", "MiB", "batch", "start [s]", "end [s]")
 
@@ -70,7 +70,7 @@ def plan_summary(plan: PlanData) -> str:
             f"expected: iteration {estimates.iteration_time_s:.4f} s, pipeline {estimates.makespan_s:.4f} s, peak "
             f"{peak / GIB:.2f} GiB, and at most {more / MIB:.2f} MiB of buffers held longer than simulated"
         )
-    return "\n".join(lines)
+    return fit_lines("\n".join(lines))
 
 
 def _batching(plan: PlanData) -> str:
@@ -96,7 +96,7 @@ def plan_text(plan: PlanData, rank: int | None = None) -> str:
     words, messages = stage_words(plan), message_words(plan)
     for number in range(plan.num_ranks) if rank is None else (rank,):
         lines += ["", *_rank_lines(plan, number, words, messages)]
-    return "\n".join(lines)
+    return fit_lines("\n".join(lines))
 
 
 def check_rank(plan: PlanData, rank: int | None) -> None:
@@ -154,8 +154,8 @@ def _rank_lines(plan: PlanData, rank: int, words: list[str], messages: list[str]
     counts = np.bincount(own.kind, minlength=len(KINDS))
     stages = sum(int(count) for kind, count in zip(KINDS, counts, strict=True) if kind.is_stage)
     sent, received = counts[ActionKind.ISEND.code], counts[ActionKind.IRECV.code]
-    lines = align_columns(rows, [head not in ("action", "what", "peer") for head in heads])
+    lines = fit_columns(rows, [head not in ("action", "what", "peer") for head in heads])
     return [
         f"rank {rank}: {stages} stages, {sent} messages sent, {received} received",
-        *(f"  {line}" for line in lines),
+        *lines,
     ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from semu.frames import Tabular, scalars
 
 FRAGMENTED = 1.25
 KEPT_BYTES = 5 << 30
@@ -125,7 +127,7 @@ class MemoryFigures:
 
 
 @dataclass(frozen=True)
-class Estimate(MemoryFigures):
+class Estimate(MemoryFigures, Tabular):
     """Result of ``semu.evaluate``; every figure is the one that ``semu.simulate`` gives for the same job.
 
     Attributes:
@@ -147,3 +149,7 @@ class Estimate(MemoryFigures):
     other_memory_bytes: int = 0
     memory_margin_bytes: int = 0
     reserve: Callable[[int], int] | None = field(default=None, repr=False, compare=False)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The figures as one flat record; ``peak_memory_bytes`` of the rank that allocates most."""
+        return [{**scalars(vars(self)), "peak_memory_bytes": max(self.peak_memory_bytes), "fits": self.fits}]

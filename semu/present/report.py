@@ -13,7 +13,7 @@ from typing import Any
 
 from semu.checks import check_member
 from semu.files import make_folder, write_file
-from semu.present.frames import Tabular
+from semu.frames import Tabular, scalars
 from semu.present.report_data import (
     ContentionSummary,
     FittingChange,
@@ -75,7 +75,7 @@ class Report(ReportData, Tabular):
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """The figures as one flat record; what is a list or a table is left out."""
-        return [{key: value for key, value in self.to_json().items() if isinstance(value, int | float | str)}]
+        return [{key: value for key, value in scalars(self.to_json()).items() if value is not None}]
 
     def save(self, directory: str | os.PathLike[str], *, trace: TraceDetail | str = TraceDetail.FULL) -> list[Path]:
         """Write ``result.json``, ``trace.json.gz``, ``timeline.png`` and ``memory.png``.

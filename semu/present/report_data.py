@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -153,6 +154,11 @@ class FittingChange:
         return " ".join(
             f"{key}={_as_toml(value)}" for key, value in self.settings.items() if key != "training.global_batch"
         )
+
+    def options(self) -> list[str]:
+        """All settings as options of the command line, as a shell takes them."""
+        words = (f"{key}={_as_toml(value)}" for key, value in self.settings.items())
+        return [f"--set {shlex.quote(word)}" for word in words]
 
     def to_json(self) -> dict[str, object]:
         """An entry of ``nearest_fit`` of ``simulate --json``."""

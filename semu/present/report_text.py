@@ -1,12 +1,12 @@
-"""``render``: a report as the table that people read, at most 110 columns wide, without boxes.
+"""``render``: a report as the table that people read, as wide as the terminal, without boxes.
 
-Objects: ``render``, ``render_provenance``, ``align_columns``.
+Objects: ``render``, ``render_provenance``.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from semu.present.report_data import (
     CONTENTION_SCOPE,
@@ -18,10 +18,8 @@ from semu.present.report_data import (
 )
 from semu.present.summary import fit_sentence
 from semu.present.uncertainty import LEVEL, Uncertainty
-from semu.units import GIB, align_columns, format_count, format_time
+from semu.units import GIB, fit_columns, fit_lines, format_count, format_time
 
-WIDTH = 110
-"""Longest line."""
 MAX_RANKS = 16
 """Pipelines with more ranks show only their highest peaks."""
 SHOWN_RANKS = 4
@@ -33,17 +31,19 @@ _LABEL = 22
 
 
 def render(report: ReportData) -> str:
-    """The table behind ``repr(report)``; no line ends with a newline or is longer than ``WIDTH``."""
+    """The table behind ``report.details()``, without a newline at its end."""
     parts = (_summary, _breakdown, _ranks, _nearest_fit, _operators, _notes)
     sections = [[report.title], *(list(part(report)) for part in parts)]
-    lines = [line for section in sections if section for line in (*section, "")][:-1]
-    return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
+    return _joined(line for section in sections if section for line in (*section, ""))
 
 
 def render_provenance(report: ReportData) -> str:
     """The operators that cost most, the sources of their coefficients, and the share of the time that each covers."""
-    lines = [*_operators(report), "", *_notes(report)]
-    return "\n".join(_cut(line.rstrip(), WIDTH) for line in lines)
+    return _joined([*_operators(report), "", *_notes(report)])
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return fit_lines("\n".join(line.rstrip() for line in lines).rstrip("\n"))
 
 
 # -- sections ------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def _summary(report: ReportData) -> Iterator[str]:
     if trained is not None:
         note = ", ".join([*([note] if note else []), f"{format_count(trained)} trained"])
     yield _line("parameters", format_count(report.parameters), note)
-    yield from textwrap.wrap(f"{'memory':<{_LABEL}}{fit_sentence(report)}", WIDTH, subsequent_indent=" " * _LABEL)
+    yield f"{'memory':<{_LABEL}}{fit_sentence(report)}"
 
 
 def _interval(found: Uncertainty) -> Iterator[str]:
@@ -94,7 +94,8 @@ def _interval(found: Uncertainty) -> Iterator[str]:
     time = found.iteration_time_s or 1.0
     most = ", ".join(f"{item.kind} {_percent(item.sigma_s / time)}" for item in found.kinds[:SHOWN_KINDS])
     text = f"{format_time(low)} to {format_time(high)}"
-    yield _line(f"{LEVEL:.0%} interval", text, f"+-{_percent(found.sigma_s / time)} by {most}" if most else "")
+    note = f"standard error {_percent(found.sigma_s / time)}, mostly that of {most}" if most else ""
+    yield _line(f"{LEVEL:.0%} interval", text, note)
 
 
 def _contention(seen: ContentionSummary, iteration_s: float) -> Iterator[str]:
@@ -122,7 +123,7 @@ def _breakdown(report: ReportData) -> Iterator[str]:
         for name, time in rows
     ]
     cells.append(("  iteration", format_time(total), _percent(1.0)))
-    yield from align_columns(cells, (False, True, True))
+    yield from fit_columns(cells, (False, True, True))
 
 
 def _breakdown_rows(breakdown: Mapping[str, object]) -> Iterator[tuple[str, float]]:
@@ -138,9 +139,11 @@ def _ranks(report: ReportData) -> Iterator[str]:
     shown = sorted(report.ranks, key=lambda row: (-row.peak_bytes, row.rank))
     shown = shown if len(shown) <= MAX_RANKS else shown[:SHOWN_RANKS]
     yield f"memory of each pipeline rank (GiB; the device has {report.capacity_bytes / GIB:.2f})"
-    rows: list[Sequence[str]] = [("  rank", "chunks", "parameters", "static", "peak", "of device", "at the peak")]
+    rows: list[Sequence[str]] = [
+        ("  rank", "chunks", "static", "peak", "of device", "at the peak", "parameters", "operator at the peak")
+    ]
     rows += [_rank_cells(row, report.capacity_bytes) for row in sorted(shown, key=lambda row: row.rank)]
-    yield from align_columns(rows, (True, False, True, True, True, True, False))
+    yield from fit_columns(rows, (True, False, True, True, True, False, True, False))
     hidden = [row.peak_bytes / GIB for row in report.ranks if row not in shown]
     if hidden:
         peaks = f"{min(hidden):.2f} to {max(hidden):.2f}"
@@ -149,17 +152,25 @@ def _ranks(report: ReportData) -> Iterator[str]:
 
 def _rank_cells(row: RankMemoryRow, capacity_bytes: int) -> tuple[str, ...]:
     share = _percent(row.peak_bytes / capacity_bytes) + ("" if row.peak_bytes <= capacity_bytes else " !")
-    operator = _cut_left(row.peak_operator, 35 - len(row.peak_stage))
-    peak_at = " ".join(part for part in (row.peak_stage, operator) if part) or "static memory alone"
     return (
         str(row.rank),
         _cut(row.chunks, 30),
-        format_count(row.parameters),
         f"{row.static_bytes / GIB:.2f}",
         f"{row.peak_bytes / GIB:.2f}",
         share,
-        peak_at,
+        _stage(row.peak_stage) or ("" if row.peak_operator else "static memory alone"),
+        format_count(row.parameters),
+        _cut_left(row.peak_operator, 35),
     )
+
+
+_PHASES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+
+
+def _stage(name: str) -> str:
+    """A stage in words: ``0B11`` is the backward of chunk 0 on microbatch 11."""
+    match = re.fullmatch(r"(\d+)([FBIW])(\d+)", name)
+    return name if match is None else f"chunk {match[1]} {_PHASES[match[2]]}, microbatch {match[3]}"
 
 
 def _nearest_fit(report: ReportData) -> Iterator[str]:
@@ -168,8 +179,8 @@ def _nearest_fit(report: ReportData) -> Iterator[str]:
     if not report.nearest_fit:
         yield "no change that was tried makes it fit in memory"
         return
-    yield "changes after which it fits in memory, the fastest first (--set ...)"
-    rows: list[Sequence[str]] = [("  saves", "peak", "costs", "", "change")]
+    yield "changes after which it fits in memory, the fastest first"
+    rows: list[Sequence[str]] = [("  saves", "peak", "costs", "", "--set")]
     rows += [
         (
             f"{change.saved_bytes / GIB:.2f} GiB",
@@ -180,7 +191,7 @@ def _nearest_fit(report: ReportData) -> Iterator[str]:
         )
         for change in report.nearest_fit
     ]
-    yield from align_columns(rows, (True, True, True, True, False))
+    yield from fit_columns(rows, (True, True, True, True, False))
 
 
 def _operators(report: ReportData) -> Iterator[str]:
@@ -188,22 +199,21 @@ def _operators(report: ReportData) -> Iterator[str]:
         return
     sources = list(dict.fromkeys((row.provenance, row.source) for row in report.top_operators))
     yield "operators that cost most (share of all stage time of the slowest replica)"
-    rows: list[Sequence[str]] = [("  share", "time", "calls", "bound by", "operator", "phase", "coefficients")]
+    rows: list[Sequence[str]] = [("  share", "time", "operator", "phase", "bound by", "from", "calls")]
     rows += [_operator_cells(row, sources.index((row.provenance, row.source)) + 1) for row in report.top_operators]
-    yield from align_columns(rows, (True, True, True, False, False, False, False))
-    for number, (_, source) in enumerate(sources, start=1):
-        yield from textwrap.wrap(f"[{number}] {source}", WIDTH, initial_indent="  ", subsequent_indent="      ")
+    yield from fit_columns(rows, (True, True, False, False, False, False, True))
+    yield from (f"  [{number}]  {kind}: {source}" for number, (kind, source) in enumerate(sources, start=1))
 
 
 def _operator_cells(row: TopOperator, source: int) -> tuple[str, ...]:
     return (
         _percent(row.share),
         format_time(row.time_s),
-        f"{row.calls:,}",
-        row.bound,
-        _cut_left(row.path, 40),
+        _cut_left(row.path, 36),
         row.phase.replace("_", " "),
-        f"{row.provenance} [{source}]",
+        row.bound,
+        f"[{source}]",
+        f"{row.calls:,}",
     )
 
 
@@ -219,12 +229,11 @@ def _tenths(shares: Mapping[str, float]) -> dict[str, int]:
 def _notes(report: ReportData) -> Iterator[str]:
     shares = report.coverage if report.provenance else {}
     text = ", ".join(f"{name} {tenths / 10:.1f}%" for name, tenths in _tenths(shares).items()) or "none used"
-    yield from _wrap(f"coverage: compute and communication time by coefficients: {text}")
-    yield from _wrap(f"MFU and HFU: {CONVENTION}")
+    yield f"coverage: compute and communication time by coefficients: {text}"
+    yield f"MFU and HFU: {CONVENTION}"
     if report.contention is not None:
-        yield from _wrap(f"contention: {CONTENTION_SCOPE}")
-    for warning in report.warnings:
-        yield from _wrap(f"warning: {warning}")
+        yield f"contention: {CONTENTION_SCOPE}"
+    yield from (f"note: {warning}" for warning in report.warnings)
 
 
 # -- cells ---------------------------------------------------------------------------------------------------------
@@ -244,10 +253,6 @@ def _cut(text: str, width: int) -> str:
 def _cut_left(text: str, width: int) -> str:
     """At most ``width`` characters, the beginning left out: the end of a module path says more."""
     return text if len(text) <= width else "..." + text[3 - width :]
-
-
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 
 def _trained(report: ReportData) -> int | None:

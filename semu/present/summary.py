@@ -11,14 +11,15 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.present.report_data import ReportData
 from semu.present.uncertainty import LEVEL
-from semu.units import GIB, format_count, format_time
+from semu.units import GIB, fit_options, format_count, format_time
 
 WIDTH, LINES = 80, 24
 """Columns and lines of the screen."""
 _LABEL = 15
 _SHORT = {"exposed_communication": "waiting for", "bubble": "pipeline bubble"}
-_LINKS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
-_LINKS |= {"ep": "expert all-to-all", "fsdp": "FSDP gathers", "pcie": "host copies"}
+GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
+GROUPS |= {"ep": "expert all-to-all", "fsdp": "FSDP gathers", "pcie": "host copies"}
+"""What those wait for who wait for the communication of a group."""
 _KINDS = ("parameters", "gradients", "optimizer", "activations", "workspace", "communication")
 
 
@@ -58,12 +59,21 @@ def read_tokens(text: str, *, where: str) -> float:
     return float(match[1]) * {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[match[2].upper()]
 
 
-def summarize(report: ReportData, budget: Budget | None = None) -> str:
-    """The first screen of a report; no line ends with a newline or is longer than ``WIDTH``."""
+def summarize(report: ReportData, budget: Budget | None = None, *, has_notes: bool = True) -> str:
+    """The first screen of a report; no line ends with a newline or is longer than ``WIDTH``.
+
+    Args:
+        report: to show. budget: what is asked about a long run. has_notes: with the report's warnings, as far as they
+            have room.
+    """
     lines = [_short(report.title), ""]
     for label, text in facts(report, budget):
-        lines += _wrapped(label, text)
+        options, gain = _options(text) if label in ("try", "fits with") else ([], text)
+        first = f"{label:<{_LABEL}}"
+        lines += fit_options(options, gain, first=first, width=WIDTH) if options else _wrapped(label, text)
     lines += ["", *_assumed(report)]
+    if not has_notes:
+        return "\n".join(lines)
     said = sorted(report.warnings, key=lambda text: text.startswith("not modelled"))
     notes = [line for text in said for line in _wrapped("note", text)]
     if len(lines) + len(notes) > LINES:
@@ -102,7 +112,10 @@ def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[st
     if report.nearest_fit:
         fitting = report.nearest_fit[0]
         seconds = format_time(fitting.iteration_time_s)
-        yield "fits with", f"--set {fitting.label()}: {fitting.peak_memory_bytes / GIB:.1f} GiB allocated, {seconds}"
+        yield (
+            "fits with",
+            f"{' '.join(fitting.options())}: {fitting.peak_memory_bytes / GIB:.1f} GiB allocated, {seconds}",
+        )
     elif report.nearest_fit is not None:
         yield "fits with", "no change that was tried makes it fit"
 
@@ -121,6 +134,12 @@ def fit_sentence(report: ReportData) -> str:
     return (
         f"does not fit: rank {rank} needs {need / GIB:.2f} GiB, {over:.2f} GiB more than the device's {have} ({parts})"
     )
+
+
+def _options(text: str) -> tuple[list[str], str]:
+    """Options of the command line, and what is said about them; none where the text is a sentence."""
+    options, _, said = text.rpartition(": ")
+    return re.findall(r"--set (?:'[^']*'|\S+)+", options), said
 
 
 def _cost(found: Mapping[str, float]) -> str:
@@ -143,7 +162,7 @@ def _shares(report: ReportData) -> Iterator[tuple[str, float]]:
         bubble = f"{bubble} and slower replicas" if len(report.ranks) > 1 else "waits for slower replicas"
     for name, value in report.breakdown_s.items():
         if isinstance(value, Mapping):
-            shares |= {_LINKS.get(str(kind), str(kind)): float(seconds) for kind, seconds in value.items()}
+            shares |= {GROUPS.get(str(kind), str(kind)): float(seconds) for kind, seconds in value.items()}
         elif isinstance(value, int | float):
             shares[bubble if name == "bubble" else _SHORT.get(name, name.replace("_", " "))] = float(value)
     for name, seconds in sorted(shares.items(), key=lambda item: -item[1]):
@@ -177,5 +196,5 @@ def _short(title: str) -> str:
 
 def _wrapped(label: str, text: str) -> list[str]:
     return textwrap.wrap(
-        text, WIDTH, initial_indent=f"{label:<{_LABEL}}", subsequent_indent=" " * _LABEL, break_long_words=False
+        text, WIDTH, initial_indent=f"{label:<{_LABEL}}", subsequent_indent=" " * _LABEL, break_on_hyphens=False
     )

@@ -10,7 +10,7 @@ from semu.job.training import OPTIONS
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.config import RunConfig
 from semu.runfile.sources import options_table
-from semu.runfile.toml_text import format_toml
+from semu.runfile.toml_text import comment_lines, format_toml
 
 _SAYS: Mapping[str, str] = {
     "model.name": "see: semu list models",
@@ -43,7 +43,8 @@ _HEADS: Mapping[str, str] = {
     "overlap": "Which communication may hide behind computation.",
     "batch": "What is read.",
 }
-_LONGEST = 116
+_LONGEST = 86
+"""Characters of what is said about a key; what is longer is left out."""
 
 
 def commented_run(run: RunConfig, title: str) -> str:
@@ -53,9 +54,9 @@ def commented_run(run: RunConfig, title: str) -> str:
         run: resolved. title: first line, without the hash.
     """
     known = {table: dict(options) for table, options in _defaults().items()}
-    lines = [f"# {title}", "# Keys behind a hash have the value that they get without being named.", ""]
+    lines = [*comment_lines(title), "# Keys behind a hash have the value that they get without being named.", ""]
     for name, table in run.config.items():
-        lines += [f"# {_HEADS[name]}" for _ in (0,) if name in _HEADS]
+        lines += comment_lines(_HEADS[name]) if name in _HEADS else []
         lines += [*_table(name, table, known.get(name, {})), ""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -75,8 +76,10 @@ def _table(name: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     for key in sorted(plain, key=is_default.__getitem__):  # stable: the schema's order
         line = ("# " if is_default[key] else "") + format_toml({key: plain[key]}).strip()
         says = _says(name, key)
-        room = _LONGEST - max(len(line), 30)
-        yield f"{line:<30}  # {says}" if says and len(says) <= room else line
+        noted = f"{line:<30}  # {says}" if says and len(says) <= _LONGEST else line
+        if len(noted) > 80:
+            yield from comment_lines(says)
+        yield noted if len(noted) <= 80 else line
     nested = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     if nested:
         yield format_toml({name: nested}).rstrip()

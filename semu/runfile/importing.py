@@ -24,7 +24,7 @@ from semu.runfile.places import Places
 from semu.runfile.resolve import resolve_tables
 from semu.runfile.schema import TABLES
 from semu.runfile.sources import hf_file
-from semu.runfile.toml_text import format_toml
+from semu.runfile.toml_text import comment_lines, format_toml
 
 Tables = dict[str, dict[str, Any]]
 
@@ -100,8 +100,8 @@ class ImportedRun:
             place = os.path.abspath(path) if folder is None else os.path.relpath(path, folder)
             tables["model"]["hf_config"] = Path(place).as_posix()
         tables = {name: tables[name] for name in TABLES if name in tables}
-        head = [f"# from {self.source}, {self.kind}", *(f"# {note}" for note in self.notes)]
-        return "\n".join(head) + "\n\n" + format_toml(tables)
+        head = [f"from {self.source}, {self.kind}", *self.notes]
+        return "\n".join(line for text in head for line in comment_lines(text)) + "\n\n" + format_toml(tables)
 
 
 def import_run(path: str, overrides: Overrides | None = None, options: ImportOptions | None = None) -> ImportedRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 
 from semu.files import toml_string
@@ -18,6 +19,13 @@ def format_toml(table: Mapping[str, object]) -> str:
         TypeError: a value that is none of these.
     """
     return "\n".join(_lines(table, ())).lstrip("\n") + "\n"
+
+
+def comment_lines(text: str) -> list[str]:
+    """A sentence as comments of at most 80 columns."""
+    return textwrap.wrap(
+        text, 80, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def format_value(value: object, longest: int = 72) -> str:

@@ -11,6 +11,7 @@ from semu.schedule.family import ScheduleFamily
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
 from semu.schedule.study import PipelineStudy, StudyResult
+from semu.units import fit_columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +88,16 @@ def compare_schedules(
 
 
 def comparison_table(compared: Iterable[Compared], held_bytes: int) -> str:
-    """A line per schedule: slots, makespan, bubble, bubble without a common end, most activations of a rank.
+    """A row per schedule: slots, makespan, bubble, that without a common end (span), activations of a rank (mb held).
 
     Args:
         compared: of ``compare_schedules``. held_bytes: as there; activations are counted in such microbatches.
     """
-    lines = [f"{'schedule':15} {'v':>2} {'makespan':>10} {'bubble':>8} {'span':>8} {'microbatches held':>18}  source"]
+    rows: list[tuple[str, ...]] = [("schedule", "v", "makespan", "bubble", "span", "mb held", "source")]
     for row in compared:
         found = row.evaluation
         peak = int(found.peak_bytes.max(initial=0)) / held_bytes
-        lines.append(
-            f"{found.name:15} {row.num_slots:>2} {found.makespan_s:>8.6g} s {100 * found.bubble_ratio:>6.2f} % "
-            f"{100 * found.span_bubble_ratio:>6.2f} % {peak:>18.4g}  {row.family.source}"
-        )
-    return "\n".join(lines)
+        shares = (f"{100 * share:.2f} %" for share in (found.bubble_ratio, found.span_bubble_ratio))
+        times = f"{row.num_slots}", f"{found.makespan_s:.6g} s", *shares, f"{peak:.4g}"
+        rows.append((found.name, *times, row.family.source))
+    return "\n".join(fit_columns(rows, (False, *[True] * 5, False)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import MemoryLimitError, ScheduleError
+from semu.frames import Tabular
 from semu.schedule.costs import StudyCosts, idle_share
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
@@ -20,7 +22,7 @@ I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class StudyResult:
+class StudyResult(Tabular):
     """What a schedule makes of a pipeline.
 
     Attributes:
@@ -40,6 +42,13 @@ class StudyResult:
     stages: NDArray[np.int32]
     start_s: F64
     end_s: F64
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each stage, rank after rank in the order in which they run."""
+        ranks = np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+        columns = ranks.tolist(), self.stages.tolist(), self.start_s.tolist(), self.end_s.tolist()
+        names = ("rank", "stage", "start_s", "end_s")
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     @property
     def span_s(self) -> float:

@@ -9,12 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from semu.errors import ConfigError, SemuError
+from semu.frames import Tabular
 from semu.job import TrainingJob
 from semu.searcher.engines import Engine
 from semu.searcher.engines.engine import SerialEngine
 from semu.searcher.job_search import search
 from semu.searcher.planner.training_report import seconds_or_refusal
-from semu.units import align_columns
+from semu.units import fit_columns
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class SearchRow:
 
 
 @dataclass(frozen=True)
-class SearchTable:
+class SearchTable(Tabular):
     """Result of ``search_many``.
 
     Attributes:
@@ -71,7 +72,7 @@ class SearchTable:
         if len(self.rows) > 1 and self.mean("iteration_time_s") is not None:
             means = [self.mean(name) for name in ("baseline_s", "heuristic_s", "iteration_time_s")]
             rows.append(("mean", *map(seconds_or_refusal, means), f"{100 * (self.mean('gap') or 0.0):.2f} %"))
-        return "\n".join(align_columns(rows))
+        return "\n".join(fit_columns(rows, (False, True, True, True, False)))
 
 
 def search_many(

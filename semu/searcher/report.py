@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from semu.files import make_folder, write_file
+from semu.frames import Tabular, scalars
 from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.schedule.schedule import Schedule
@@ -19,11 +21,11 @@ from semu.searcher.orders.loop import Incumbent
 from semu.searcher.partitioning import Partition
 from semu.searcher.problem.build import JobProblem
 from semu.searcher.problem.search_problem import Solution
-from semu.units import GIB, align_columns
+from semu.units import GIB, fit_columns, fit_lines
 
 
 @dataclass(frozen=True, eq=False)
-class SearchReport:
+class SearchReport(Tabular):
     """Result of ``semu.search``.
 
     Attributes:
@@ -75,6 +77,20 @@ class SearchReport:
         """Makespan over the lower bound, less one."""
         return self.solution.gap
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each schedule of the table: Megatron-LM's, its order with the best recomputation, the
+        heuristic's, and the one found; those that cannot run are left out."""
+        return [
+            {"schedule": name, **scalars(_figures(report)), "peak_memory_bytes": max(report.peak_memory_bytes)}
+            for name, report in self._reports()
+            if report is not None
+        ]
+
+    def _reports(self) -> list[tuple[str, Report | None]]:
+        """The rows of the table; None: it cannot run."""
+        alike = [] if self.alike is None else [("its order, best recompute", self.alike)]
+        return [("Megatron-LM", self.baseline), *alike, ("heuristic", self.default), ("search", self.report)]
+
     def _holds(self, report: Report) -> bool:
         """Whether a schedule keeps the limits of the search."""
         return report.fits and max(report.peak_memory_bytes) <= self.limit_bytes
@@ -122,11 +138,7 @@ class SearchReport:
     def __repr__(self) -> str:
         found = self.result
         rows = [("schedule", "iteration", "bubble", "MFU", "peak memory", "on rank")]
-        reports = [("Megatron-LM", self.baseline)]
-        if self.alike is not None:
-            reports.append(("its order, best recompute", self.alike))
-        reports += [("heuristic", self.default), ("search", self.report)]
-        for name, report in reports:
+        for name, report in self._reports():
             if report is None:
                 rows.append((name, "cannot run", "", "", "", ""))
                 continue
@@ -142,7 +154,7 @@ class SearchReport:
                     str(peaks.index(max(peaks))),
                 )
             )
-        lines = align_columns(rows)
+        lines = fit_columns(rows, (False, True, True, True, True, True))
         if self.baseline is not None and self.report.iteration_time_s > 0:
             gain = self.baseline.iteration_time_s / self.report.iteration_time_s
             said = "" if self._holds(self.baseline) else " (which does not fit)"
@@ -161,12 +173,12 @@ class SearchReport:
         lines += [
             pipeline,
             f"at most {100 * self.gap:.2f} % above the best order of this cut into stages with these candidates "
-            f"({self.bound_name} bound {self.bound:.4f} s); other cuts are not bounded",
+            f"(no such order is faster than {self.bound:.4f} s); other cuts are not bounded",
             f"{found.rollouts} rollouts and {found.moves} moves in {found.time_s:.2f} s with {found.workers} "
             f"worker{'s' if found.workers > 1 else ''}, ended by {found.ended_by}; {again}",
             *self.partition.lines(),
         ]
-        return "\n".join(lines)
+        return fit_lines("\n".join(lines))
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``schedule.json``, ``result.json``, ``timeline.png`` (before and after), ``memory.png`` (the fullest

@@ -13,15 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from semu.errors import ConfigError
 from semu.files import toml_string
 from semu.fitting.site_runs import RunTimes, SiteFactors, evidence, factors_of, site_factors
 from semu.fitting.write import number_text
+from semu.frames import Tabular
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
 from semu.hardware.kinds import Provenance
-from semu.units import align_columns
+from semu.units import fit_columns, fit_lines
 from semu.validation.result import RowResult, Status
 from semu.validation.site import run_times
 
@@ -38,7 +40,7 @@ def is_runs_file(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class OwnSite:
+class OwnSite(Tabular):
     """What a site's runs say.
 
     Attributes:
@@ -63,6 +65,18 @@ class OwnSite:
         """The same with the factors, on the runs that they come from."""
         return fmean(abs(_error(run, self.factors.time_s(run))) for run in self.runs.values())
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each run; errors in percent: under the profile, with the factors, with those of the others."""
+        return [
+            {
+                "run": name,
+                "error": _error(run, run.predicted_s),
+                "error_with_factors": _error(run, self.factors.time_s(run)),
+                "error_left_out": self.left_out.get(name),
+            }
+            for name, run in self.runs.items()
+        ]
+
     def to_json(self) -> dict[str, object]:
         """As ``calibrate --json`` of a runs file; percent."""
         return {
@@ -77,7 +91,7 @@ class OwnSite:
         }
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return fit_lines("\n".join(self._lines()))
 
     def _lines(self) -> Iterator[str]:
         yield f"site factors on top of {self.device}, from {len(self.runs)} runs; error in %"
@@ -94,7 +108,7 @@ class OwnSite:
         left_out = f"{fmean(map(abs, self.left_out.values())):.2f}" if self.left_out else ""
         rows.append(("mean of absolute errors", f"{self.before:.2f}", f"{self.after:.2f}", left_out))
         heads = ("run", "profile", "with factors", "by the other runs' factors")
-        yield from align_columns([heads, *rows], (False, True, True, True))
+        yield from fit_columns([heads, *rows], (False, True, True, True))
         for name, reason in self.refused.items():
             yield f"left out: {name}: {reason}"
 

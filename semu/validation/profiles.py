@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from semu.frames import Tabular
 from semu.hardware.data_sheets import data_sheet
 from semu.job import TrainingJob
-from semu.units import align_columns
+from semu.units import fit_columns, fit_lines
 from semu.validation.evaluate import JobMaker
 from semu.validation.jobs import Tables
 from semu.validation.result import Quantity, ValidationResult
@@ -51,7 +53,7 @@ class GroupPair:
 
 
 @dataclass(frozen=True)
-class ProfileComparison:
+class ProfileComparison(Tabular):
     """Iteration times under a profile and under another.
 
     Attributes:
@@ -76,6 +78,10 @@ class ProfileComparison:
         ordered = [*errors.items(), *([(_ALL, everything)] if everything is not None else [])]
         return tuple(GroupPair(name, Errors.of(mine), Errors.of(others)) for name, (mine, others) in ordered)
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each group."""
+        return [pair.to_json() for pair in self.groups]
+
     def to_json(self) -> dict[str, object]:
         """As ``compare`` of ``validate --json``."""
         return {
@@ -86,7 +92,7 @@ class ProfileComparison:
         }
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return fit_lines("\n".join(self._lines()))
 
     def _lines(self) -> Iterator[str]:
         first, second = self.names
@@ -103,7 +109,7 @@ class ProfileComparison:
             )
             for pair in self.groups
         ]
-        yield from align_columns([heads, *rows], (False, *[True] * 5))
+        yield from fit_columns([heads, *rows], (False, *[True] * 5))
 
 
 _ALL = "all"

@@ -6,7 +6,9 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from semu.frames import Tabular
 from semu.validation.memory import GB_READING
 from semu.validation.row_result import Comparison, Quantity, RowResult, Status
 from semu.validation.scoring import LEAST_ROWS, Scores, fit_null_model, score_group
@@ -19,7 +21,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, repr=False)
-class ValidationResult(Scores):
+class ValidationResult(Scores, Tabular):
     """All rows of a validation with their scores; its attributes are those of ``Scores``."""
 
     def __repr__(self) -> str:
@@ -46,10 +48,9 @@ class ValidationResult(Scores):
             "null_model": [vars(mfu).copy() for mfu in self.null_model],
         }
 
-    def to_csv(self) -> str:
-        """A line per row under a heading; what is not there is empty."""
-        text = io.StringIO()
-        lines = [
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each row, in the order of the file."""
+        return [
             {
                 **row.to_json(),
                 "resolved": " ".join(f"{name}={value}" for name, value in row.resolved.items()),
@@ -57,6 +58,11 @@ class ValidationResult(Scores):
             }
             for row in self.rows
         ]
+
+    def to_csv(self) -> str:
+        """A line per row under a heading; what is not there is empty."""
+        text = io.StringIO()
+        lines = self.to_dicts()
         columns = list(lines[0]) if lines else ["id"]
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()

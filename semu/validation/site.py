@@ -15,10 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
+from typing import Any
 
 from semu.checks import check_integer
 from semu.fitting.site_runs import EXPERT_ROW_SPREAD, F64, ROW_SPREAD, RunTimes, SiteFactors, evidence, factors_of
-from semu.units import align_columns
+from semu.frames import Tabular, scalars
+from semu.units import fit_columns, fit_lines
 from semu.validation.result import Quantity, RowResult
 
 MOST_CHOICES = 500
@@ -82,7 +84,7 @@ class SiteScore:
 
 
 @dataclass(frozen=True)
-class SiteCalibration:
+class SiteCalibration(Tabular):
     """All groups that have more rows than are calibrated on.
 
     Attributes:
@@ -94,6 +96,10 @@ class SiteCalibration:
     groups: tuple[SiteScore, ...]
     before: float | None
     after: float | None
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each group."""
+        return [scalars(group.to_json()) for group in self.groups]
 
     def to_json(self) -> dict[str, object]:
         """As ``site`` of ``validate --json``."""
@@ -121,7 +127,7 @@ class SiteCalibration:
         )
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return fit_lines("\n".join(self._lines()))
 
     def _lines(self) -> Iterator[str]:
         yield f"site calibration on {self.rows} rows of each group, error of the others in %: on the first ones, and on"
@@ -142,7 +148,7 @@ class SiteCalibration:
         if self.before is not None and self.after is not None:
             n = str(sum(g.n for g in self.groups))
             rows.append(("all", n, f"{self.before:.2f}", f"{self.after:.2f}", "", "", *_cells(self._over_choices())))
-        yield from align_columns([heads, *rows], (False, *[True] * 9))
+        yield from fit_columns([heads, *rows], (False, *[True] * 9))
 
 
 def _cells(score: ChoiceScore) -> tuple[str, str, str, str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from semu.present.report_text import WIDTH
 from semu.present.uncertainty import LEVEL
-from semu.units import align_columns
+from semu.units import fit_columns, fit_lines
 from semu.validation.memory import GB_READING
 from semu.validation.row_result import Quantity, RowResult, Status
 from semu.validation.scoring import Errors, GroupScore, Scores
@@ -23,10 +21,10 @@ _LONGEST_GROUP = 32
 
 
 def render(result: Scores) -> str:
-    """The text behind ``repr(result)``, without a newline at its end; no line is longer than ``WIDTH``, words apart."""
+    """The text behind ``repr(result)``, without a newline at its end."""
     sections = [list(_counts(result)), *(list(_errors(result, quantity)) for quantity in Quantity)]
     sections += [_null(result), list(_reasons(result)), list(_notes(result))]
-    return "\n".join(line for section in sections if section for line in (*section, ""))[:-1]
+    return fit_lines("\n".join(line for section in sections if section for line in (*section, ""))[:-1])
 
 
 def _counts(result: Scores) -> Iterator[str]:
@@ -34,7 +32,7 @@ def _counts(result: Scores) -> Iterator[str]:
     yield f"{len(result.rows)} rows: {counts}"
     heads = ("group", "rows", *(status.value for status in Status))
     rows = [(_name(group), *map(str, (group.rows, *(group.counts[s] for s in Status)))) for group in result.groups]
-    yield from align_columns([heads, *rows], (False, True, True, True, True))
+    yield from fit_columns([heads, *rows], (False, True, True, True, True))
 
 
 def _errors(result: Scores, quantity: Quantity) -> Iterator[str]:
@@ -56,8 +54,7 @@ def _errors(result: Scores, quantity: Quantity) -> Iterator[str]:
     )
     shown = [*groups, result.overall] if len(groups) > 1 else groups
     rows = [_cells(group, group.scores[quantity], has_null=has_null) for group in shown]
-    for line in align_columns([heads, *rows], (False, *[True] * (len(heads) - 2), False)):
-        yield cut(line, WIDTH)
+    yield from fit_columns([heads, *rows], (False, *[True] * (len(heads) - 2), False))
 
 
 def _cells(group: GroupScore, errors: Errors, *, has_null: bool) -> tuple[str, ...]:
@@ -70,7 +67,7 @@ def _cells(group: GroupScore, errors: Errors, *, has_null: bool) -> tuple[str, .
 
 def _null(result: Scores) -> list[str]:
     parts = [f"{mfu.device} {mfu.precision} {mfu.mfu:.1%} (n = {mfu.n})" for mfu in result.null_model]
-    return wrap("null model, one MFU per device and precision: " + ", ".join(parts)) if parts else []
+    return ["null model, one MFU per device and precision: " + ", ".join(parts)] if parts else []
 
 
 def _reasons(result: Scores) -> Iterator[str]:
@@ -79,12 +76,12 @@ def _reasons(result: Scores) -> Iterator[str]:
     if refused:
         yield "refused"
         for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0])):
-            yield from wrap(f"{count:>4}  {reason}", indent=6)
+            yield f"{count:>4}  {reason}"
     errors = [row for row in result.rows if row.status is Status.ERROR]
     if errors:
         yield "errors"
         for row in errors:
-            yield from wrap(f"  {row.id}: {row.reason}", indent=4)
+            yield f"  {row.id}: {row.reason}"
 
 
 def _notes(result: Scores) -> Iterator[str]:
@@ -95,7 +92,7 @@ def _notes(result: Scores) -> Iterator[str]:
     if noted:
         yield "notes"
         for notes, rows in noted.items():
-            yield from wrap(f"  {_names(rows)}: {'; '.join(notes)}", indent=4)
+            yield f"  {_names(rows)}: {'; '.join(notes)}"
 
 
 def _names(rows: Sequence[RowResult]) -> str:
@@ -113,8 +110,3 @@ def _name(group: GroupScore) -> str:
 def cut(text: str, width: int) -> str:
     """At most ``width`` characters, the end left out."""
     return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def wrap(text: str, indent: int = 2) -> list[str]:
-    """Lines of at most ``WIDTH`` characters, all but the first indented."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -230,7 +230,7 @@ class Reader:
             f"unknown key {entry.key!r}{others}, which may change the arithmetic of {model_type}"
             + (f", did you mean {nearest!r}?" if nearest is not None else ""),
             where=self.document.place(entry.key),
-            expected=f"a key that semu reads for {model_type}; where it has no bearing on sizes: "
+            expected=f"a key that semu reads for {model_type}; where it changes no sizes: "
             f"[model] hf_ignore = [{keys}], or --set 'model.hf_ignore=[{keys}]'",
             got=f"{entry.key} = {entry.value!r}",
             nearest=nearest,

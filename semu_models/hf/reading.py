@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from semu.units import fit_lines
+
 _LONGEST = 48
 
 
@@ -42,7 +44,7 @@ class Reading:
     Attributes:
         source: the file. kind: what sort of file. model_type: of the model in it, if it says one.
         understood: keys of the file that were used. defaulted: what the file does not say.
-        ignored: keys of the file without bearing on time and memory. notes: sentences.
+        ignored: keys of the file without effect on time and memory. notes: sentences.
         unmodelled: keys that have a bearing and were left out because the user said so.
     """
 
@@ -70,20 +72,20 @@ class Reading:
         taken = ", ".join(f"{row.key} = {_short(row.value)}" for row in self.defaulted)
         return (
             f"{self.source}: {self._subject()}: {len(self.understood)} keys understood, {len(self.ignored)} without "
-            f"bearing, {len(self.defaulted)} taken by default" + (f" ({taken})" if taken else "")
+            f"effect, {len(self.defaulted)} taken by default" + (f" ({taken})" if taken else "")
         )
 
     def __repr__(self) -> str:
         lines = [f"{self.source}: {self._subject()}"]
         every = [row for _, rows in self._groups() for row in rows]
         key = max((len(row.key) for row in every), default=0)
-        value = max((len(_short(row.value)) for row in every), default=0)
+        value = min(max((len(_short(row.value)) for row in every), default=0), _LONGEST // 2)
         for name, rows in self._groups():
             lines += ["", f"{name} ({len(rows)})"]
             lines += [f"  {row.key:<{key}}  {_short(row.value):<{value}}  {row.text}".rstrip() for row in rows]
         if self.notes:
             lines += ["", "notes", *(f"  {note}" for note in self.notes)]
-        return "\n".join(lines)
+        return fit_lines("\n".join(lines))
 
     def _subject(self) -> str:
         return self.kind if self.model_type is None else f"{self.kind}, model_type {self.model_type}"

@@ -111,7 +111,7 @@ def test_errors() -> None:
         time_calls(FakeStopwatch(lambda _: 1.0), [], Policy())
     with pytest.raises(ConfigError, match="no time"):
         time_calls(FakeStopwatch(lambda _: -1.0), [int], Policy())
-    with pytest.raises(ConfigError, match="not a count"):
+    with pytest.raises(ConfigError, match="not a valid number"):
         Policy(rounds=0)
     with pytest.raises(ConfigError, match="out of range"):
         Policy(round_s=-1.0)

@@ -161,7 +161,7 @@ def test_oversubscription_divides_the_cards(model: str, capsys: pytest.CaptureFi
 
 def test_oversubscription_below_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "simulate", "lm-7b", "--set", "cluster.oversubscription=0.5")
-    assert code == 2 and "cluster.oversubscription" in err and "nearest legal: 1" in err
+    assert code == 2 and "cluster.oversubscription" in err and "nearest allowed: 1" in err
     with pytest.raises(semu.ConfigError, match="oversubscription"):
         semu.Cluster("h100", oversubscription=float("nan"))
 
@@ -257,7 +257,8 @@ def test_columns_lose_their_last_words_first() -> None:
     right = (False, True, False, False)
     assert fit_columns(rows, right, width=80)[1] == "a     10  one two three four  x"
     cut = fit_columns(rows, right, width=22)
-    assert cut[1] == "a     10  one two ..." and cut[-1] == "(a wider terminal shows more: more)"
+    assert cut[1:3] == ["a     10  one two", "          three four"]
+    assert cut[-3:] == ["", "(a wider terminal", "  shows more: more)"]
     assert fit_columns(rows, right, width=10)[1] == "a     10"
 
 
@@ -269,7 +270,7 @@ def test_init_round_trips(words: tuple[str, ...], tmp_path: Path, capsys: pytest
     again = document(capsys, "simulate", str(file), "--dump-config")
     assert again["config"] == first["config"]
     text = file.read_text()
-    assert text.count("  # ") > 20 and max(map(len, text.splitlines())) <= 120
+    assert text.count("# ") > 40 and max(map(len, text.splitlines())) <= 80
     code, out, _ = run(capsys, "init", *words)
     assert code == 0 and out.splitlines()[1:] == text.splitlines()[1:]
     code, _, err = run(capsys, "init", *words, "-o", str(file))
@@ -289,12 +290,17 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch:
     cache = kernel_cache()
     assert cache == {"folder": str(tmp_path), "kernels": 1, "size_bytes": 8, "is_writable": True}
     assert str(tmp_path) in run(capsys, "doctor")[1]
+    missing = {
+        row["command"]: (row["missing"], row["kernels"]) for row in document(capsys, "doctor")["missing_kernels"]
+    }
+    assert missing["simulate"][0] == missing["simulate"][1] < missing["search"][0]
 
 
 @pytest.mark.slow
 def test_doctor_warms(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "doctor", "--warm")
-    assert [row["command"] for row in found["warm"]] == ["simulate", "grid", "search"]
+    assert all(row["missing"] == 0 for row in found["missing_kernels"])
+    assert [row["command"] for row in found["warm"]] == ["simulate", "grid", "search", "others"]
 
 
 def test_completion(capsys: pytest.CaptureFixture[str]) -> None:

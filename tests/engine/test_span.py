@@ -396,7 +396,7 @@ def test_unknown_paths_name_the_nearest(path: str, where: str, nearest: str | No
     if caught.value.nearest is not None:
         assert timeline.span(str(caught.value.nearest)).path == caught.value.nearest
     assert len(str(caught.value)) < 400
-    with pytest.raises(ConfigError, match="nearest legal: chunk4"):
+    with pytest.raises(ConfigError, match="nearest allowed: chunk4"):
         timeline.chunk(7)
 
 

@@ -208,8 +208,8 @@ DAMAGES: dict[str, tuple[Change, type[SemuError], str]] = {
     "a word for a list": (put("pairs", "chunk", "0"), ScheduleError, "plan.pairs.chunk: not a list"),
     "a float": (put("pairs", "chunk", 0, 0.5), ScheduleError, "plan.pairs.chunk: not whole numbers"),
     "a word": (put("messages", "tag", 0, "x"), ScheduleError, "plan.messages.tag: not whole numbers"),
-    "a flag": (put("num_ranks", True), ScheduleError, "plan.num_ranks: not a count"),
-    "no ranks": (put("num_ranks", 0), ScheduleError, "plan.num_ranks: not a count; expected an integer >= 1"),
+    "a flag": (put("num_ranks", True), ScheduleError, "plan.num_ranks: not a valid number"),
+    "no ranks": (put("num_ranks", 0), ScheduleError, "plan.num_ranks: not a valid number; expected an integer >= 1"),
     "more ranks": (put("num_ranks", 3), ScheduleError, "plan.limit_bytes: an array of another shape"),
     "a chunk elsewhere": (put("chunks", 0, "rank", 2), ScheduleError, "plan.chunks[0].rank: no such rank"),
     "a strategy": (

@@ -341,7 +341,7 @@ def test_rank_trace_is_that_rank(timeline: IterationTimeline, document: dict, tm
     assert stages == [f"{stage.label} {stage.module}" for stage in timeline.ranks[2].stages]
     assert {e["args"]["level"] for e in slices_of(one, "user_annotation")} == {"iteration", "stage", "layer"}
     assert not slices_of(one, "microbatch")
-    with pytest.raises(ConfigError, match="nearest legal: 3"):
+    with pytest.raises(ConfigError, match="nearest allowed: 3"):
         write_rank_trace(tmp_path / "rank9.json", timeline, 9)
     assert [path.name for path in tmp_path.iterdir()] == ["rank2.json"]
 

@@ -849,6 +849,6 @@ def test_where_a_module_s_size_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setup", ["lm-7b", "vlm-s"])
 def test_no_microbatch_of_a_setup(setup: str) -> None:
     """The global batch of a setup follows from its size of a microbatch, once that is one."""
-    with pytest.raises(ConfigError, match="not a count") as caught:
+    with pytest.raises(ConfigError, match="not a valid number") as caught:
         resolve_run(setup, Overrides(("training.micro_batch=0",))).job()
     assert (caught.value.where, caught.value.nearest) == ("--set training.micro_batch", 1)

@@ -12,7 +12,6 @@ import pytest
 
 from semu.errors import ConfigError
 from semu.files import write_text
-from semu.present.report_text import WIDTH
 from semu.runfile import make_job
 from semu.validation import BadRow, ValidationResult, parse_rows, validate
 from semu.validation.files import save
@@ -108,12 +107,13 @@ def test_no_rows() -> None:
     assert empty.to_json()["groups"] == []
 
 
-def test_the_table(result: ValidationResult) -> None:
+def test_the_table(result: ValidationResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
     text = repr(result)
     lines = text.split("\n")
     assert lines[0] == "5 rows: 3 ok, 1 refused, 1 error"
     assert lines[-1] != ""
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, lines)) <= 110
     heads = lines[lines.index("iteration time, error in %") + 1].split()
     assert heads == ["group", "n", "MAPE", "median", "bias", "worst", "null", "MAPE", "in", "90%", "worst", "row"]
     document: Any = result.to_json()

@@ -101,7 +101,7 @@ def test_text_batch() -> None:
 @pytest.mark.parametrize("arguments", [(0, 1, None), (1, 0, None), (1, 1, 0), (True, 1, None), (1, 1.0, None)])
 @pytest.mark.parametrize("batch", [text_batch(), vlm_batch(), t2v_batch()])
 def test_requests_are_checked(batch: semu.workload.AbstractBatch, arguments: tuple[int, int, int | None]) -> None:
-    with pytest.raises(ConfigError, match="not a count"):
+    with pytest.raises(ConfigError, match="not a valid number"):
         batch.microbatches(*arguments)
 
 

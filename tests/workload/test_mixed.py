@@ -155,7 +155,7 @@ def test_a_file_with_sound(tmp_path: Path) -> None:
     [
         ('{"text_tokens": 1, "audio": [{"frames": 3}]}', None, "a clip of sound without a size"),
         ('{"text_tokens": 1, "audio": [7]}', None, "not a clip of sound"),
-        ('{"text_tokens": 1, "audio": [{"frames": 0, "tokens": 1}]}', None, "not a count"),
+        ('{"text_tokens": 1, "audio": [{"frames": 0, "tokens": 1}]}', None, "not a valid number"),
         ('{"text_tokens": 1, "audio": [{"frame": 3, "tokens": 1}]}', None, "frame"),
         ('{"text_tokens": 1, "audio": 1}', "vlm", "sound in a file without sound"),
         ('{"text_tokens": 0, "audio": 0}', "mixed", "nothing in the sample"),

@@ -35,5 +35,5 @@ def completion_command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         emit_json({"shell": arguments.shell, "script": script})
     else:
-        emit(script)
+        emit(script, is_code=True)
     return 0

@@ -14,7 +14,6 @@ from semu.cli.console import (
     Progress,
     emit,
     emit_json,
-    has_compiled_kernels,
     printed_anyway,
     say,
     say_written,
@@ -23,7 +22,6 @@ from semu.cli.option_checks import named_by_flags
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError
 from semu.files import make_folder, write_text
-from semu.units import GIB
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
@@ -45,7 +43,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
     """
     vary = None if arguments.vary is None else _axes(arguments.vary)
     fix = _fixed(arguments.fix)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = _read(arguments, progress)
         say_notes(run)
         if arguments.dump_config:
@@ -104,24 +102,15 @@ def grid_command(arguments: argparse.Namespace) -> int:
 
 def _refuse(found: GridResult) -> int:
     """Say by how much nothing fits; returns the exit code."""
+    from semu.present.summary import fit_sentence
+
     if not found.rows:
         point, why = next(iter(found.refused.items()))
         raise ConfigError("no configuration runs", where=point.label(found.varied), expected="one that does", got=why)
-    row = found.smallest
-    peak, capacity = row.figures.peak_memory_bytes / GIB, found.capacity_bytes / GIB
     say(
-        f"no configuration fits: the smallest, {row.point.label(found.varied)}, needs {peak:.2f} GiB of {capacity:.2f} "
-        f"GiB on its fullest rank, {peak - capacity:.2f} GiB too much" + _nearest(found)
+        f"no configuration fits; the smallest, {found.smallest.point.label(found.varied)}, {fit_sentence(found.report)}"
     )
     return MemoryLimitError.exit_code
-
-
-def _nearest(found: GridResult) -> str:
-    if found.nearest_fit is None:
-        return ""
-    if not found.nearest_fit:
-        return ", and no change that was tried makes it fit"
-    return f"; it would fit with {found.nearest_fit[0].label()}"
 
 
 def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:

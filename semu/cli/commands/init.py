@@ -60,7 +60,7 @@ def init_command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         emit_json({"config": run.config, "file": place})
     elif place is None:
-        emit(text)
+        emit(text, is_code=True)
     return 0
 
 

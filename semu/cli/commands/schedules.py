@@ -13,9 +13,9 @@ from semu.cli.console import (
     emit,
     emit_json,
     emit_result,
-    has_compiled_kernels,
     printed_anyway,
     say,
+    say_options,
     say_written,
 )
 from semu.cli.option_checks import check_place, given_flags
@@ -58,7 +58,7 @@ def schedules_command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{flag} with a run", where=flag, expected="the run's own, changed with --parallel or --set")
     check_place("--csv", arguments.csv)
     check_place("--picture", arguments.picture)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
@@ -104,7 +104,7 @@ def _write(arguments: argparse.Namespace, result: ScheduleComparison, progress: 
         say_written(write_text(arguments.csv, result.to_csv()))
         if len(result.chosen) == 1:
             settings = {"training.schedule_file": arguments.csv, **result.chosen[0].settings}
-            say("it runs again with " + " ".join(f"--set {key}={_word(value)}" for key, value in settings.items()))
+            say_options("it runs again with", [f"--set {key}={_word(value)}" for key, value in settings.items()])
     if arguments.picture is not None:
         progress("drawing the schedules")
         say_written(result.draw(arguments.picture))

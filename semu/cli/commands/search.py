@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from semu.cli.commands.many_searches import search_batches
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import INTERRUPTED, Progress, emit_result, has_compiled_kernels, printed_anyway, say, say_written
+from semu.cli.console import INTERRUPTED, Progress, emit_result, printed_anyway, say, say_options, say_written
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError
 from semu.files import make_folder
@@ -32,7 +33,7 @@ def search_command(arguments: argparse.Namespace) -> int:
         MissingCoefficientError: a default coefficient under ``--strict``.
     """
     options = _options(arguments)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
@@ -52,7 +53,9 @@ def search_command(arguments: argparse.Namespace) -> int:
             progress("drawing the schedule")
             with printed_anyway(lambda: repr(found), is_json=arguments.json):
                 say_written(*found.save(arguments.out))
-            say(f"it runs again with {_settings(found.changes, Path(arguments.out) / 'schedule.json')}")
+            without = [key for key, value in found.changes.items() if value is None]
+            intro = "it runs again with" + (f", and without {', '.join(without)}" if without else "")
+            say_options(intro, _settings(found.changes, Path(arguments.out) / "schedule.json"))
     emit_result(found, is_json=arguments.json, run=arguments.run, warnings=list(run.notes))
     if found.result.ended_by == "interrupt":
         say("interrupted: this is the best schedule so far")
@@ -95,14 +98,13 @@ def _slower(progress: Progress) -> Callable[[str], None]:
     return tell
 
 
-def _settings(changes: Mapping[str, object], path: Path) -> str:
+def _settings(changes: Mapping[str, object], path: Path) -> list[str]:
     """Options with which ``semu simulate`` runs a schedule."""
     from semu.runfile.toml_text import format_value
 
-    words = [f"--set training.schedule_file={path}"]
-    words += [f"--set '{key}={format_value(value)}'" for key, value in changes.items() if value is not None]
-    without = [key for key, value in changes.items() if value is None]
-    return " ".join(words) + (f", without {', '.join(without)}" if without else "")
+    words = [f"training.schedule_file={path}"]
+    words += [f"{key}={format_value(value)}" for key, value in changes.items() if value is not None]
+    return [f"--set {shlex.quote(word)}" for word in words]
 
 
 def _counts(flag: str, words: Sequence[str]) -> dict[str, int]:

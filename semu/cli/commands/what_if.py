@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, printed_anyway, say
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, printed_anyway, say
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError
 from semu.files import make_folder, write_file, write_text
@@ -26,7 +26,7 @@ def what_if_command(arguments: argparse.Namespace) -> int:
         ConfigError: a run that cannot be read or cannot run as it is, a change that is none, another factor.
         ScheduleError: the run's schedule file is none for it.
     """
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run = read_run(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
@@ -76,10 +76,13 @@ def _check(changes: Sequence[Change], job: TrainingJob) -> None:
 
 def _save(found: WhatIf, document: dict[str, object], folder: Path) -> None:
     from semu.present.plots.tornado import TornadoBar, TornadoRow, draw_tornado
+    from semu.searcher.what_if.words import plain_key, plain_value
 
     rows = [
         TornadoRow(
-            key if len({one.before for one in own}) > 1 else f"{key} ({own[0].before})",
+            plain_key(key)
+            if len({one.before for one in own}) > 1
+            else f"{plain_key(key)} ({plain_value(key, own[0].before)})",
             tuple(
                 TornadoBar(one.change.label, one.estimate.iteration_time_s, one.estimate.fits)
                 for one in own

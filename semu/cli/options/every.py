@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -23,6 +25,7 @@ from semu.cli.options.simulate import SIMULATE
 from semu.cli.options.validate import VALIDATE
 from semu.cli.options.what_if import WHAT_IF
 from semu.errors import ConfigError, shown, unknown_name
+from semu.units import fit_options
 
 LISTS: Mapping[str, str] = {
     "models": "models by name, with their parameters",
@@ -57,6 +60,29 @@ COMMANDS: Mapping[str, CommandOptions] = {
 """What every command takes, in the order of ``semu --help``."""
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Descriptions as wide as the terminal: sentences are wrapped; what is indented, examples, stays as it is, with a
+    comment that has no room on a line of its own."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for is_prose, group in itertools.groupby(text.split("\n"), lambda line: bool(line) and line[0] != " "):
+            if is_prose:
+                lines += textwrap.wrap(" ".join(group), width, break_on_hyphens=False)
+            else:
+                lines += [part for line in group for part in _example(line, width)]
+        return "\n".join(lines)
+
+
+def _example(line: str, width: int) -> list[str]:
+    """A line of examples: a command, and what it does."""
+    if len(line) <= width:
+        return [line]
+    command, _, said = line.strip().partition("  ")
+    words = re.split(r" (?=--?[a-z])", command)
+    return [*fit_options(words, first="  ", width=width), *([f"      {said.strip()}"] if said else [])]
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are ConfigErrors, so that they obey ``--json``."""
 
@@ -70,7 +96,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Read a command line.
 
     Args:
-        words: without the program's name; ``--json`` and ``--debug`` may also stand before the command.
+        words: without the program's name; ``--json``, ``--quiet`` and ``--debug`` may also stand before the command.
     Returns:
         The options; ``version`` is true, and ``command`` None, where only the version is asked for.
     Raises:
@@ -81,7 +107,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     command = words[position : position + 1]
     if command and command[0] not in COMMANDS:
         raise unknown_name("command", command[0], COMMANDS, where="command line")
-    early = [word for word in words[:position] if word in ("--json", "--debug")]
+    early = [word for word in words[:position] if word in ("--json", "--quiet", "--debug")]
     others = [word for word in words[:position] if word not in early]
     words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
     parser, commands = build_parser()
@@ -119,12 +145,13 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         prog="semu",
         description="Simulates the distributed training of large multimodal models.",
         epilog=SIMULATE.epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="show the version and stop")
     common = _Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON document, also for errors")
+    common.add_argument("--quiet", action="store_true", help="no progress on stderr")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     parsers = {}
@@ -135,7 +162,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
             help=options.help,
             description=options.description,
             epilog=options.epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter if options.epilog else argparse.HelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
         )
         options.add(parsers[command])

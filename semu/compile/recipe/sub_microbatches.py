@@ -131,7 +131,7 @@ def cut_batch(model: Model, plan: StagePlan, microbatches: Sequence[Microbatch],
         where = f"plan.parts.{module.name}"
         given = plan.parts[module.name]
         if len(given) != m:
-            raise ScheduleError("not a count per microbatch", where=where, expected=f"{m} counts", got=len(given))
+            raise ScheduleError("not one number a microbatch", where=where, expected=f"{m} counts", got=len(given))
         if not module.inputs:
             raise ScheduleError(
                 f"{module.name} gets nothing from the data loader: there are no items to cut",
@@ -209,7 +209,7 @@ def _own_counts(given: Sequence[int | tuple[int, ...]], have: NDArray[np.int64],
             own[:, number] = [min(count, item) for item in items]
             continue
         if len(count) != len(items):
-            raise ScheduleError("not a count per replica", where=place, expected=f"{len(items)} counts", got=count)
+            raise ScheduleError("not one number a replica", where=place, expected=f"{len(items)} counts", got=count)
         for replica, (parts, item) in enumerate(zip(count, items, strict=True)):
             if parts > item or (parts == 0 and item):
                 expected = f"1 to {item}, its items" if item else "0: there are no items"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from semu.searcher.grid.legal import SENTENCES, Cut
 from semu.searcher.grid.pictures import heat_map, pareto
 from semu.searcher.grid.rows import GridRows, Row
 from semu.searcher.grid.space import Axis, RankBy, job_at
-from semu.units import GIB, fit_columns, terminal_width
+from semu.units import GIB, fit_columns, fit_lines, fit_options
 
 NOISE = 0.005
 """Configurations whose times differ by less, relative to the faster one, are one line of the table."""
@@ -54,9 +53,7 @@ class GridResult(GridRows):
         text = [lines[0]]
         for line, (row, alike) in zip(lines[1:], shown, strict=False):
             text += [line, *(f"   {note}" for note in _notes(row, alike))]
-        width = terminal_width()
-        said = (textwrap.fill(one, width, subsequent_indent="    ") for one in self._sentences())
-        return "\n".join([*text, *lines[1 + len(shown) :], *said])
+        return fit_lines("\n".join([*text, *lines[1 + len(shown) :], *self._sentences()]))
 
     def _alike(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
         """Rows whose times are no nearer than ``NOISE``, each with how many behind it are."""
@@ -96,7 +93,8 @@ class GridResult(GridRows):
             return
         change = self.nearest_fit[0]
         peak, seconds = change.peak_memory_bytes / GIB, change.iteration_time_s
-        yield f"nothing fits; the smallest, {label}, would with {change.label()}: {peak:.2f} GiB, {seconds:.4f} s"
+        yield f"nothing fits; the smallest, {label}, would ({peak:.2f} GiB, {seconds:.4f} s) with"
+        yield from fit_options(change.options(), first="  ")
 
     # -- files ---------------------------------------------------------------------------------------------------
     def save(self, directory: str | Path, axes: tuple[Axis, Axis] | None = None) -> list[Path]:

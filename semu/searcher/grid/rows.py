@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from semu.frames import Tabular
 from semu.job import TrainingJob
-from semu.present.frames import Tabular
 from semu.present.report import FittingChange
 from semu.searcher.grid.bounds import Floor
 from semu.searcher.grid.legal import Cut

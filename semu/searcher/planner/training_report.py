@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from semu.files import make_folder, write_file
+from semu.frames import Tabular
 from semu.searcher.planner.planned_iteration import Outcome
 from semu.searcher.planner.training_loop import IterationRow
-from semu.units import align_columns
+from semu.units import fit_columns, fit_lines
 
 SHOWN = 12
 """Iterations that the table shows: the first and the last ones of more."""
@@ -32,7 +33,7 @@ _MAY_LACK = ("planned_s", "heuristic_s", "megatron_s", "fits", "peak_memory_byte
 
 
 @dataclass(frozen=True)
-class TrainingReport:
+class TrainingReport(Tabular):
     """Result of a simulated training loop.
 
     Attributes:
@@ -92,6 +93,10 @@ class TrainingReport:
         values = [getattr(row, name) for row in self.rows[1:]]
         return float(np.percentile(values, percent)) if values else None
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each iteration."""
+        return [{**row_json(row), **measured_json(row)} for row in self.rows]
+
     def to_json(self) -> dict[str, object]:
         """Everything; what was measured, and so differs every time, is under ``measured``."""
         return {
@@ -147,7 +152,8 @@ class TrainingReport:
                     f"{row.latency_s:.2f} s",
                 ]
             )
-        return "\n".join([*align_columns(table), *self._summary()])
+        lines = [*fit_columns(table, [head != "plan from" for head in head]), *self._summary()]
+        return fit_lines("\n".join(lines))
 
     def _summary(self) -> list[str]:
         """What all iterations came to."""

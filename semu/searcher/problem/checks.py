@@ -65,7 +65,10 @@ def check_problem(problem: ProblemArrays) -> None:
     _refuse(problem.rank >= ranks, "no such rank", "rank", f"below {ranks}")
     _refuse(problem.module >= len(problem.module_names), "no such module", "module", str(problem.module_names))
     _refuse(
-        (problem.num_candidates < 1) | (problem.num_candidates > width), "not a count", "num_candidates", f"1..{width}"
+        (problem.num_candidates < 1) | (problem.num_candidates > width),
+        "not a valid number",
+        "num_candidates",
+        f"1..{width}",
     )
     last = (np.arange(n), problem.num_candidates - 1)
     for name in COSTS:

@@ -14,6 +14,7 @@ from statistics import median
 from semu.errors import ConfigError, ScheduleError
 from semu.job import Recompute, TrainingJob
 from semu.present.report import Report
+from semu.present.summary import GROUPS
 from semu.simulation.estimate import evaluate
 from semu.simulation.memory.changes_that_fit import Settings, changed
 from semu.units import GIB, format_time
@@ -77,7 +78,7 @@ def _reasons(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Setti
         if worst[0] == "tp" and parallel.tp > 1:
             batch = {"training.global_batch": training.global_batch}
             halves = [{"parallel.tp": parallel.tp // 2, "parallel.dp": parallel.dp * 2, **batch}]
-        yield f"computing waits {share:.0%} of the time for {_GROUPS.get(worst[0], worst[0])}", halves
+        yield f"computing waits {share:.0%} of the time for {GROUPS.get(worst[0], worst[0])}", halves
     spare = report.room.usable_bytes - max(report.held_memory_bytes)
     is_costly = training.recompute is not Recompute.NONE and report.hfu > 1.1 * report.mfu
     if is_costly and spare > 0.15 * report.capacity_bytes:
@@ -86,13 +87,3 @@ def _reasons(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Setti
         )
         less = ["selective", "none"] if training.recompute is Recompute.FULL else ["none"]
         yield text, [{"training.recompute": word} for word in less]
-
-
-_GROUPS = {
-    "tp": "tensor-parallel collectives",
-    "pp": "transfers between pipeline ranks",
-    "dp": "data-parallel collectives",
-    "cp": "context-parallel exchanges",
-    "ep": "the experts' all-to-all",
-    "fsdp": "FSDP's gathers",
-}

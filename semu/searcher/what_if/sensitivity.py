@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from semu.checks import check_number
 from semu.errors import SemuError
+from semu.frames import Tabular, scalars
 from semu.hardware.kinds import DType
 from semu.job import Recompute, TrainingJob
 from semu.job.kinds import Precision
 from semu.present.estimate import Estimate
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.what_if.changes import Change, Factor
+from semu.searcher.what_if.words import plain_key, plain_value
 from semu.simulation.estimate import evaluate
-from semu.units import GIB, align_columns, format_time
+from semu.units import GIB, fit_columns, fit_lines, format_time
 
 FACTOR = 2.0
 """By default hardware numbers are divided and multiplied by it."""
@@ -39,7 +42,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIf(Tabular):
     """Result of ``semu.what_if``.
 
     Attributes:
@@ -67,6 +70,20 @@ class WhatIf:
         widest = {key: max(abs(self.gain_of(one) or 0.0) for one in own) for key, own in groups.items()}
         return sorted(groups.items(), key=lambda item: (-widest[item[0]], item[0]))
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each change, in the order asked; ``refused`` says why one cannot run."""
+        return [
+            {
+                "change": str(one.change),
+                "before": one.before,
+                "gain": self.gain_of(one),
+                **({} if one.estimate is None else scalars(_figures(one.estimate))),
+                "peak_memory_bytes": None if one.estimate is None else max(one.estimate.peak_memory_bytes),
+                "refused": one.reason or None,
+            }
+            for one in self.answers
+        ]
+
     def to_json(self) -> dict[str, object]:
         """Everything: the figures of the job, and those of every answer."""
         return {
@@ -85,21 +102,26 @@ class WhatIf:
         }
 
     def __repr__(self) -> str:
-        rows = [("what", "now", "instead", "iteration", "faster by", "peak memory")]
-        peak = max(self.base.peak_memory_bytes) / GIB
-        rows.append(("(as it is)", "", "", format_time(self.base.iteration_time_s), "", _peak(self.base, peak)))
+        rows = [("what", "now", "instead", "time", "faster", "peak GiB", "--set")]
+        rows.append(("(as it is)", "", "", format_time(self.base.iteration_time_s), "", _peak(self.base), ""))
         for key, own in self.ranked():
             for answer in own:
                 assert answer.estimate is not None
                 time = format_time(answer.estimate.iteration_time_s)
                 gain = f"{100 * (self.gain_of(answer) or 0.0):+.2f} %"
-                own_peak = max(answer.estimate.peak_memory_bytes) / GIB
-                rows.append((key, answer.before, answer.change.label, time, gain, _peak(answer.estimate, own_peak)))
-        lines = [self.title, *align_columns(rows)]
+                figures = time, gain, _peak(answer.estimate)
+                rows.append(
+                    (plain_key(key), plain_value(key, answer.before), answer.change.label, *figures, str(answer.change))
+                )
+        lines = [self.title, *fit_columns(rows, (False, False, False, True, True, True, False))]
+        if any(
+            not one.fits for one in (self.base, *(one.estimate for one in self.answers if one.estimate is not None))
+        ):
+            lines.append("!: does not fit in memory")
         for one in self.answers:
             if one.estimate is None:
                 lines.append(f"cannot run: {one.change}: {one.reason}")
-        return "\n".join(lines)
+        return fit_lines("\n".join(lines))
 
 
 def what_if(
@@ -229,5 +251,5 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Factor) else value
 
 
-def _peak(estimate: Estimate, peak_gib: float) -> str:
-    return f"{peak_gib:.2f} GiB" + ("" if estimate.fits else " (does not fit)")
+def _peak(estimate: Estimate) -> str:
+    return f"{'' if estimate.fits else '! '}{max(estimate.peak_memory_bytes) / GIB:.2f}"

@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from semu.errors import SemuError
 from semu.files import make_folder, write_file, write_text
+from semu.frames import Tabular, scalars
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.stage_table import StageTable, table_csv
 from semu.simulation.results.assemble import parallel_label
-from semu.units import GIB, fit_columns, format_time, terminal_width
+from semu.units import GIB, fit_columns, fit_lines, format_time
 
 _HEADS = ("schedule", "vpp", "iteration", "vs own", "bubble", "peak GiB", "rank", "fits", "", "placement", "makespan")
 _RIGHT = (False, True, True, True, True, True, True, False, False, False, True)
@@ -62,6 +64,7 @@ class ComparedSchedule:
     def settings(self) -> dict[str, object]:
         """Keys of a run file that make this schedule's stage table, as ``training.schedule_file``, the same run."""
         made: dict[str, object] = {
+            "training.global_batch": self.job.training.global_batch,
             "parallel.vpp": self.vpp,
             "parallel.placement": self.job.parallel.placement,
             "overlap.pipeline": self.job.overlaps_sends,
@@ -102,7 +105,7 @@ class RefusedSchedule:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ScheduleComparison:
+class ScheduleComparison(Tabular):
     """A job under many schedules; ``comparison["zb-v"]`` is one of them.
 
     Attributes:
@@ -159,9 +162,7 @@ class ScheduleComparison:
     def __repr__(self) -> str:
         own_s = self.own.estimate.iteration_time_s
         lines = fit_columns([_HEADS, *(self._cells(row, own_s) for row in self.rows)], _RIGHT)
-        text = [self.title, "", *lines, ""]
-        text += (textwrap.fill(note, terminal_width(), subsequent_indent="  ") for note in self._notes())
-        return "\n".join(line.rstrip() for line in text)
+        return fit_lines("\n".join([self.title, "", *lines, "", *self._notes()]))
 
     def _cells(self, row: ComparedSchedule, own_s: float) -> tuple[str, ...]:
         estimate = row.estimate
@@ -204,6 +205,10 @@ class ScheduleComparison:
             yield f"not run: {', '.join(names)}: {rule}"
 
     # -- for programs --------------------------------------------------------------------------------------------
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each schedule that runs, in order."""
+        return [{**scalars(self._row_json(row)), "peak_memory_bytes": row.peak_bytes} for row in self.rows]
+
     def to_json(self) -> dict[str, object]:
         """The table as JSON; rows in order, the run's own first."""
         return {

@@ -6,11 +6,11 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from semu.present.report_text import WIDTH
-from semu.units import align_columns, format_bytes, format_time
+from semu.frames import Tabular, scalars
+from semu.units import fit_columns, fit_lines, format_bytes, format_time
 from semu.validation.logs.samples import Samples
-from semu.validation.table import wrap
 
 SCHEMA_VERSION = 1
 """Version of the JSON document; raised when a key changes its meaning."""
@@ -73,7 +73,7 @@ class LoggedQuantity:
 
 
 @dataclass(frozen=True)
-class LogComparison:
+class LogComparison(Tabular):
     """A log against a simulation.
 
     Attributes:
@@ -88,16 +88,15 @@ class LogComparison:
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return fit_lines("\n".join(self._lines()))
 
     def _lines(self) -> Iterator[str]:
-        yield self.title[:WIDTH]
+        yield self.title
         yield ""
         heads = ("simulated / measured", "n", "median", "p5", "p95", "simulated", "ratio")
-        yield from align_columns([heads, *(self._cells(one) for one in self.quantities)], (False, *[True] * 6))
+        yield from fit_columns([heads, *(self._cells(one) for one in self.quantities)], (False, *[True] * 6))
         yield ""
-        for sentence in self._notes():
-            yield from wrap(sentence)
+        yield from self._notes()
 
     @staticmethod
     def _cells(one: LoggedQuantity) -> tuple[str, ...]:
@@ -130,6 +129,10 @@ class LogComparison:
             for one in self.quantities
             if one.is_scored and one.ratio is not None and abs(one.ratio - 1) * 100 > tolerance_percent
         ]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each quantity."""
+        return [scalars(one.to_json()) for one in self.quantities]
 
     def to_json(self) -> dict[str, object]:
         """The document of ``validate --log --json``: seconds and bytes."""

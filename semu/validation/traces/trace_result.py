@@ -6,11 +6,11 @@ import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
-from semu.present.report_text import WIDTH
-from semu.units import align_columns, format_time
-from semu.validation.table import cut, wrap
+from semu.frames import Tabular, scalars
+from semu.units import fit_columns, fit_lines, format_time
 from semu.validation.traces.gpu_work import BusyTimes, FamilyTime
 
 SCHEMA_VERSION = 1
@@ -77,7 +77,7 @@ class FamilyRow:
 
 
 @dataclass(frozen=True)
-class TraceComparison:
+class TraceComparison(Tabular):
     """A trace against a simulation.
 
     Attributes:
@@ -125,11 +125,11 @@ class TraceComparison:
         return {name: TimePair(*(getattr(side, field) for side in sides)) for name, field in names.items()}
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return fit_lines("\n".join(self._lines()))
 
     def _lines(self) -> Iterator[str]:
-        yield self.title[:WIDTH]
-        yield f"pipeline rank {self.rank} of {self.num_ranks}; {self.iteration}"[:WIDTH]
+        yield self.title
+        yield f"pipeline rank {self.rank} of {self.num_ranks}; {self.iteration}"
         yield ""
         heads = (
             "busy time by kind",
@@ -141,14 +141,12 @@ class TraceComparison:
             "exposed",
             "sim exposed",
         )
-        yield from align_columns([heads, *(self._cells(row) for row in self.rows)], (False, *[True] * 7))
+        yield from fit_columns([heads, *(self._cells(row) for row in self.rows)], (False, *[True] * 7))
         yield ""
         totals = [
             (name, _time(both.measured), _time(both.simulated), _ratio(both)) for name, both in self.totals.items()
         ]
-        yield from align_columns(
-            [("iteration", "measured", "simulated", "sim/meas"), *totals], (False, True, True, True)
-        )
+        yield from fit_columns([("iteration", "measured", "simulated", "sim/meas"), *totals], (False, True, True, True))
         yield ""
         yield from self._notes()
 
@@ -171,8 +169,8 @@ class TraceComparison:
             share = sum(row.busy_s for row in self.unmatched) / total if total else 0.0
             yield f"kernels that no pattern knows, {share:.1%} of the measured busy time"
             shown = self.unmatched[:_SHOWN_UNMATCHED]
-            rows = [(_time(row.busy_s), str(row.count), cut(row.name, WIDTH - 24)) for row in shown]
-            yield from align_columns([("time", "calls", "name"), *rows], (True, True, False))
+            rows = [(_time(row.busy_s), str(row.count), row.name) for row in shown]
+            yield from fit_columns([("time", "calls", "name"), *rows], (True, True, False))
             if len(self.unmatched) > len(shown):
                 rest = sum(row.busy_s for row in self.unmatched[len(shown) :])
                 yield f"and {len(self.unmatched) - len(shown)} more names, {format_time(rest)}"
@@ -182,8 +180,7 @@ class TraceComparison:
                 "measured communication includes waiting for the other ranks inside its kernels, simulated does not; "
                 "p2p is counted at the sender in the simulation, at both ends by NCCL"
             )
-        for note in notes:
-            yield from wrap(note)
+        yield from notes
 
     def beyond(self, tolerance_percent: float) -> list[str]:
         """The iteration and large families whose error is beyond a tolerance, a sentence each."""
@@ -198,6 +195,10 @@ class TraceComparison:
             for name, both in {"iteration": self.totals["iteration"], **large}.items()
             if both.ratio is not None and abs(both.ratio - 1) * 100 > tolerance_percent
         ]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A record for each kind of operators."""
+        return [scalars(row.to_json()) for row in self.rows]
 
     def to_json(self) -> dict[str, object]:
         """The document of ``validate --trace --json``: seconds per iteration."""

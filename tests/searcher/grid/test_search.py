@@ -226,11 +226,11 @@ def test_nothing_fits() -> None:
 def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None:
     job = dense()
     vary: dict[str, Any] = {"tp": (2, 4), "micro_batch": (1,)}
-    smallest = grid(job, vary=vary, rank_by="headroom").smallest
+    smallest = grid_of(job, vary=vary, rank_by="headroom").smallest
     own = built(job, smallest.point)
     limit = capacity_for(max(evaluate(own).held_memory_bytes) - 2**21, own.parallel)
     cluster = Cluster("h800", 2, 4, {"memory_bytes": limit})
-    found = grid(TrainingJob(job.model, cluster, job.parallel, job.training), vary=vary, exhaustive=exhaustive)
+    found = grid_of(TrainingJob(job.model, cluster, job.parallel, job.training), vary=vary, exhaustive=exhaustive)
     assert found.best is None and found.nearest_fit
     change = found.nearest_fit[0]
     own = built(found.job, found.smallest.point)
@@ -251,8 +251,8 @@ def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None
         ({"rank_by": "luck"}, "unknown order"),
         ({"rank_by": "cost"}, "without a price"),
         ({"price": -1.0}, "not a price"),
-        ({"top": 0}, "not a count"),
-        ({"workers": 0}, "not a count"),
+        ({"top": 0}, "not a valid number"),
+        ({"workers": 0}, "not a valid number"),
         ({"gpus": 5}, "whole number of nodes"),
     ],
 )

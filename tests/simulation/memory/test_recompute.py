@@ -348,7 +348,7 @@ def test_a_run_file_says_all_of_it(tmp_path: Path) -> None:
         ('"selective"', "recompute_layers = 2", "recompute_layers is of full recomputation", 'recompute = "full"'),
         ('["mlp"]', 'recompute_method = "block"', "recompute_method is of full", 'recompute = "full"'),
         ('"full"', 'recompute_method = "block"', "needs a number of layers", 1),
-        ('"full"', "recompute_layers = 0", "not a count", 1),
+        ('"full"', "recompute_layers = 0", "not a valid number", 1),
         ('"full"', 'recompute_layers = 1\nrecompute_method = "blok"', "unknown recompute_method 'blok'", "block"),
         ('"none"', 'attention = "unfussed"', "unknown attention 'unfussed'", "unfused"),
     ],

@@ -201,7 +201,7 @@ def test_captions_and_images_must_fit(tmp_path: Path) -> None:
     for change, got in (("training.seq_len=50", "50 tokens"), ("batch.patches_per_image=100", "100 patches")):
         with pytest.raises(ConfigError, match=got):
             simulate(load_run(path, [change]))
-    with pytest.raises(ConfigError, match="not a count"):
+    with pytest.raises(ConfigError, match="not a valid number"):
         pair_batch(0)
     with pytest.raises(ConfigError, match="batch option"):
         load_run(path, ["batch.text_tokns=1"])

@@ -1,0 +1,69 @@
+"""``Tabular``: results with flat records, as data frames of pandas or polars, whichever is installed.
+
+Objects: ``Tabular``, ``scalars``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from semu.errors import ConfigError
+
+
+class Tabular(ABC):
+    """A result that is one flat record, or several."""
+
+    @abstractmethod
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A flat record for each row, in order."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the records as a table."""
+        records = self.to_dicts()
+        names = list(dict.fromkeys(name for record in records for name in record))
+        rows = [names, *([_cell(record.get(name)) for name in names] for record in records)]
+        lines = (
+            "".join(f"<{'td' if number else 'th'}>{escape(cell)}" for cell in row) for number, row in enumerate(rows)
+        )
+        return f"<table>{''.join(f'<tr>{line}' for line in lines)}</table>"
+
+    def to_pandas(self) -> Any:
+        """The records as a ``pandas.DataFrame``.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        return _library("pandas").DataFrame(self.to_dicts())
+
+    def to_polars(self) -> Any:
+        """The records as a ``polars.DataFrame``.
+
+        Raises:
+            ConfigError: polars is not installed.
+        """
+        return _library("polars").DataFrame(self.to_dicts(), infer_schema_length=None)
+
+
+def scalars(document: Mapping[str, object]) -> dict[str, Any]:
+    """What of a document is no list and no table."""
+    return {key: value for key, value in document.items() if value is None or isinstance(value, int | float | str)}
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _library(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} is not installed",
+            where=f"to_{name}",
+            expected=f"pip install {name}, or to_dicts() and to_csv(), which need nothing",
+        ) from error
