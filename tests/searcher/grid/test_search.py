@@ -238,7 +238,7 @@ def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None
     assert evaluate(own).fits and max(evaluate(own).peak_memory_bytes) == change.peak_memory_bytes
     assert evaluate(own).iteration_time_s == change.iteration_time_s
     assert found.to_json()["nearest_fit"] == [each.to_json() for each in found.nearest_fit]
-    assert f"would with {change.label()}" in " ".join(repr(found).split())
+    assert f"with --set {change.label()}" in " ".join(repr(found).split())
     assert found.report.nearest_fit == found.nearest_fit
 
 
