@@ -11,7 +11,8 @@ from contextlib import nullcontext, suppress
 from importlib import import_module
 
 from semu import __version__
-from semu.cli.console import INTERRUPTED, emit, emit_json, flush_output, prepare_streams, say
+from semu.ahead import compiled_ahead, trouble
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, flush_output, prepare_streams, say
 from semu.cli.options.every import parse_arguments
 from semu.collector import without_collector
 from semu.errors import InternalError, SemuError
@@ -68,8 +69,16 @@ def _run(words: list[str]) -> int:
         return 0
     word = arguments.command.replace("-", "_")
     module = {"import": "importing", "list": "listing"}.get(word, word)
-    with without_collector() if arguments.command in WITHOUT_COLLECTOR else nullcontext():
+    Progress.is_quiet = arguments.quiet
+    with (
+        compiled_ahead(arguments.command),
+        without_collector() if arguments.command in WITHOUT_COLLECTOR else nullcontext(),
+    ):
         run: Callable[[argparse.Namespace], int] = getattr(
             import_module(f"semu.cli.commands.{module}"), f"{word}_command"
         )
-        return run(arguments)
+        try:
+            return run(arguments)
+        finally:
+            if (reason := trouble()) is not None:
+                say(f"{reason}: kernels are compiled anew by every process; set NUMBA_CACHE_DIR to another folder")

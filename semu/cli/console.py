@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
+from semu.ahead import progress_line, running
 from semu.errors import ConfigError, SemuError
 from semu.units import fit_lines, fit_options
 
@@ -21,6 +22,8 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 PATIENCE_S = 2.0
 """A step that takes longer says so, even where stderr is no terminal."""
+EVERY_S = 5.0
+"""Time between two lines that say how far compiling is [s]."""
 
 
 class Result(Protocol):
@@ -134,29 +137,30 @@ def _discard(stream: TextIO) -> None:
 
 
 class Progress:
-    """Tells on stderr what is being done: every step on a terminal, else only steps of more than two seconds.
+    """Tells on stderr what is being done: every step on a terminal, else only steps of more than two seconds; and how
+    far compiling kernels is, where that takes so long. Nothing under ``--quiet``.
 
     Call it with a line at the start of each step; leaving the ``with`` block ends the last one.
-
-    Args:
-        is_first_run: kernels are not compiled yet; a step that takes long then says that it compiles them.
     """
 
-    def __init__(self, *, is_first_run: bool = False) -> None:
+    is_quiet = False
+    """Of this process: ``--quiet``."""
+
+    def __init__(self) -> None:
         self._is_live = sys.stderr.isatty()
-        self._compiles = is_first_run
         self._begin = time.monotonic()
         self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
+        self._step: threading.Timer | None = None
+        self._compiling: threading.Timer | None = None
+        self._watch(PATIENCE_S)
 
     def __call__(self, line: str) -> None:
         """Begin a step."""
         self._stop()
         if self._is_live:
             self._say(line)
-        self._timer = threading.Timer(PATIENCE_S, self._late, (line,))
-        self._timer.daemon = True
-        self._timer.start()
+        else:
+            self._step = _start_timer(PATIENCE_S, lambda: self._say(line))
 
     def __enter__(self) -> Self:
         return self
@@ -165,29 +169,33 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+        if self._compiling is not None:
+            self._compiling.cancel()
+            self._compiling = None
 
     def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()
-            self._timer = None
+        if self._step is not None:
+            self._step.cancel()
+            self._step.join()
+            self._step = None
 
-    def _late(self, line: str) -> None:
-        if not self._is_live:
+    def _watch(self, after_s: float) -> None:
+        if running() is not None and not self.is_quiet:
+            self._compiling = _start_timer(after_s, self._say_compiling)
+
+    def _say_compiling(self) -> None:
+        if self._compiling is not None and (line := progress_line(self._begin)) is not None:
             self._say(line)
-        if self._compiles:
-            self._compiles = False
-            self._say("compiling kernels (first run) ...")
+            self._watch(EVERY_S)
 
     def _say(self, line: str) -> None:
-        with self._lock:
-            say(f"[{time.monotonic() - self._begin:5.1f} s] {line}")
+        if not self.is_quiet:
+            with self._lock:
+                say(f"[{time.monotonic() - self._begin:5.1f} s] {line}")
 
 
-def has_compiled_kernels() -> bool:
-    """Whether numba's on-disk cache holds semu's kernels; True where the folder of the cache is unknown."""
-    folder = os.environ.get("NUMBA_CACHE_DIR")
-    package = Path(__file__).parents[1]
-    if folder is None and not os.access(package, os.W_OK):
-        return True  # numba then chooses the folder of its cache
-    return any(Path(folder if folder is not None else package).rglob("*kernels*.nbi"))
+def _start_timer(after_s: float, run: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(after_s, run)
+    timer.daemon = True
+    timer.start()
+    return timer

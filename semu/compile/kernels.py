@@ -17,8 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from semu.compiled import kernel, part
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -26,7 +27,7 @@ I32 = NDArray[np.int32]
 Group = tuple[Any, ...]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def time_stage(latency: F64, release: F64, program: Group, start: F64, end: F64, exposed: F64) -> float:
     """Start and end of every operator of one stage that begins at 0 (DESIGN §3.3).
 
@@ -65,7 +66,7 @@ def time_stage(latency: F64, release: F64, program: Group, start: F64, end: F64,
     return float(free[last])
 
 
-@njit(cache=True, nogil=True)
+@part
 def _earliest(head: I32, stop: I32, order: I32, time: F64) -> int:
     """The stream whose next operator comes first; -1: none has one left. The lower stream wins a tie."""
     best = -1
@@ -75,7 +76,7 @@ def _earliest(head: I32, stop: I32, order: I32, time: F64) -> int:
     return best
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def memory_of_stage(
     start: F64, end: F64, storages: Group, size: I64, group: I32, event_time: F64, event_bytes: I64
 ) -> tuple[int, int, int, int]:
@@ -133,7 +134,9 @@ def memory_of_stage(
             if live > peak:
                 peak = live
                 peak_op = op
-    last = end.max() if len(end) > 0 else 0.0
+    last = 0.0
+    for op in range(len(end)):
+        last = max(last, end[op])
     for storage in range(len(left)):
         if touches[storage] == 0 and alive_before[storage] and not alive_after[storage]:
             live -= size[storage]
@@ -144,7 +147,7 @@ def memory_of_stage(
     return int(peak), int(live), int(peak_op), num_events
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_stage(latency: F64, row: I32, program: Group, storages: Group, size: I64, size_row: I32, costs: Group) -> None:
     """Run one stage for many shapes.
 
@@ -172,7 +175,7 @@ def run_stage(latency: F64, row: I32, program: Group, storages: Group, size: I64
         peak[b], net[b], peak_op[b], _ = memory_of_stage(start, end, storages, op_size, group, event_time, event_bytes)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_segment(
     latency: F64,
     row: I32,

@@ -8,21 +8,21 @@ file, because that cache does not notice a change in another file.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from semu.compiled import kernel_ieee, part_ieee
 from semu.units import TIME_GRID_PER_S, TIME_STEP_S
 
 _INFINITY = np.inf
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_ieee
 def quantize(latency_s: float) -> float:
     """Round a latency [s] to the time grid of 2^-40 s, half to even (DESIGN §3.3)."""
     return np.rint(latency_s * TIME_GRID_PER_S) * TIME_STEP_S  # type: ignore[no-any-return]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _seconds(amount: float, rate_per_s: float) -> float:
     if amount == 0.0:
         return 0.0
@@ -31,13 +31,13 @@ def _seconds(amount: float, rate_per_s: float) -> float:
     return amount / rate_per_s
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _share(term: float, largest: float) -> float:
     """``term / largest`` for ``term <= largest``; 1 also where both are 0 or both infinite."""
     return term / largest if term < largest else 1.0
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _cube_root(x: float) -> float:
     """Cube root for 1 <= x <= 3: a quadratic guess (error 3e-3), then two of Halley's steps, each cubing the error.
 
@@ -50,21 +50,21 @@ def _cube_root(x: float) -> float:
     return y
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _norm_3(a: float, b: float, c: float) -> float:
     largest = max(a, max(b, c))
     a, b, c = _share(a, largest), _share(b, largest), _share(c, largest)
     return largest * _cube_root(a * a * a + b * b * b + c * c * c)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _norm(a: float, b: float, c: float, p: float) -> float:
     largest = max(a, max(b, c))
     a, b, c = _share(a, largest), _share(b, largest), _share(c, largest)
     return largest * (a**p + b**p + c**p) ** (1.0 / p)  # type: ignore[no-any-return]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_ieee
 def roofline_latency(
     flop: NDArray[np.float64],
     mem_bytes: NDArray[np.float64],

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from semu.compiled import kernel
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -14,7 +15,7 @@ I32 = NDArray[np.int32]
 Group = tuple[Any, ...]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_orders(
     ptr: I64,
     stages: I32,
@@ -72,7 +73,7 @@ def run_orders(
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def memory_of_orders(ptr: I64, stages: I32, delta: I64, internal: I64, peak: I64) -> None:
     """Highest memory of every rank: during a stage, that before it and its internal peak.
 
@@ -91,7 +92,7 @@ def memory_of_orders(ptr: I64, stages: I32, delta: I64, internal: I64, peak: I64
         peak[rank] = top
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def list_schedule(pipeline: Group, costs: Group, limit: I64, need: I64, policy: Group, order: I32) -> int:
     """Put stages in order by earliest start: of all stages that could run next, the one that could start first.
 
@@ -126,7 +127,10 @@ def list_schedule(pipeline: Group, costs: Group, limit: I64, need: I64, policy: 
     reserved = np.zeros(num_ranks, dtype=np.int64)
     done = np.full(len(latency), np.nan)
     inside = np.zeros(len(need), dtype=np.bool_)
-    uses_need = need.max() > 0
+    uses_need = False
+    for i in range(need.shape[0]):
+        for r in range(num_ranks):
+            uses_need |= need[i, r] > 0
     must_go = False
     count, clock, back = 0, 0.0, (2 if is_split else 1)
     while True:

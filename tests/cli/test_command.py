@@ -499,7 +499,7 @@ def test_a_terminal_without_unicode(semu_in_process: dict[str, str]) -> None:
 
 # -- progress ------------------------------------------------------------------------------------------------------
 def test_quick_steps_say_nothing_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with console.Progress(is_first_run=True) as progress:
+    with console.Progress() as progress:
         progress("first")
         progress("second")
     assert capsys.readouterr().err == ""
@@ -507,12 +507,12 @@ def test_quick_steps_say_nothing_where_stderr_is_no_terminal(capsys: pytest.Capt
 
 def test_long_steps_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "PATIENCE_S", 0.05)
-    with console.Progress(is_first_run=True) as progress:
+    with console.Progress() as progress:
         for step in ("costing", "running"):
             progress(step)
             time.sleep(0.2)
     lines = [row.partition("] ")[2] for row in capsys.readouterr().err.strip().split("\n")]
-    assert lines == ["costing", "compiling kernels (first run) ...", "running"]
+    assert lines == ["costing", "running"]
 
 
 def test_a_terminal_sees_every_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,11 +521,3 @@ def test_a_terminal_sees_every_step(capsys: pytest.CaptureFixture[str], monkeypa
         progress("first")
         progress("second")
     assert [row.partition("] ")[2] for row in capsys.readouterr().err.strip().split("\n")] == ["first", "second"]
-
-
-def test_compiled_kernels_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert not console.has_compiled_kernels()
-    (tmp_path / "engine_1").mkdir()
-    (tmp_path / "engine_1" / "kernels.run-10.py311.nbi").touch()
-    assert console.has_compiled_kernels()

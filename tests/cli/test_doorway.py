@@ -269,12 +269,17 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch:
     cache = kernel_cache()
     assert cache == {"folder": str(tmp_path), "kernels": 1, "size_bytes": 8, "is_writable": True}
     assert str(tmp_path) in run(capsys, "doctor")[1]
+    missing = {
+        row["command"]: (row["missing"], row["kernels"]) for row in document(capsys, "doctor")["missing_kernels"]
+    }
+    assert missing["simulate"][0] == missing["simulate"][1] < missing["search"][0]
 
 
 @pytest.mark.slow
 def test_doctor_warms(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "doctor", "--warm")
-    assert [row["command"] for row in found["warm"]] == ["simulate", "grid", "search"]
+    assert all(row["missing"] == 0 for row in found["missing_kernels"])
+    assert [row["command"] for row in found["warm"]] == ["simulate", "grid", "search", "others"]
 
 
 def test_completion(capsys: pytest.CaptureFixture[str]) -> None:

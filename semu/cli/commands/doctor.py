@@ -11,8 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from semu.ahead import cache_folder, compiled_ahead, missing_kernels
 from semu.cli.console import Progress, emit, emit_json
 from semu.errors import install_line
+from semu.kernel_table import KERNELS, NEEDS
 from semu.units import align_columns, format_bytes
 
 _BASE = ("numpy", "numba", "networkx", "ortools", "matplotlib", "scipy", "shtab")
@@ -24,9 +26,18 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     warm: list[dict[str, Any]] = []
     if arguments.warm:
-        with Progress(is_first_run=True) as progress:
-            warm = _warm(progress)
-    found = {"versions": _versions(), "extras": _extras(), "kernel_cache": kernel_cache(), "warm": warm}
+        warm = _warm()
+    missing = [
+        {"command": command, "missing": len(missing_kernels(command)), "kernels": len(names)}
+        for command, names in NEEDS.items()
+    ]
+    found = {
+        "versions": _versions(),
+        "extras": _extras(),
+        "kernel_cache": kernel_cache(),
+        "missing_kernels": missing,
+        "warm": warm,
+    }
     if arguments.json:
         emit_json(found)
     else:
@@ -63,10 +74,7 @@ def _extras() -> list[dict[str, str | None]]:
 def kernel_cache() -> dict[str, Any]:
     """Where compiled kernels are kept: ``folders`` (with kernels in them, or the one that will be used), ``kernels``
     (compiled), ``size_bytes``, ``is_writable``."""
-    own = os.environ.get("NUMBA_CACHE_DIR")
-    package = Path(__file__).resolve().parents[2]
-    wide = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
-    place = Path(own) if own else package if os.access(package, os.W_OK) else wide
+    package, place = Path(__file__).resolve().parents[2], cache_folder()
     files = [file for file in place.rglob("*.nb[ic]") if file.is_file()]
     folder = next(folder for folder in (place, *place.parents) if folder.exists())
     return {
@@ -77,10 +85,11 @@ def kernel_cache() -> dict[str, Any]:
     }
 
 
-def _warm(progress: Progress) -> list[dict[str, Any]]:
-    """Run a small job of each kind once; what that took: ``command``, ``seconds``, ``compiled``."""
-    progress("loading")
+def _warm() -> list[dict[str, Any]]:
+    """Run a small job of each kind once and compile what is left; what that took: ``command``, ``seconds``,
+    ``compiled``."""
     import semu
+    from semu.compiled import compile_kernels
     from semu.runfile import load_run
 
     job = load_run("lm-7b", ["parallel.vpp=1", "training.global_batch=8"])
@@ -90,12 +99,14 @@ def _warm(progress: Progress) -> list[dict[str, Any]]:
         "simulate": lambda: [semu.simulate(each) for each in (job, several, modal)],
         "grid": lambda: semu.grid(job, vary={"tp": (1, 2), "pp": (2, 4)}, top=1),
         "search": lambda: semu.search(modal, rollouts=64),
+        "others": lambda: compile_kernels(KERNELS),
     }
     rows = []
     for name, run in steps.items():
-        progress(f"running a small {name}")
         begin, before = time.monotonic(), kernel_cache()["kernels"]
-        run()
+        with compiled_ahead(name), Progress() as progress:
+            progress("compiling the other kernels" if name == "others" else f"running a small {name}")
+            run()
         compiled = kernel_cache()["kernels"] - before
         rows.append({"command": name, "seconds": round(time.monotonic() - begin, 2), "compiled": compiled})
     return rows
@@ -111,8 +122,8 @@ def _text(found: dict[str, Any]) -> str:
     state = "writable" if cache["is_writable"] else "NOT writable: kernels are compiled anew by every process"
     held = f"{cache['kernels']} kernels, {format_bytes(cache['size_bytes'])}" if cache["kernels"] else "empty"
     lines += ["", "kernel cache (NUMBA_CACHE_DIR moves it)", f"  {cache['folder']}", f"  {held}; {state}"]
-    if not cache["kernels"]:
-        lines.append("  the first run of each command compiles its kernels; semu doctor --warm does so at once")
+    if lacking := [f"{row['command']} {row['missing']}" for row in found["missing_kernels"] if row["missing"]]:
+        lines.append(f"  to be compiled on first use (semu doctor --warm does so at once): {', '.join(lacking)}")
     if found["warm"]:
         lines += ["", "warmed by a small run of each command"]
         rows = [(row["command"], f"{row['seconds']:.1f} s", f"{row['compiled']} compiled") for row in found["warm"]]

@@ -14,7 +14,6 @@ from semu.cli.console import (
     Progress,
     emit,
     emit_json,
-    has_compiled_kernels,
     printed_anyway,
     say,
     say_written,
@@ -44,7 +43,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
     """
     vary = None if arguments.vary is None else _axes(arguments.vary)
     fix = _fixed(arguments.fix)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = _read(arguments, progress)
         say_notes(run)
         if arguments.dump_config:

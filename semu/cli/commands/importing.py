@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.console import Progress, emit, emit_json, say
 from semu.cli.option_checks import check_place
 from semu.errors import ConfigError, SemuError
 from semu.units import GIB
@@ -27,7 +27,7 @@ def import_command(arguments: argparse.Namespace) -> int:
     """
     output = arguments.output
     check_place("-o", output)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         progress(f"reading {arguments.file}")
         from semu.runfile import Overrides
         from semu.runfile.importing import ImportOptions, describe_model, import_run

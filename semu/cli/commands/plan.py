@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, MemoryLimitError, PlanError, unknown_name
@@ -114,7 +114,7 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
     check_place("--output", arguments.output)
     check_place("--picture", arguments.picture)
     check_place("--torch-csv", arguments.torch_csv)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say, say_written
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, SemuError
@@ -40,7 +40,7 @@ def stream_command(arguments: argparse.Namespace) -> int:
         MemoryLimitError: no strategy fits the batch of the run.
     """
     _check(arguments)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)

@@ -13,7 +13,6 @@ from semu.cli.console import (
     emit,
     emit_json,
     emit_result,
-    has_compiled_kernels,
     printed_anyway,
     say,
     say_options,
@@ -59,7 +58,7 @@ def schedules_command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{flag} with a run", where=flag, expected="the run's own, changed with --parallel or --set")
     check_place("--csv", arguments.csv)
     check_place("--picture", arguments.picture)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)

@@ -12,16 +12,7 @@ from typing import Any
 
 from semu.cli.commands.many_searches import search_batches
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import (
-    INTERRUPTED,
-    Progress,
-    emit_result,
-    has_compiled_kernels,
-    printed_anyway,
-    say,
-    say_options,
-    say_written,
-)
+from semu.cli.console import INTERRUPTED, Progress, emit_result, printed_anyway, say, say_options, say_written
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError
 from semu.files import make_folder
@@ -42,7 +33,7 @@ def search_command(arguments: argparse.Namespace) -> int:
         MissingCoefficientError: a default coefficient under ``--strict``.
     """
     options = _options(arguments)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.checks import check_member, check_number
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, printed_anyway, say, say_written
+from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError, SemuError
 
@@ -32,7 +32,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     from semu.present.report import TraceDetail
 
     check_member(arguments.trace, TraceDetail, "--trace", "detail of a trace")
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run = read_run(arguments, progress)
         job = run.job()
         _check_snapshots(arguments, job)

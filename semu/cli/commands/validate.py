@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from semu.checks import check_integer, check_number, check_word
 from semu.cli import console
 from semu.cli.commands.validate_run import is_own_run, say_beyond, validate_run_command
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, printed_anyway, say, say_written
+from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written
 from semu.cli.option_checks import check_place, given_flags
 from semu.errors import ConfigError
 
@@ -31,7 +31,7 @@ def validate_command(arguments: argparse.Namespace) -> int:
         check_place(f"--{flag}", getattr(arguments, flag))
     if is_own_run(arguments):
         return validate_run_command(arguments)
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         progress("reading the runs")
         from semu.validation import Status, published_rows, read_rows
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit, emit_json, has_compiled_kernels, say, say_written
+from semu.cli.console import Progress, emit, emit_json, say, say_written
 from semu.cli.option_checks import given_flags
 from semu.cli.resolved import read_job
 from semu.errors import ConfigError, ValidationError
@@ -68,7 +68,7 @@ def validate_run_command(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a run, log or trace that cannot be read, results that cannot be written.
     """
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run, job = read_job(arguments, progress)
         from semu.simulation import simulate
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, has_compiled_kernels, printed_anyway, say
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, printed_anyway, say
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError
 from semu.files import make_folder, write_file, write_text
@@ -26,7 +26,7 @@ def what_if_command(arguments: argparse.Namespace) -> int:
         ConfigError: a run that cannot be read or cannot run as it is, a change that is none, another factor.
         ScheduleError: the run's schedule file is none for it.
     """
-    with Progress(is_first_run=not has_compiled_kernels()) as progress:
+    with Progress() as progress:
         run = read_run(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)

@@ -8,9 +8,7 @@ from semu.cli.options.shared import CommandOptions
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--warm", action="store_true", help="compile the kernels that simulate, grid and search need, and say how long"
-    )
+    parser.add_argument("--warm", action="store_true", help="compile all kernels with small runs, and say how long")
 
 
 DOCTOR = CommandOptions(

@@ -96,7 +96,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Read a command line.
 
     Args:
-        words: without the program's name; ``--json`` and ``--debug`` may also stand before the command.
+        words: without the program's name; ``--json``, ``--quiet`` and ``--debug`` may also stand before the command.
     Returns:
         The options; ``version`` is true, and ``command`` None, where only the version is asked for.
     Raises:
@@ -107,7 +107,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     command = words[position : position + 1]
     if command and command[0] not in COMMANDS:
         raise unknown_name("command", command[0], COMMANDS, where="command line")
-    early = [word for word in words[:position] if word in ("--json", "--debug")]
+    early = [word for word in words[:position] if word in ("--json", "--quiet", "--debug")]
     others = [word for word in words[:position] if word not in early]
     words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
     parser, commands = build_parser()
@@ -151,6 +151,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     parser.add_argument("--version", action="store_true", help="show the version and stop")
     common = _Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON document, also for errors")
+    common.add_argument("--quiet", action="store_true", help="no progress on stderr")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     parsers = {}

@@ -8,27 +8,28 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from semu.compiled import kernel, part
 
 I64 = NDArray[np.int64]
 LISTS = 256
 """Lists of free blocks of a pool, by size."""
 
 
-@njit(cache=True, nogil=True)
+@part
 def _round_up(size: int, unit: int) -> int:
     return (size + unit - 1) // unit * unit
 
 
-@njit(cache=True, nogil=True)
+@part
 def _list_of(pool: int, size: int) -> int:
     """The list of free blocks of a size: four to every power of two, larger sizes in later lists."""
     exponent = math.frexp(float(size))[1]
     return pool * LISTS + 4 * exponent + (size >> (exponent - 3) & 3)
 
 
-@njit(cache=True, nogil=True)
+@part
 def _push(b: int, at: int, head: I64, behind: I64, ahead: I64, place: I64) -> None:
     """Put a block at the head of a list of free blocks."""
     place[b], ahead[b], behind[b] = at, -1, head[at]
@@ -37,7 +38,7 @@ def _push(b: int, at: int, head: I64, behind: I64, ahead: I64, place: I64) -> No
     head[at] = b
 
 
-@njit(cache=True, nogil=True)
+@part
 def _remove(b: int, head: I64, behind: I64, ahead: I64, place: I64) -> None:
     """Take a block out of its list of free blocks."""
     if ahead[b] < 0:
@@ -49,7 +50,7 @@ def _remove(b: int, head: I64, behind: I64, ahead: I64, place: I64) -> None:
     place[b] = -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules: I64, capacity: int, out: I64) -> None:
     """Replay a sequence of allocations and frees: its beginning once, then the rest several times.
 

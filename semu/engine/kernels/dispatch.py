@@ -25,8 +25,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from semu.compiled import kernel_ieee, part_ieee
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -40,7 +41,7 @@ _ONE = np.uint64(1)
 # --------------------------------------------------------------------------------------------- heaps
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _push(heap: I32, base: np.uint64, size: int, item: int) -> None:
     """Put ``item`` into the heap of ``size`` items that begins at ``base``."""
     at = np.uint64(size)
@@ -53,7 +54,7 @@ def _push(heap: I32, base: np.uint64, size: int, item: int) -> None:
     heap[base + at] = item
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _pop(heap: I32, base: np.uint64, size: int) -> int:
     """Take the least item from the heap of ``size`` items that begins at ``base``."""
     least = heap[base]
@@ -71,7 +72,7 @@ def _pop(heap: I32, base: np.uint64, size: int) -> int:
     return least  # type: ignore[no-any-return]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _push_timed(time: F64, item: I32, size: int, new_time: float, new_item: int) -> None:
     """``_push`` for a heap of (time, item)."""
     at = np.uint64(size)
@@ -84,7 +85,7 @@ def _push_timed(time: F64, item: I32, size: int, new_time: float, new_item: int)
     time[at], item[at] = new_time, new_item
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _pop_timed(time: F64, item: I32, size: int) -> int:
     """Take the item of the least (time, item)."""
     least = item[0]
@@ -107,7 +108,7 @@ def _pop_timed(time: F64, item: I32, size: int) -> int:
 # --------------------------------------------------------------------------------------------- inside a unit
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _largest_step(ptr: I32) -> int:
     largest = 0
     for i in range(len(ptr) - 1):
@@ -115,7 +116,15 @@ def _largest_step(ptr: I32) -> int:
     return largest
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
+def _largest(values: I32) -> int:
+    largest = 0
+    for i in range(len(values)):
+        largest = max(largest, values[i])
+    return largest
+
+
+@part_ieee
 def _time_inside(
     begin: float, unit: np.uint64, slots: Group, op_latency: F64, release: F64, op_release: F64, op_end: F64, free: F64
 ) -> float:
@@ -150,7 +159,7 @@ def _time_inside(
 # --------------------------------------------------------------------------------------------- edges and streams
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _count_missing(num_units: int, edge_target: I32, new_target: I32) -> I32:
     """Number of edges into each unit."""
     count = np.zeros(num_units, np.int32)
@@ -161,7 +170,7 @@ def _count_missing(num_units: int, edge_target: I32, new_target: I32) -> I32:
     return count
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _edges_by_source(num_units: int, source: I32) -> tuple[I32, I32]:
     """Linked lists of the new edges: (first of each unit or -1, the following one of each edge or -1)."""
     head = np.full(num_units if len(source) > 0 else 0, -1, np.int32)
@@ -172,7 +181,7 @@ def _edges_by_source(num_units: int, source: I32) -> tuple[I32, I32]:
     return head, following
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _reads_inside(op: I32) -> bool:
     """Whether an edge reads the end of an operator."""
     found = False
@@ -181,7 +190,7 @@ def _reads_inside(op: I32) -> bool:
     return found
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _holds_one_each(hold_ptr: I32) -> bool:
     """Whether every unit holds one stream; then a unit's number is its place in ``hold``."""
     found = True
@@ -190,7 +199,7 @@ def _holds_one_each(hold_ptr: I32) -> bool:
     return found
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _rooms(number: int, owner: I32) -> I64:
     """CSR pointer: room for everything that each of ``number`` owners has; -1 has no owner."""
     ptr = np.zeros(number + 1, np.int64)
@@ -202,7 +211,7 @@ def _rooms(number: int, owner: I32) -> I64:
     return ptr
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _holds_same(hold_ptr: I32, hold: I32, one: int, other: int) -> bool:
     """Whether two units hold the same streams, named in the same order."""
     first, second = hold_ptr[one], hold_ptr[other]
@@ -213,7 +222,7 @@ def _holds_same(hold_ptr: I32, hold: I32, one: int, other: int) -> bool:
     return bool(same)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _kinds(hold_ptr: I32, hold: I32) -> tuple[I32, int]:
     """Units of several streams by what they hold: (int32[n] kind or -1, number of kinds), by a hash table."""
     num_units, num_kinds, num_places = len(hold_ptr) - 1, 0, 2
@@ -241,7 +250,7 @@ def _kinds(hold_ptr: I32, hold: I32) -> tuple[I32, int]:
 # --------------------------------------------------------------------------------------------- units
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_ieee
 def dispatch_units(
     streams: Group, rank: I32, latency: F64, edges: Group, added: Group, slots: Group, times: Group, order: I32
 ) -> int:
@@ -286,7 +295,7 @@ def dispatch_units(
     new_head, new_following = _edges_by_source(num_units, new_source)
     longest = _largest_step(prog_ptr) if has_slots else 0
     op_release, op_end = np.zeros(longest), np.empty(longest)
-    inner_free = np.empty(np.max(prog_streams) if has_slots else 0)
+    inner_free = np.empty(_largest(prog_streams) if has_slots else 0)
 
     free = np.zeros(num_streams)
     has_event = np.zeros(num_streams, np.bool_)
@@ -446,7 +455,7 @@ def dispatch_units(
     return num_dispatched
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_ieee
 def replay_units(
     order: I32, streams: Group, latency: F64, edges: Group, added: Group, slots: Group, times: Group
 ) -> None:
@@ -468,7 +477,7 @@ def replay_units(
     new_head, new_following = _edges_by_source(num_units, new_source)
     longest = _largest_step(prog_ptr) if has_slots else 0
     op_release, op_end = np.zeros(longest), np.empty(longest)
-    inner_free = np.empty(np.max(prog_streams) if has_slots else 0)
+    inner_free = np.empty(_largest(prog_streams) if has_slots else 0)
     free = np.empty(num_streams)
     start[:] = 0.0
     release[:] = 0.0

@@ -20,9 +20,9 @@ All times are >= 0, finite and on the time grid.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from semu.compiled import kernel_ieee, part_ieee
 from semu.units import TIME_GRID_PER_S
 
 F64 = NDArray[np.float64]
@@ -34,7 +34,7 @@ _WAITING, _DUE, _FIXED, _MOVING, _DONE = 0, 1, 2, 3, 4
 # --------------------------------------------------------------------------------------------- speeds
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_ieee
 def share_speeds(
     members: I32,
     num_members: int,
@@ -99,12 +99,12 @@ def share_speeds(
 # --------------------------------------------------------------------------------------------- one event per unit
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _is_before(time: F64, one: int, other: int) -> bool:
     return bool(time[one] < time[other] or (time[one] == time[other] and one < other))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _settle(heap: I32, place: I32, time: F64, size: int, at: int) -> None:
     """Move the unit at a place of the heap to where its time belongs."""
     item = heap[at]
@@ -127,7 +127,7 @@ def _settle(heap: I32, place: I32, time: F64, size: int, at: int) -> None:
     place[item] = at
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@part_ieee
 def _on_grid(seconds: float) -> float:
     return float(np.rint(seconds * TIME_GRID_PER_S) / TIME_GRID_PER_S)
 
@@ -135,7 +135,7 @@ def _on_grid(seconds: float) -> float:
 # --------------------------------------------------------------------------------------------- all of it
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_ieee
 def share_links(
     fixed: F64,
     work: F64,

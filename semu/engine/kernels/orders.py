@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from semu.compiled import kernel_ieee
 
 I32 = NDArray[np.int32]
 Group = tuple[Any, ...]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel_ieee
 def forced_order(streams: Group, edges: Group, added: Group, order: I32) -> tuple[int, bool]:
     """Some order of the units in which every edge leads forward (Kahn's algorithm, first come first served), and
     whether edges alone give every stream its order, so that no latency can change it.
@@ -82,4 +83,7 @@ def forced_order(streams: Group, edges: Group, added: Group, order: I32) -> tupl
             for i in range(hold_ptr[new_source[e]], hold_ptr[new_source[e] + 1]):
                 if following[i] == new_target[e]:
                     following[i] = -1
-    return num_placed, bool(np.all(following < 0))
+    is_forced = True
+    for i in range(len(following)):
+        is_forced &= following[i] < 0
+    return num_placed, is_forced

@@ -4,14 +4,15 @@ its exact summit during one, or during whichever of many holds the highest."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from semu.compiled import kernel
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sort_events(ptr: I64, time: F64, size: I64) -> None:
     """Sort the events of every rank by time, then size, by insertion: they are almost in order.
 
@@ -31,7 +32,7 @@ def sort_events(ptr: I64, time: F64, size: I64) -> None:
                 time[row, there], size[row, there] = now, change
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def pipeline_summits(
     stage_ptr: I64,
     start: F64,
@@ -103,7 +104,7 @@ def pipeline_summits(
         best[rank, 0], best[rank, 1], best[rank, 2] = top, top_row, top_stage
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def exact_summit(
     begin: float, stop: float, position: int, ends: F64, net: I64, time: F64, size: I64, inner: F64, change: I64
 ) -> int:
@@ -170,7 +171,7 @@ def exact_summit(
         result = max(result, highest)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def raise_to_summits(
     best: I64,
     stages: I64,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from semu.compiled import kernel
 
 I64 = NDArray[np.int64]
 U8 = NDArray[np.bool_]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_dry(
     ptr: I64,
     awaited: I64,
@@ -47,7 +48,9 @@ def run_dry(
         cursor: int64[num_ranks], 0; written: actions that each rank has done.
     """
     num_ranks, num_lanes = len(cursor), len(lane_batch)
-    ranks = np.arange(num_ranks)
+    ranks = np.empty(num_ranks, dtype=np.int64)
+    for rank in range(num_ranks):
+        ranks[rank] = rank
     queued = np.ones(num_ranks, dtype=np.bool_)
     num_queued = num_ranks
     lanes = np.empty(num_lanes, dtype=np.int64)

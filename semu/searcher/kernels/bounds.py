@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from semu.compiled import kernel, part
 from semu.searcher.problem.problem_arrays import F64, I32, I64
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def heads_and_tails(topological: I32, pred_ptr: I32, pred: I32, transfer: F64, time: F64, head: F64, tail: F64) -> None:
     """Longest ways to the start of every stage and from its end: raises ``head`` and ``tail`` (float64[2n] [s])."""
     for stage in topological:
@@ -19,7 +19,7 @@ def heads_and_tails(topological: I32, pred_ptr: I32, pred: I32, transfer: F64, t
             tail[pred[e]] = max(tail[pred[e]], tail[stage] + time[stage] + transfer[e])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def gather_sets(
     topological: I32,
     pred_ptr: I32,
@@ -40,7 +40,9 @@ def gather_sets(
             its own backward. others: as ``heads_and_tails``. For tails, the graph is given the other way round.
     """
     size = len(topological)
-    num_ranks = rank.max() + 1
+    num_ranks = 1
+    for stage in topological:
+        num_ranks = max(num_ranks, rank[stage] + 1)
     sums, shortest = np.zeros(num_ranks), np.zeros(num_ranks)
     before, key = np.zeros(size, dtype=np.int64), np.zeros(size)
     for at in range(size):
@@ -77,7 +79,7 @@ def gather_sets(
             head[stage] = max(head[stage], key[spot] + sums[r] + shortest[r])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def one_machine(head: F64, time: F64, tail: F64) -> float:
     """The makespan of the preemptive schedule of one machine: the highest, over all sets, of the least head, the sum
     of times and the least tail (Carlier 1982, Jackson's preemptive schedule). Stages are sorted by head."""
@@ -91,7 +93,7 @@ def one_machine(head: F64, time: F64, tail: F64) -> float:
     return best
 
 
-@njit(cache=True, nogil=True)
+@part
 def _sort(order: I64, key: F64) -> None:
     """Sort stages by a key, in place; they are nearly sorted."""
     for at in range(1, len(order)):
@@ -102,7 +104,7 @@ def _sort(order: I64, key: F64) -> None:
         order[spot] = stage
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _edge_find(order: I64, release: F64, due: F64, time: F64, raised: F64, latest: F64) -> bool:
     """Raise releases on one machine by edge-finding; false where no schedule meets the due times.
 
@@ -142,7 +144,7 @@ def _edge_find(order: I64, release: F64, due: F64, time: F64, raised: F64, lates
     return True
 
 
-@njit(cache=True, nogil=True)
+@part
 def _contradicts(
     topological: I32,
     pred_ptr: I32,
@@ -212,7 +214,7 @@ def _contradicts(
     return False
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def refute(
     makespan: float,
     topological: I32,
@@ -241,7 +243,8 @@ def refute(
     release, due = head.copy(), makespan - tail
     trial_release, trial_due, work = np.zeros(size), np.zeros(size), np.zeros((4, size))
     orders = np.zeros((2, len(stages)), dtype=np.int64)
-    orders[0], orders[1] = stages, stages
+    for i in range(len(stages)):
+        orders[0, i] = orders[1, i] = stages[i]
     capacity = 8 * size + 1
     before, after, decided = np.zeros(capacity, dtype=np.int64), np.zeros(capacity, dtype=np.int64), 0
     graph = (topological, pred_ptr, pred, transfer, time, rank_ptr, stages, before, after)
@@ -263,8 +266,8 @@ def refute(
                         if probes >= max_probes or decided >= capacity - 1:
                             return False
                         probes += 1
-                        trial_release[:] = release
-                        trial_due[:] = due
+                        for stage in range(size):
+                            trial_release[stage], trial_due[stage] = release[stage], due[stage]
                         before[decided], after[decided] = a, b
                         if _contradicts(*graph, decided + 1, trial_release, trial_due, orders, work, 3):
                             before[decided], after[decided] = b, a

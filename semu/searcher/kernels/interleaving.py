@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from semu.compiled import kernel, part
 from semu.searcher.problem.problem_arrays import F64, I16, I32, I64, U8
 
 U64 = NDArray[np.uint64]
@@ -96,11 +97,11 @@ _trailing_zeros: Any = intrinsic(_generate_trailing_zeros)
 """Number of zeros below the lowest one of a word that is not zero."""
 
 
-@njit(cache=True, nogil=True)
+@part
 def _leaves_room(
     mine: int,
     lowest: int,
-    entered: int,
+    entered: Any,
     more: int,
     room: int,
     turns: I32,
@@ -126,7 +127,7 @@ def _leaves_room(
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def hold_at_once(
     ptr: I64, stages: I32, pred_ptr: I32, pred: I32, rank: I32, has_backward: U8, held: I64, peak: I64, most: I64
 ) -> None:
@@ -165,7 +166,7 @@ def hold_at_once(
             place[stage] = -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def interleave(
     flow: Group,
     queues: Group,
@@ -236,8 +237,8 @@ def interleave(
     done, last = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
     level, most = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
     lowest, forced = np.zeros(num_ranks, dtype=np.int32), np.zeros(num_ranks, dtype=np.int32)
-    allocated, wanted = np.zeros_like(need), np.zeros_like(need)
-    num_left = np.zeros_like(num_of)
+    allocated, wanted = np.zeros(need.shape, dtype=np.int64), np.zeros(need.shape, dtype=np.int64)
+    num_left = np.zeros(need.shape, dtype=np.int32)
     turn, turns = np.zeros(num_microbatches, dtype=np.int32), np.zeros(num_microbatches, dtype=np.int32)
     any_limit = False
     for r in range(num_ranks):
@@ -267,15 +268,15 @@ def interleave(
             low[r, :] = words
             for w in range(words):
                 bits[r, 0, w] = bits[r, 1, w] = 0
-        ready[:] = 0.0
-        waiting[:] = num_pred
+        for stage in range(num_stages):
+            ready[stage], waiting[stage] = 0.0, num_pred[stage]
         link_free[:] = 0.0
-        entered, is_late = 0, False
+        entered, is_late = np.int64(0), False
         if any_limit:
-            allocated[:] = 0
-            wanted[:] = need
-            num_left[:] = num_of
             turn[:] = num_microbatches
+            for r in range(num_ranks):
+                for m in range(num_microbatches):
+                    allocated[r, m], wanted[r, m], num_left[r, m] = 0, need[r, m], num_of[r, m]
         for i in range(num_pairs):
             if num_pred[2 * i] == 0:
                 r, spot = rank[2 * i], place[2 * i]
@@ -431,13 +432,15 @@ def interleave(
                                 missing[b, 0], missing[b, 1] = r, excess
 
 
-@njit(cache=True, nogil=True)
+@part
 def _follow(order: I32, flow: Flow, run: I32) -> int:
     """Stages in an order in which all can run one by one, written to ``run``; returns how many there are."""
     ptr, rank, succ_ptr, succ = flow.ptr, flow.rank, flow.succ_ptr, flow.succ
     num_ranks = len(ptr) - 1
     waiting, cursor = flow.num_pred.copy(), ptr[:-1].copy()
-    stack, height, ran = np.arange(num_ranks), num_ranks, 0
+    stack, height, ran = np.zeros(num_ranks, dtype=np.int64), num_ranks, 0
+    for r in range(num_ranks):
+        stack[r] = r
     while height > 0:
         height -= 1
         r = stack[height]
@@ -457,7 +460,7 @@ def _follow(order: I32, flow: Flow, run: I32) -> int:
     return ran
 
 
-@njit(cache=True, nogil=True)
+@part
 def _time(
     run: I32, flow: Flow, latency: F64, ready: F64, rank_free: F64, link_free: F64, start: F64, end: F64
 ) -> float:
@@ -483,7 +486,7 @@ def _time(
     return longest
 
 
-@njit(cache=True, nogil=True)
+@part
 def _measure(ptr: I64, order: I32, costs: Costs, top: I64) -> None:
     """Highest memory of every rank above its static one [bytes], written to ``top``."""
     _, held, peak = costs
@@ -496,14 +499,14 @@ def _measure(ptr: I64, order: I32, costs: Costs, top: I64) -> None:
         top[r] = highest
 
 
-@njit(cache=True, nogil=True)
+@part
 def _no_costs(num_stages: int) -> Costs:
     """Room for what stages cost."""
     held, peak = np.zeros(num_stages // 2, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
     return Costs(np.zeros(num_stages), held, peak)
 
 
-@njit(cache=True, nogil=True)
+@part
 def _cost(choice: I16, candidates: Candidates, costs: Costs) -> None:
     """What stages cost under a choice of candidates, written to ``costs``.
 
@@ -518,7 +521,7 @@ def _cost(choice: I16, candidates: Candidates, costs: Costs) -> None:
         peak[2 * i], peak[2 * i + 1] = forward_peak[i, j], backward_peak[i, j]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def evaluate_orders(flow: Group, candidates: Group, orders: I32, choices: I16, times: Group, top: I64) -> None:
     """Times and memory of given orders with given candidates: the truth.
 
@@ -547,7 +550,7 @@ def evaluate_orders(flow: Group, candidates: Group, orders: I32, choices: I16, t
         makespan[b] = _time(run, graph, costs.latency, ready, rank_free, link_free, start[row], end[row])
 
 
-@njit(cache=True, nogil=True)
+@part
 def _relax(pairs: Pairs, price: F64, sums: F64, taken: I64, usage: F64) -> float:
     """Cheapest candidates at given prices of memory; the Lagrangian's value without its constant.
 
@@ -583,8 +586,8 @@ def _relax(pairs: Pairs, price: F64, sums: F64, taken: I64, usage: F64) -> float
     return total
 
 
-@njit(cache=True, nogil=True)
-def _exchange(k: int, to: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
+@part
+def _exchange(k: int, to: Any, pairs: Pairs, chosen: I64, usage: I64) -> None:
     """Give a pair a candidate, and add to what is used during the pair's time what that holds more or less."""
     first, final, c = pairs.first[k], pairs.final[k], chosen[k]
     more = pairs.hold[k, to] - pairs.hold[k, c]
@@ -595,7 +598,7 @@ def _exchange(k: int, to: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
     chosen[k] = to
 
 
-@njit(cache=True, nogil=True)
+@part
 def _use(pairs: Pairs, chosen: I64, usage: I64) -> np.int64:
     """What all pairs use with their candidates, by position, written to ``usage``; the highest of it [bytes]."""
     first, final, _, _, hold, rise, fall = pairs
@@ -618,7 +621,7 @@ def _use(pairs: Pairs, chosen: I64, usage: I64) -> np.int64:
     return highest
 
 
-@njit(cache=True, nogil=True)
+@part
 def _cheapest(k: int, pairs: Pairs, sums: F64, chosen: I64) -> tuple[float, int]:
     """The downgrade of a pair that costs least per byte held, at given prices: what it costs; the candidate or -1."""
     first, final, num, lat, hold, rise, _ = pairs
@@ -633,7 +636,7 @@ def _cheapest(k: int, pairs: Pairs, sums: F64, chosen: I64) -> tuple[float, int]
     return best, at
 
 
-@njit(cache=True, nogil=True)
+@part
 def _repair(
     room: int,
     pairs: Pairs,
@@ -660,7 +663,8 @@ def _repair(
             score[num_active], option[num_active] = _cheapest(mine, pairs, sums, chosen)
             num_active += 1
         while usage[t] > room:
-            best, at, to = np.inf, -1, -1
+            best, at = np.inf, -1
+            to: Any = np.int64(-1)
             for i in range(num_active):
                 if score[i] < best:
                     best, at, to = score[i], i, option[i]
@@ -702,7 +706,7 @@ def _repair(
     return True
 
 
-@njit(cache=True, nogil=True)
+@part
 def _sort_falling(score: F64, ranking: I64) -> None:
     """Numbers of scores, the highest score first, equals in a fixed order (Shell's sort); written to ``ranking``."""
     count, gap = len(score), 1
@@ -720,8 +724,8 @@ def _sort_falling(score: F64, ranking: I64) -> None:
         gap //= 3
 
 
-@njit(cache=True, nogil=True)
-def _upgrade(k: int, only: int, room: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
+@part
+def _upgrade(k: int, only: Any, room: int, pairs: Pairs, chosen: I64, usage: I64) -> None:
     """Give a pair the fastest candidate that fits, or the one that is named if it fits and is faster."""
     first, final, num, lat, hold, rise, fall = pairs
     a, z, c = first[k], final[k], chosen[k]
@@ -743,7 +747,7 @@ def _upgrade(k: int, only: int, room: int, pairs: Pairs, chosen: I64, usage: I64
         _exchange(k, best, pairs, chosen, usage)
 
 
-@njit(cache=True, nogil=True)
+@part
 def _fill(room: int, pairs: Pairs, chosen: I64, usage: I64, score: F64, ranking: I64) -> None:
     """Upgrade where there is room: pairs by what they gain per byte and position, each to the fastest that fits."""
     first, final, num, lat, hold, _, _ = pairs
@@ -759,10 +763,10 @@ def _fill(room: int, pairs: Pairs, chosen: I64, usage: I64, score: F64, ranking:
     for at in range(num_pairs):
         if score[ranking[at]] <= 0.0:
             break
-        _upgrade(ranking[at], -1, room, pairs, chosen, usage)
+        _upgrade(ranking[at], np.int64(-1), room, pairs, chosen, usage)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def choose_memory(
     order: I32, candidates: Group, room: int, goal: float, max_rounds: int, local: I64, choice: I16
 ) -> tuple[float, float]:
@@ -790,7 +794,8 @@ def choose_memory(
             local[order[t] >> 1] = num_pairs
             num_pairs += 1
     first, final = np.zeros(num_pairs, dtype=np.int64), np.zeros(num_pairs, dtype=np.int64)
-    num, pair, owner = np.zeros_like(first), np.zeros_like(first), np.zeros(length, dtype=np.int64)
+    num, pair = np.zeros(num_pairs, dtype=np.int64), np.zeros(num_pairs, dtype=np.int64)
+    owner = np.zeros(length, dtype=np.int64)
     lat = np.zeros((num_pairs, width))
     hold, rise = np.zeros((num_pairs, width), dtype=np.int64), np.zeros((num_pairs, width), dtype=np.int64)
     fall = np.zeros((num_pairs, width), dtype=np.int64)
@@ -856,7 +861,8 @@ def choose_memory(
                 slope[t] = 0.0
             norm += slope[t] * slope[t]
         if turn % 6 == 2 or norm <= 0.0:
-            trial[:] = taken
+            for k in range(num_pairs):
+                trial[k] = taken[k]
             _use(pairs, trial, trial_usage)
             for t in range(length + 1):
                 byte_sums[t] = sums[t] * part
@@ -899,7 +905,8 @@ def choose_memory(
             for j in range(num[k]):
                 if lat[k, j] <= lat[k, chosen[k]]:
                     continue
-                trial[:] = chosen
+                for other in range(num_pairs):
+                    trial[other] = chosen[other]
                 trial[k] = j
                 if _use(pairs, trial, trial_usage) > room:
                     continue
@@ -911,14 +918,15 @@ def choose_memory(
                     time += lat[other, trial[other]]
                 if time < best:
                     best, tried = time, 0
-                    chosen[:] = trial
+                    for other in range(num_pairs):
+                        chosen[other] = trial[other]
             k = (k + 1) % num_pairs
         for other in range(num_pairs):
             choice[pair[other]] = chosen[other]
     return best, min(bound * (1.0 - 1e-12), best)  # prices are not on the grid of times
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def rollouts(
     flow: Group,
     queues: Group,

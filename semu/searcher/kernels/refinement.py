@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from semu.compiled import kernel, part
 from semu.searcher.problem.problem_arrays import F64, I16, I32, I64
 
 U64 = NDArray[np.uint64]
@@ -46,7 +46,7 @@ class Scratch(NamedTuple):
     link_free: F64
 
 
-@njit(nogil=True, inline="always")
+@part
 def _next(state: U64) -> float:
     """A number in [0, 1): xorshift64* (Vigna, 2016)."""
     x = state[0]
@@ -57,7 +57,7 @@ def _next(state: U64) -> float:
     return np.float64((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
 
 
-@njit(cache=True, nogil=True)
+@part
 def _times(flow: Group, order: I32, latency: F64, limit: float, scratch: Scratch, times: Timed) -> float:
     """Times of every stage, written; returns the makespan [s], infinite where the orders deadlock or it exceeds
     ``limit``."""
@@ -65,9 +65,8 @@ def _times(flow: Group, order: I32, latency: F64, limit: float, scratch: Scratch
     cursor, waiting, stack, link_free = scratch
     start, end, by, run = times
     num_ranks = len(ptr) - 1
-    waiting[:] = num_pred
-    start[:] = 0.0
-    by[:] = -2
+    for stage in range(len(rank)):
+        waiting[stage], start[stage], by[stage] = num_pred[stage], 0.0, -2
     link_free[:] = 0.0
     height, ran, longest = num_ranks, 0, 0.0
     for r in range(num_ranks):
@@ -108,7 +107,7 @@ def _times(flow: Group, order: I32, latency: F64, limit: float, scratch: Scratch
     return longest if ran == ptr[num_ranks] else np.inf
 
 
-@njit(nogil=True, inline="always")
+@part
 def _fits(ptr: I64, order: I32, r: int, held: I64, peak: I64, room: I64) -> bool:
     """Whether a rank's order stays within its memory."""
     level = np.int64(0)
@@ -120,7 +119,7 @@ def _fits(ptr: I64, order: I32, r: int, held: I64, peak: I64, room: I64) -> bool
     return True
 
 
-@njit(nogil=True, inline="always")
+@part
 def _shift(order: I32, position: I64, source: Any, target: Any) -> None:
     """Take the stage at one place of its rank to another, the others closing up."""
     stage = order[source]
@@ -134,7 +133,7 @@ def _shift(order: I32, position: I64, source: Any, target: Any) -> None:
     position[stage] = target
 
 
-@njit(nogil=True, inline="always")
+@part
 def _arrival(stage: int, pred_ptr: I32, pred: I32, pred_s: F64, end: F64) -> float:
     """When all that a stage needs has come, were links free."""
     latest = 0.0
@@ -143,7 +142,7 @@ def _arrival(stage: int, pred_ptr: I32, pred: I32, pred_s: F64, end: F64) -> flo
     return latest
 
 
-@njit(nogil=True, inline="always")
+@part
 def _leaving(stage: int, succ_ptr: I32, succ: I32, succ_s: F64, tail: F64) -> float:
     """The longest way from a stage's end to the end of all, not over its own rank."""
     longest = 0.0
@@ -152,7 +151,7 @@ def _leaving(stage: int, succ_ptr: I32, succ: I32, succ_s: F64, tail: F64) -> fl
     return longest
 
 
-@njit(cache=True, nogil=True)
+@part
 def _room_for(flow: Group, total: int) -> tuple[Scratch, Timed]:
     """Work arrays and room for the times of ``total`` stages."""
     num_ranks, num_stages = len(flow[0]) - 1, len(flow[1])
@@ -162,7 +161,7 @@ def _room_for(flow: Group, total: int) -> tuple[Scratch, Timed]:
     return scratch, Timed(np.zeros(num_stages), np.zeros(num_stages), by, np.zeros(total, dtype=np.int32))
 
 
-@njit(cache=True, nogil=True)
+@part
 def _critical(
     flow: Group, order: I32, position: I64, times: Timed, makespan: float, state: U64, path: I64, chain: I64
 ) -> tuple[int, int]:
@@ -193,7 +192,7 @@ def _critical(
     return pairs, length
 
 
-@njit(cache=True, nogil=True)
+@part
 def _tails(flow: Group, order: I32, position: I64, latency: F64, run: I32, tail: F64) -> None:
     """The longest way from every stage's start to the end of all, over ranks and sends, written."""
     ptr, rank, succ_ptr, succ, succ_s, _, _, _ = flow
@@ -204,7 +203,7 @@ def _tails(flow: Group, order: I32, position: I64, latency: F64, run: I32, tail:
         tail[stage] = latency[stage] + max(behind, _leaving(stage, succ_ptr, succ, succ_s, tail))
 
 
-@njit(cache=True, nogil=True)
+@part
 def _through(
     flow: Group,
     needs: Group,
@@ -236,8 +235,8 @@ def _through(
     return longest
 
 
-@njit(cache=True, nogil=True)
-def _put(pair: int, to: int, candidates: Group, choice: I16, costs: Group) -> None:
+@part
+def _put(pair: Any, to: Any, candidates: Group, choice: I16, costs: Group) -> None:
     """Give a pair a candidate."""
     forward_s, backward_s, held_bytes, forward_peak, backward_peak, _, _ = candidates
     latency, held, peak = costs
@@ -247,7 +246,16 @@ def _put(pair: int, to: int, candidates: Group, choice: I16, costs: Group) -> No
     peak[2 * pair], peak[2 * pair + 1] = forward_peak[pair, to], backward_peak[pair, to]
 
 
-@njit(cache=True, nogil=True)
+@part
+def _copy(order: I32, choice: I16, to_order: I32, to_choice: I16) -> None:
+    """Write down a schedule."""
+    for at in range(len(order)):
+        to_order[at] = order[at]
+    for pair in range(len(choice)):
+        to_choice[pair] = choice[pair]
+
+
+@part
 def _lean(
     ptr: I64,
     order: I32,
@@ -290,7 +298,9 @@ def _lean(
         if at == ptr[r + 1]:
             return count
         here = order[at]
-        least, which, to = np.inf, -1, -1
+        least = np.inf
+        which: Any = np.int64(-1)
+        to: Any = np.int64(-1)
         for earlier in range(ptr[r], at + 1):
             stage = order[earlier]
             pair = stage >> 1
@@ -323,7 +333,7 @@ def _lean(
         _put(which, to, candidates, choice, costs)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def anneal(
     flow: Group,
     needs: Group,
@@ -374,10 +384,11 @@ def anneal(
     costs = (latency, held, peak)
     changed, was = np.zeros(_MOST_CHANGES, dtype=np.int64), np.zeros(_MOST_CHANGES, dtype=np.int64)
     for pair in range(num_pairs):
-        _put(pair, choice[pair], candidates, choice, costs)
+        _put(pair, np.int64(choice[pair]), candidates, choice, costs)
     for at in range(total):
         position[order[at]] = at
-    state = np.array([np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)])
+    state = np.zeros(1, dtype=np.uint64)
+    state[0] = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
     best_order, best_choice = order.copy(), choice.copy()
     here = _times(flow, order, latency, np.inf, scratch, times)
     start, end = times.start, times.end
@@ -464,28 +475,25 @@ def anneal(
             start, end = times.start, times.end
             if found < best:
                 best = found
-                best_order[:] = order
-                best_choice[:] = choice
+                _copy(order, choice, best_order, best_choice)
         else:
             if source >= 0:
                 _shift(order, position, target, source)
             for i in range(count - 1, -1, -1):
                 _put(changed[i], was[i], candidates, choice, costs)
-    here_order[:] = order
-    here_choice[:] = choice
-    order[:] = best_order
-    choice[:] = best_choice
+    _copy(order, choice, here_order, here_choice)
+    _copy(best_order, best_choice, order, choice)
     return best
 
 
-@njit(nogil=True, inline="always")
+@part
 def _slot(first: Any, second: Any, size: int) -> Any:
     """Where the table of forbidden swaps remembers that one stage shall not come before another."""
     mixed = np.uint64(first) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(second) * np.uint64(0xC2B2AE3D27D4EB4F)
     return np.int64((mixed >> np.uint64(20)) & np.uint64(size - 1))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def tabu(
     flow: Group,
     needs: Group,
@@ -522,7 +530,8 @@ def tabu(
     free_at = np.zeros(size, dtype=np.int64)
     for at in range(total):
         position[order[at]] = at
-    state = np.array([np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)])
+    state = np.zeros(1, dtype=np.uint64)
+    state[0] = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
     best_order = order.copy()
     best, stale, kicks = np.inf, 0, 0
     undo_at = np.int64(-1)
@@ -533,13 +542,14 @@ def tabu(
             continue
         if here < best:
             best, stale = here, 0
-            best_order[:] = order
+            for at in range(total):
+                best_order[at] = order[at]
         else:
             stale += 1
             if stale > patience:
                 stale, kicks = 0, kick
-                order[:] = best_order
                 for at in range(total):
+                    order[at] = best_order[at]
                     position[order[at]] = at
                 continue
         _tails(flow, order, position, latency, times.run, tail)
@@ -570,7 +580,10 @@ def tabu(
         kicks = max(kicks - 1, 0)
         done = False
         for _attempt in range(pairs):
-            pick = np.argmin(merit[:pairs])
+            pick = 0
+            for i in range(1, pairs):
+                if merit[i] < merit[pick]:
+                    pick = i
             if merit[pick] == np.inf:
                 break
             at = chain[pick]
@@ -585,5 +598,6 @@ def tabu(
             merit[pick] = np.inf
         if not done:
             stale = patience + 1
-    order[:] = best_order
+    for at in range(total):
+        order[at] = best_order[at]
     return best

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from semu.compiled import kernel, part
 from semu.searcher.problem.problem_arrays import F64, I32
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def nearest_sequences(
     num_needs: I32, follower_ptr: I32, followers: I32, kinds: I32, prefix: I32, wishes: F64, found: I32
 ) -> None:
@@ -29,8 +29,8 @@ def nearest_sequences(
     placed = np.empty(num_all, dtype=np.bool_)
     for row in range(len(wishes)):
         wish = wishes[row]
-        missing[:] = num_needs
-        placed[:] = False
+        for item in range(num_all):
+            missing[item], placed[item] = num_needs[item], False
         size = np.zeros(2, dtype=np.int64)
         for at in range(len(prefix)):
             item = prefix[at]
@@ -70,7 +70,7 @@ def nearest_sequences(
                     size[kind_after] += 1
 
 
-@njit(nogil=True, inline="always")
+@part
 def _push(heap: I32, size: int, wish: F64, item: int) -> None:
     """Put an item into a heap of ``size`` items, the least wish on top."""
     heap[size] = item
@@ -81,6 +81,6 @@ def _push(heap: I32, size: int, wish: F64, item: int) -> None:
         child = up
 
 
-@njit(nogil=True, inline="always")
+@part
 def _before(wish: F64, first: int, second: int) -> bool:
     return wish[first] < wish[second] or (wish[first] == wish[second] and first < second)

@@ -70,7 +70,7 @@ def boundary_events(timed: TimedJob) -> PipelineMemoryEvents:
     if run.num_replicas == evaluation.num_shapes == 1:
         size = sizes.take(events.kind, axis=0).reshape(1, -1)
     else:
-        size = sizes[events.kind, run.shape[:, events.microbatch]]
+        size = np.ascontiguousarray(sizes[events.kind, run.shape[:, events.microbatch]])
     sort_events(events.ptr, time, size)
     return PipelineMemoryEvents(events.ptr, time, size).joined(module_boundary_events(timed))
 

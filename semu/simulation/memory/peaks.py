@@ -281,7 +281,7 @@ class PipelineMemory:
         if nets.shape[1] == len(shape) == 1:
             return nets.take(kind, axis=0).reshape(1, -1), peaks.take(kind, axis=0).reshape(1, -1)
         shapes = shape[:, self.run.column]
-        return nets[kind, shapes], peaks[kind, shapes]
+        return np.ascontiguousarray(nets[kind, shapes]), np.ascontiguousarray(peaks[kind, shapes])
 
     def _memory_of_kinds(self, codes: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The same of every kind of chunk, code by code, for every shape: int64[num_kinds x num_codes, num_shapes]."""

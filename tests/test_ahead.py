@@ -1,0 +1,215 @@
+"""Kernels compiled ahead of a command, what is said meanwhile, and a cache that cannot be written to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from semu import ahead
+from semu.cli import console, main
+from semu.kernel_table import KERNELS, NEEDS
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = "searcher.kernels.bounds.one_machine"
+CALL = "from semu.searcher.kernels.bounds import one_machine\nimport numpy as np\nones = np.ones(2)\n"
+
+
+def run_python(code: str, **settings: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+def test_every_kernel_that_a_command_needs_is_in_the_table() -> None:
+    assert {name for names in NEEDS.values() for name in names} == KERNELS.keys()
+    assert all(len(set(names)) == len(names) for names in NEEDS.values())
+
+
+CALLED = """
+import contextlib, io, json, sys
+import semu.compiled
+from numba.core import sigutils
+from numba.core.dispatcher import Dispatcher
+from semu.cli import main
+from semu.kernel_table import KERNELS
+called = {}
+original = semu.compiled._Cache.load_overload
+def load(self, sig, context):
+    name = semu.compiled.kernel_name(self._py_func)
+    if not self._py_func.__name__.startswith("_"):
+        called.setdefault(name, []).append(sig)
+    return original(self, sig, context)
+semu.compiled._Cache.load_overload = load
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(sys.argv[1:]) == 0
+expected = {name: sigutils.normalize_signature(f"({KERNELS[name].types},)")[0] for name in called if name in KERNELS}
+print(json.dumps({name: [sig == expected.get(name) for sig in sigs] for name, sigs in called.items()}))
+"""
+INSIDE = {"costs.kernels.quantize", "searcher.kernels.interleaving.interleave", "searcher.kernels.bounds._edge_find"}
+"""Kernels that others call."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "lm-7b"),
+        ("simulate", "vlm-s"),
+        ("grid", "lm-7b", "--vary", "tp=1:2,pp=2:4"),
+        ("what-if", "vlm-s"),
+        ("schedules", "lm-7b"),
+        ("plan", "vlm-s"),
+        ("search", "vlm-s", "--rollouts", "64"),
+        ("search", "lm-7b", "--rollouts", "64"),
+    ],
+    ids=" ".join,
+)
+def test_commands_call_what_the_table_says(words: tuple[str, ...], tmp_path: Path) -> None:
+    words = (*words, "-o", str(tmp_path / "plan.json")) if words[0] == "plan" else words
+    done = subprocess.run([sys.executable, "-c", CALLED, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    called = json.loads(done.stdout.splitlines()[-1])
+    assert called.keys() - INSIDE - KERNELS.keys() == set()
+    assert {name: same for name, same in called.items() if name in NEEDS[words[0]] and not all(same)} == {}
+
+
+# -- ahead -----------------------------------------------------------------------------------------------------------
+AHEAD = """
+import json, time
+from semu import ahead
+ahead.NEEDS["simulate"] = ("searcher.kernels.bounds.one_machine", "schedule.kernels.memory_of_orders")
+ahead._cores = lambda: 2
+with ahead.compiled_ahead("simulate"):
+    begun = ahead.running()
+    while ahead.missing_kernels("simulate"):
+        time.sleep(0.05)
+    done = begun.num_compiled()
+CALL
+found = one_machine(ones, ones, ones)
+stats = one_machine.stats
+print(json.dumps([done, found, sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
+""".replace("CALL\n", CALL)
+
+
+def test_another_process_compiles_what_a_command_will_call(tmp_path: Path) -> None:
+    done, found, hits, misses = json.loads(run_python(AHEAD, NUMBA_CACHE_DIR=str(tmp_path)))
+    assert (done, found, hits, misses) == (2, 4.0, 1, 0)
+
+
+class Helper:
+    """A helper that is at one kernel until it is asked for."""
+
+    def __init__(self, names: list[str], changed: object) -> None:
+        self.waiting, self.at = names[1:], names[0]
+
+    def leave(self, name: str) -> None:
+        self.waiting.remove(name)
+
+    def stop(self) -> None:
+        pass
+
+
+def test_while_one_kernel_is_compiled_elsewhere_others_are_compiled_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ahead, "_Helper", Helper)
+    monkeypatch.setattr(ahead, "_cores", lambda: 2)
+    begun = ahead.Ahead("simulate")
+    (helper,) = begun._helpers
+    first, *others = NEEDS["simulate"]
+    compiled: list[str] = []
+
+    def compile_here(name: str) -> None:
+        assert not begun.awaited(name, compile_here)  # nobody else has it
+        compiled.append(name)
+        if len(compiled) == 2:
+            helper.at = None  # the helper has ended
+
+    assert begun.awaited(first, compile_here)
+    assert compiled == others[:-3:-1] and helper.waiting == others[:-2]
+    assert not begun.awaited("a part", compile_here)
+
+
+def test_compiling_is_said_and_not_under_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ahead, "_Helper", Helper)
+    monkeypatch.setattr(console, "PATIENCE_S", 0.05)
+    for is_quiet in (False, True):
+        monkeypatch.setattr(console.Progress, "is_quiet", is_quiet)
+        with ahead.compiled_ahead("search"), console.Progress():
+            time.sleep(0.2)
+        told = capsys.readouterr().err
+        assert ("compiling kernels (first use): 0 of 22, 0 s so far, about" in told) is not is_quiet
+    with console.Progress():
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_was_compiled_before_a_change_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert ahead.missing_kernels("search") == list(NEEDS["search"])
+    assert ahead.missing_kernels("list") == []
+    file = tmp_path / "kernels_1" / "bounds.one_machine-80.py311.nbi"
+    file.parent.mkdir()
+    file.touch()
+    assert SMALL not in ahead.missing_kernels("search")
+    os.utime(file, (0, 0))
+    assert SMALL in ahead.missing_kernels("search")
+
+
+# -- a cache that cannot be written to -------------------------------------------------------------------------------
+TROUBLE = f"from semu import ahead\n{CALL}print(one_machine(ones, ones, ones), ahead.trouble())"
+
+
+@pytest.mark.parametrize("kind", ["a file", "of the system"])
+def test_a_folder_that_cannot_be_made(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "x") if kind == "a file" else "/proc/semu"
+    code = "import numba.core.caching as c\nc.CacheImpl._locator_classes = c.CacheImpl._locator_classes[:1]\n" + TROUBLE
+    assert run_python(code, NUMBA_CACHE_DIR=place) == "4.0 no folder for compiled kernels can be written to"
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    full = (
+        "import errno, os, numba.core.caching as c\n"
+        "def write(self, path): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
+        "c.IndexDataCacheFile._open_for_write = write\n"
+    )
+    said = run_python(full + TROUBLE, NUMBA_CACHE_DIR=str(tmp_path))
+    assert said.startswith("4.0 cannot write to ") and said.endswith("No space left on device")
+    assert not list(tmp_path.rglob("*.nb*"))
+
+
+def test_what_was_kept_and_cannot_be_read(tmp_path: Path) -> None:
+    assert run_python(TROUBLE, NUMBA_CACHE_DIR=str(tmp_path)) == "4.0 None"
+    (file,) = tmp_path.rglob("*.nbi")
+    file.write_bytes(b"")
+    assert run_python(TROUBLE, NUMBA_CACHE_DIR=str(tmp_path)).startswith("4.0 cannot read ")
+
+
+def test_the_command_says_once_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(ahead, "_trouble", [])
+    ahead.report_trouble("cannot write to /x: No space left on device")
+    ahead.report_trouble("another")
+    assert main(["list", "schedules"]) == 0
+    assert capsys.readouterr().err == (
+        "semu: cannot write to /x: No space left on device: kernels are compiled anew by every process; "
+        "set NUMBA_CACHE_DIR to another folder\n"
+    )
