@@ -118,13 +118,7 @@ def search(
     again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
     is_least = goal is Objective.MIN
     compared, more = (beside, None if segments else again) if is_least else ([], None)
-    plain: Start | MemoryLimitError
-    try:
-        plain = heuristic_start(job, changes, again(segments=segments, progress=say))
-    except MemoryLimitError as error:
-        if not compared:
-            raise
-        plain = error
+    plain = _plain(lambda: heuristic_start(job, changes, again(segments=segments, progress=say)))
     like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
     starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
     asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}
@@ -133,8 +127,7 @@ def search(
     prepared_s = time.perf_counter() - began
     say("searching")
     assert start.result is not None
-    first, begun, default = start.result, start.built, start.solution
-    bound = _bound(start.target)
+    first, begun, default, bound = start.result, start.built, start.solution, _bound(start.target)
     tell = _told(say, bound[0])
 
     def _find(problem: JobProblem) -> SearchResult:
@@ -145,8 +138,7 @@ def search(
             raise KeyboardInterrupt
         result, built, best = settled(begun, _find)
     except KeyboardInterrupt:  # the start is the best so far
-        result = replace(first, ended_by="interrupt", is_reproducible=False, **asked)
-        built, best = begun, default
+        result, built, best = replace(first, ended_by="interrupt", is_reproducible=False, **asked), begun, default
     except MemoryLimitError:  # no sequence's schedule fits, the start's does
         result, built, best = start.unsearched(**asked).result or first, begun, default
     if is_least and default.makespan_s < best.makespan_s:
@@ -177,6 +169,14 @@ def search(
         prepare_s=prepared_s,
         alike=None if alike is None else alike.report,
     )
+
+
+def _plain(make: Callable[[], Start]) -> Start | MemoryLimitError:
+    """A start, or why nothing of it fits."""
+    try:
+        return make()
+    except MemoryLimitError as error:
+        return error
 
 
 def _starts(
