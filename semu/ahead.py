@@ -158,9 +158,9 @@ class Ahead:
         for helper in self._helpers:
             helper.stop()
 
-    def num_compiled(self) -> int:
-        """How many kernels have been compiled since the command began."""
-        return len(self.names) - len(missing_kernels(self._command))
+    def left(self) -> list[str]:
+        """Kernels that have not been compiled since the command began."""
+        return missing_kernels(self._command)
 
 
 _running: list[Ahead] = []
@@ -223,10 +223,12 @@ def progress_line(begin_s: float) -> str | None:
         begin_s: of ``time.monotonic``, when the command began [s].
     """
     ahead = running()
-    done = ahead.num_compiled() if ahead is not None else 0
-    if ahead is None or done == len(ahead.names):
+    left = ahead.left() if ahead is not None else []
+    if ahead is None or not left:
         return None
-    spent_s = time.monotonic() - begin_s
-    rest_s = ahead.expected_s * (1 - done / len(ahead.names))
+    done = len(ahead.names) - len(left)
+    spent_s, left_s = time.monotonic() - begin_s, sum(KERNELS[name].seconds for name in left)
+    done_s = sum(KERNELS[name].seconds for name in ahead.names) - left_s
+    rest_s = spent_s * left_s / done_s if done else ahead.expected_s
     counts = f"{done} of {len(ahead.names)}, {spent_s:.0f} s so far, about {rest_s:.0f} s to go"
     return f"compiling kernels (first use): {counts}"

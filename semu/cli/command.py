@@ -64,6 +64,7 @@ WITHOUT_COLLECTOR = ("simulate", "schedules", "what-if")
 
 def _run(words: list[str]) -> int:
     arguments = parse_arguments(words)
+    arguments.typed = words
     if arguments.command is None:
         emit(f"semu {__version__}")
         return 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,26 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (("vlm-m", "--set", "training.recompute=none"), "activations"),
+        (("llama3-8b", "--cluster", "h100:1x8", "--parallel", "dp8"), "optimizer|parameters|gradients|activations"),
+    ],
+)
+def test_what_does_not_fit_says_of_what_and_the_line_that_does(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], most: str
+) -> None:
+    code, _, err = run(capsys, "simulate", *words)
+    assert code == 3
+    assert re.search(rf"does not fit: .*; most of it is ({most}), \d", err)
+    line = next(line for line in err.splitlines() if "it fits with: semu " in line)
+    pasted = shlex.split(line.partition("it fits with: semu ")[2])
+    assert pasted[: len(words) + 1] == ["simulate", *words]
+    assert document(capsys, *pasted)["fits"] is True
 
 
 # -- schedules -------------------------------------------------------------------------------------------------------

@@ -146,8 +146,8 @@ def test_nothing_fits(run_file: str, capsys: pytest.CaptureFixture[str]) -> None
     small = ("--set", "cluster.override.memory_bytes=2000000")
     code, out, err = run(capsys, run_file, *AXES, *small, "--top", "2")
     assert code == 3
-    assert "does not fit" in out and "GiB too much" in err and "the smallest, " in err
-    assert "no change that was tried makes it fit" in err and "no change that was tried" in out
+    assert "does not fit" in out and "GiB more than the device's" in err and "the smallest, " in err
+    assert "no change that was tried" in out
     code, found = document(capsys, run_file, *AXES, *small, "--top", "2")
     assert code == 3 and not any(row["fits"] for row in found["rows"]) and len(found["rows"]) >= 2
     assert found["nearest_fit"] == found["report"]["nearest_fit"] == []
@@ -157,12 +157,12 @@ def test_nothing_fits_but_for_a_change_beyond_the_axes(run_file: str, capsys: py
     smallest = ("--vary", "tp=1", "--rank-by", "headroom")
     _, roomy = document(capsys, run_file, *smallest)
     row, held = roomy["rows"][0], max(roomy["report"]["reserved_memory_bytes"])
-    limit = capacity_for(held - 2 * MIB, Parallel(dp=row["dp"], tp=row["tp"], pp=row["pp"]))
+    limit = capacity_for(held - 8 * MIB, Parallel(dp=row["dp"], tp=row["tp"], pp=row["pp"]))
     code, found = document(capsys, run_file, *smallest, "--set", f"cluster.override.memory_bytes={limit}")
-    assert code == 3 and found["nearest_fit"][0]["peak_memory_bytes"] < held - 2 * MIB
-    code, out, err = run(capsys, run_file, *smallest, "--set", f"cluster.override.memory_bytes={limit}")
+    assert code == 3 and found["nearest_fit"][0]["peak_memory_bytes"] < held - 8 * MIB
+    code, out, _ = run(capsys, run_file, *smallest, "--set", f"cluster.override.memory_bytes={limit}")
     (key, value), *_ = found["nearest_fit"][0]["settings"].items()
-    assert code == 3 and f"would with {key}=" in out and f"it would fit with {key}=" in err and value is not None
+    assert code == 3 and f"--set {key}={value}" in out
 
 
 @pytest.mark.slow

@@ -50,7 +50,6 @@ def grid_command(arguments: argparse.Namespace) -> int:
             return dump_run(run, is_json=arguments.json)
         if arguments.out is not None:  # a long grid does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
-        from semu.searcher.grid.framework import own_framework
         from semu.searcher.grid.grid_search import grid
         from semu.searcher.grid.pictures import heat_axes
         from semu.searcher.grid.space import Space, with_gpus
@@ -65,7 +64,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
                 top=arguments.top,
                 rank_by=arguments.rank_by,
                 price=arguments.price,
-                framework=arguments.framework or own_framework(job),
+                framework=arguments.framework,
                 exhaustive=arguments.exhaustive,
                 results=arguments.results,
                 workers=arguments.workers,

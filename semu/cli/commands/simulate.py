@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from semu.checks import check_member, check_number
 from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError, SemuError
+from semu.units import GIB
 
 if TYPE_CHECKING:
     from semu.costs.result_cache import ResultCache
@@ -87,7 +89,15 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         return 0
     from semu.present.summary import fit_sentence
 
-    say(fit_sentence(report))
+    kinds = report.memory[report.fullest_rank]._asdict()
+    most = max(
+        ("parameters", "gradients", "optimizer", "activations", "workspace", "communication"), key=kinds.__getitem__
+    )
+    say(f"{fit_sentence(report)}; most of it is {most}, {kinds[most] / GIB:.2f} GiB")
+    if report.nearest_fit and arguments.baseline is None:  # a baseline decides settings itself
+        settings = report.nearest_fit[0].label().split()
+        words = ["semu", *arguments.typed, *(word for one in settings for word in ("--set", one))]
+        say(f"it fits with: {shlex.join(words)}")
     return MemoryLimitError.exit_code
 
 

@@ -25,7 +25,7 @@ from semu.plan.verification.memory import check_memory
 from semu.plan.verification.messages import check_messages
 from semu.plan.verification.tables import check_pairs
 from semu.plan.verification.wait_cycle import deadlock_of
-from semu.units import format_bytes
+from semu.units import fit_lines, format_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Verified:
         for rank, size in enumerate(self.buffer_bytes.tolist()):
             peak = "" if self.peak_bytes is None else f", {format_bytes(int(self.peak_bytes[rank]))} in all"
             lines.append(f"  rank {rank}: at most {format_bytes(size)} in buffers{peak}")
-        return "\n".join(lines)
+        return fit_lines("\n".join(lines))
 
     def to_json(self) -> dict[str, object]:
         """The same as a table."""

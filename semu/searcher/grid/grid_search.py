@@ -12,7 +12,7 @@ from semu.collector import without_collector
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.engines import Engine, make_engine
-from semu.searcher.grid.framework import Framework
+from semu.searcher.grid.framework import Framework, own_framework
 from semu.searcher.grid.hunt import Hunt
 from semu.searcher.grid.legal import SENTENCES, Legal, legal_points
 from semu.searcher.grid.result import GridResult
@@ -28,7 +28,7 @@ def grid(
     top: int = 10,
     rank_by: RankBy | str = RankBy.TIME,
     price: float | None = None,
-    framework: Framework | str = Framework.ANY,
+    framework: Framework | str | None = None,
     exhaustive: bool = False,
     results: str | Path | None = None,
     workers: int | None = None,
@@ -48,7 +48,8 @@ def grid(
         rank_by: time of an iteration, tokens/s per GPU, dollars per token (with ``price``), or memory that is left.
         price: of a GPU for an hour [USD].
         framework: ``"megatron"``, ``"torchtitan"`` (``semu.searcher.grid.framework``): only configurations that it can
-            cut; ``"any"``: all that semu can. ``semu grid`` takes the one of ``training.software`` by default.
+            cut; ``"any"``: all that semu can. None, as for ``semu grid``: Megatron-LM's where
+            ``training.software`` says so, else any.
         exhaustive: evaluate every configuration that is not surely too large, without bounds of its time.
         results: SQLite file with what has been evaluated; it is taken from there, and added.
         workers: processes; None: this one, or all cores of an ``engine``. engine: ``"local"`` (processes of this
@@ -68,7 +69,8 @@ def grid(
     tell = progress or (lambda _: None)
     tell("looking for legal configurations")
     with without_collector():
-        legal = legal_points(base, space, tell, check_member(framework, Framework, "framework"))
+        whose = own_framework(base) if framework is None else check_member(framework, Framework, "framework")
+        legal = legal_points(base, space, tell, whose)
     if not legal.points:
         raise _none_legal(base, legal)
     with ExitStack() as stack:

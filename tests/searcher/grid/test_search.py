@@ -23,7 +23,7 @@ from semu.parallel.config import Parallel
 from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.content import content_hash
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk
-from semu.searcher.grid.grid_search import grid
+from semu.searcher.grid.grid_search import grid as grid_of
 from semu.searcher.grid.hunt import CHUNK
 from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Axis, Point, RankBy, Space
@@ -31,6 +31,8 @@ from semu.simulation.estimate import evaluate
 from semu.simulation.memory.changes_that_fit import changed
 from semu.simulation.results.estimated import Metrics
 
+grid = partial(grid_of, framework="any")
+"""Beside all configurations that there are, not those of one framework."""
 SMALL = {"tp": None, "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "recompute": ("none", "full")}
 
 
@@ -108,6 +110,15 @@ def test_every_row_is_judged_as_its_simulation_is(make: Callable[..., TrainingJo
     assert {True, False} == {fits for _, fits in ways} and "reserved" in {way for way, _ in ways}
     assert found.best is not None
     assert found.best.point == slow_best(job, SMALL, 1, RankBy.TIME)[0]
+
+
+def test_a_frameworks_rule_is_the_same_in_python_and_on_the_command_line() -> None:
+    """Megatron-LM's where the software is, else none: three layers are not cut into two stages."""
+    for software, of in (("megatron", "megatron"), ("torch", "any")):
+        job = dense(software=software)
+        found = grid_of(job, vary=SMALL)
+        assert found.rows == grid_of(job, vary=SMALL, framework=of).rows
+    assert grid_of(dense(), vary=SMALL).num_legal < grid(dense(), vary=SMALL).num_legal
 
 
 class Equal:
@@ -215,11 +226,11 @@ def test_nothing_fits() -> None:
 def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None:
     job = dense()
     vary: dict[str, Any] = {"tp": (2, 4), "micro_batch": (1,)}
-    smallest = grid(job, vary=vary, rank_by="headroom").smallest
+    smallest = grid_of(job, vary=vary, rank_by="headroom").smallest
     own = built(job, smallest.point)
     limit = capacity_for(max(evaluate(own).held_memory_bytes) - 2**21, own.parallel)
     cluster = Cluster("h800", 2, 4, {"memory_bytes": limit})
-    found = grid(TrainingJob(job.model, cluster, job.parallel, job.training), vary=vary, exhaustive=exhaustive)
+    found = grid_of(TrainingJob(job.model, cluster, job.parallel, job.training), vary=vary, exhaustive=exhaustive)
     assert found.best is None and found.nearest_fit
     change = found.nearest_fit[0]
     own = built(found.job, found.smallest.point)
@@ -227,7 +238,7 @@ def test_nothing_fits_but_for_a_change_beyond_the_axes(exhaustive: bool) -> None
     assert evaluate(own).fits and max(evaluate(own).peak_memory_bytes) == change.peak_memory_bytes
     assert evaluate(own).iteration_time_s == change.iteration_time_s
     assert found.to_json()["nearest_fit"] == [each.to_json() for each in found.nearest_fit]
-    assert f"would with {change.label()}" in " ".join(repr(found).split())
+    assert f"with --set {change.label()}" in " ".join(repr(found).split())
     assert found.report.nearest_fit == found.nearest_fit
 
 
