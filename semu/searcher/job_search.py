@@ -20,7 +20,7 @@ from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import fitted, settled
 from semu.searcher.memory import check_limits
-from semu.searcher.orders.budgeted import SearchResult, search_problem
+from semu.searcher.orders.budgeted import search_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget, Incumbent
 from semu.searcher.orders.refine import compile_chains
@@ -118,7 +118,7 @@ def search(
     again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
     is_least = goal is Objective.MIN
     compared, more = (beside, None if segments else again) if is_least else ([], None)
-    plain = _plain(lambda: heuristic_start(job, changes, again(segments=segments, progress=say)))
+    plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
     like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
     starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
     asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}
@@ -127,18 +127,17 @@ def search(
     prepared_s = time.perf_counter() - began
     say("searching")
     assert start.result is not None
-    first, begun, default, bound = start.result, start.built, start.solution, _bound(start.target)
+    first, begun, default = start.result, start.built, start.solution
+    bound = _bound(start.target)
     tell = _told(say, bound[0])
-
-    def _find(problem: JobProblem) -> SearchResult:
-        return search_levels(problem.problem, budget, strategy=strategy, objective=goal, seed=seed, progress=tell)
-
     try:
         if is_stopped or _is_stopped(begun, seed, budget):
             raise KeyboardInterrupt
-        result, built, best = settled(begun, _find)
+        levels = partial(search_levels, strategy=strategy, objective=goal, seed=seed, progress=tell)
+        result, built, best = settled(begun, lambda one: levels(one.problem, budget))
     except KeyboardInterrupt:  # the start is the best so far
-        result, built, best = replace(first, ended_by="interrupt", is_reproducible=False, **asked), begun, default
+        result = replace(first, ended_by="interrupt", is_reproducible=False, **asked)
+        built, best = begun, default
     except MemoryLimitError:  # no sequence's schedule fits, the start's does
         result, built, best = start.unsearched(**asked).result or first, begun, default
     if is_least and default.makespan_s < best.makespan_s:
@@ -152,17 +151,16 @@ def search(
     if is_least and (other := min(starts, key=lambda one: one.time_s)).time_s < found.time_s:
         bound = bound if other.target is start.target else _bound(other.target)
         found = other.of(other.built, other.solution)
-    built = found.built
     return SearchReport(
         job=found.job,
         changes=found.changes,
         partition=found.partition,
-        plan=built.plan_of(found.solution, "search"),
+        plan=found.built.plan_of(found.solution, "search"),
         report=found.report,
         default=start.report,
         baseline=beside[0][1] if beside else None,
-        limit_bytes=int(built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
-        problem=built,
+        limit_bytes=int(found.built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
+        problem=found.built,
         solution=replace(found.solution, lower_bound_s=bound[0]),
         bound_name=bound[1],
         result=result,
@@ -171,11 +169,15 @@ def search(
     )
 
 
-def _plain(make: Callable[[], Start]) -> Start | MemoryLimitError:
-    """A start, or why nothing of it fits."""
+def _heuristic(
+    job: TrainingJob, changes: Mapping[str, object], cut: Callable[[], Cut], *, has_others: bool
+) -> Start | MemoryLimitError:
+    """The heuristic's start; its error where nothing fits, and there are other starts."""
     try:
-        return make()
+        return heuristic_start(job, changes, cut())
     except MemoryLimitError as error:
+        if not has_others:
+            raise
         return error
 
 
