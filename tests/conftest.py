@@ -74,6 +74,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(PassedTests(Path(file)))
 
 
+@pytest.fixture(autouse=True)
+def is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Commands that run in the process of a test compile kernels when they call them; see ``tests/test_ahead.py``."""
+    monkeypatch.setattr("semu.ahead.missing_kernels", lambda command: [])
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts the tests has a terminal of some width; commands under test have none."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.hookimpl(tryfirst=True)  # before what is marked slow is left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_sampled(items)

@@ -20,6 +20,12 @@ SMALL = "searcher.kernels.bounds.one_machine"
 CALL = "from semu.searcher.kernels.bounds import one_machine\nimport numpy as np\nones = np.ones(2)\n"
 
 
+@pytest.fixture(autouse=True)
+def is_compiled_ahead() -> bool:
+    """As users have it."""
+    return True
+
+
 def run_python(code: str, **settings: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],

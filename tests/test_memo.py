@@ -181,6 +181,8 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 NOT_RESULTS = {
     ("searcher/engines/local.py", "_WORK"),  # what a worker process is for
+    ("ahead.py", "_running"),  # the command whose kernels are compiled
+    ("ahead.py", "_trouble"),  # why compiled kernels cannot be kept
 }
 
 

@@ -197,6 +197,7 @@ class ReportData(MemoryFigures):
         contention: what sharing links cost, where it was simulated.
         find_uncertainty: finds ``uncertainty``. split_peaks: finds what is allocated at each rank's peak, by kind.
         reasons, advice: why the iteration is slow and what makes it faster, where that was looked for (``advise``).
+        settings: of a run, by dotted key, ``value`` and ``source`` (``RunConfig.settings``); empty: a job in Python.
     """
 
     title: str
@@ -237,6 +238,7 @@ class ReportData(MemoryFigures):
     find_uncertainty: Callable[[], Uncertainty] | None = field(default=None, repr=False, compare=False)
     reasons: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False, compare=False)
     split_peaks: Callable[[], list[tuple[int, ...]]] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -327,5 +329,6 @@ class ReportData(MemoryFigures):
             "nearest_fit": fits,
             "reasons": list(self.reasons) or None,
             "advice": list(self.advice) or None,
+            "settings": {key: dict(entry) for key, entry in self.settings.items()} or None,
         }
         return {key: value for key, value in document.items() if value is not None or key in _ALWAYS}

@@ -19,6 +19,7 @@ from semu.cli import console, main
 from semu.hardware.profile import list_profiles
 from semu.present.report import Report
 from semu.runfile import load_run
+from semu.runfile.resolve import resolve_run
 from semu.schedule import ALL_SCHEDULES, SCHEDULES
 from semu.searcher.what_if.advice import advise
 from semu.simulation import simulate
@@ -133,6 +134,10 @@ def test_simulate_json_is_the_report(tiny: str, capsys: pytest.CaptureFixture[st
     report = advise(load_run(tiny), simulate(load_run(tiny)))
     document = json.loads(out)
     assert code == 0
+    settings = document.pop("settings")
+    assert settings == json.loads(json.dumps(resolve_run(tiny).settings()))
+    assert settings["cluster.device"]["value"] == "h100" and tiny in settings["cluster.device"]["source"]
+    assert settings["batch.kind"]["source"] == "default"
     assert document == json.loads(json.dumps(report.to_json()))
     promised = {
         "iteration_time_s",
@@ -227,7 +232,9 @@ def test_dump_config_stops_and_loads_back(
     assert run(capsys, "simulate", str(tmp_path / "again.toml"), "--dump-config")[1] == out
     _, first, _ = run(capsys, *words[:-1], "--json")
     _, second, _ = run(capsys, "simulate", str(tmp_path / "again.toml"), "--json")
-    assert first == second
+    documents = [json.loads(text) for text in (first, second)]
+    values = [{key: entry["value"] for key, entry in one.pop("settings").items()} for one in documents]
+    assert documents[0] == documents[1] and values[0] == values[1]
 
 
 # -- exit codes ----------------------------------------------------------------------------------------------------

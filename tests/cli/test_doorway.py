@@ -139,7 +139,7 @@ def test_a_llava_style_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     text = script.read_text()
     for before, after, said in (
         (" --vision-model-type clip", "", "[model.encoder] and [model.llm]"),
-        ("--patch-dim 14", "--patch-dim 16", "nearest legal: 14"),
+        ("--patch-dim 14", "--patch-dim 16", "nearest allowed: 14"),
         ("type clip", "type clop", "did you mean 'clip'"),
     ):
         own = tmp_path / "own.sh"

@@ -74,7 +74,8 @@ def test_a_grid_fits_its_width() -> None:
 
 
 # -- side by side ------------------------------------------------------------------------------------------------
-def test_the_same_model_under_all_schedules() -> None:
+def test_the_same_model_under_all_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     compared, refused = compare_schedules(4, 8, held_bytes=100)
     assert [row.family.name for row in compared] == list(ALL_SCHEDULES)
     assert not refused

@@ -105,7 +105,11 @@ def test_samples_are_packed_as_in_a_metadata_file(samples: list[object], like: o
         ('{"microbatches": [{"streams": {"text": [[1], [1, 2]]}}]}', ":3 microbatches[0]", "lengths"),
         ('{"microbatches": [{"streams": {"text": [5]}}, {"text": [5]}]}', ":3 microbatches[1]", "not a microbatch"),
         ('{"microbatches": [{"streams": {"text": [5]}, "sample": 3}]}', ":3 microbatches[0]", "sample"),
-        ('{"microbatches": [{"streams": {"text": [5]}, "samples": -3}]}', ":3 microbatches[0] samples", "count"),
+        (
+            '{"microbatches": [{"streams": {"text": [5]}, "samples": -3}]}',
+            ":3 microbatches[0] samples",
+            "not a valid number",
+        ),
     ],
 )
 def test_a_bad_line_is_named_when_it_comes(bad: str, where: str, said: str, tmp_path: Path) -> None:

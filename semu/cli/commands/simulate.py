@@ -59,8 +59,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
                 seed=arguments.seed or 0,
                 contention=arguments.contention,
             )
-        if run.notes:  # files and --json have the notes of stderr too
-            report = replace(report, warnings=(*report.warnings, *run.notes))
+        # files and --json have the notes of stderr too
+        report = replace(report, settings=run.settings(), warnings=(*report.warnings, *run.notes))
         if arguments.strict:
             refuse_defaults(report)
         if not report.fits:
@@ -82,7 +82,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
                 _write_files(arguments, report)
     if arguments.json:
         found = {"budget": budget.of(report)} if budget.tokens else {}
-        emit_json({**report.to_json(), "settings": run.settings(), **found})
+        emit_json({**report.to_json(), **found})
     else:
         emit(_text(arguments, report, budget))
     if report.fits:

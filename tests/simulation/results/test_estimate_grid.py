@@ -73,7 +73,7 @@ def test_a_grid_of_one_model(name: str) -> None:
         found = semu.evaluate(jobs[number])
         assert figures(found) == alone[number], number
         few = (found.iteration_time_s, found.mfu, found.bubble_ratio, max(found.peak_memory_bytes))
-        assert evaluate_metrics(jobs[number]) == few, number
+        assert evaluate_metrics(jobs[number]) == (few, found.judged_bytes), number
 
 
 def test_the_fullest_rank_is_found_where_stages_wait_inside() -> None:
