@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 
 from simulation.reference.costs import on_grid
@@ -211,6 +212,17 @@ def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
             groups.append([])
         groups[-1].append(item)
     return [group for group in groups if group]
+
+
+def is_tied(expansion: Expansion) -> bool:
+    """Whether gradients of two virtual stages of a rank are complete within rounding of each other: then the sums that
+    their times are decide which bucket closes first."""
+    for rank in range(expansion.model.job.parallel.pp):
+        order = sorted(trainable(expansion, rank), key=lambda item: item.ready_s)
+        for a, b in itertools.pairwise(order):
+            if a.slot != b.slot and math.isclose(a.ready_s, b.ready_s, rel_tol=1e-12):
+                return True
+    return False
 
 
 def shared_buckets(model: CutModel, held: list[Held], several: bool) -> list[list[Held]]:
