@@ -27,7 +27,7 @@ def alone(job: TrainingJob, point: Point) -> Outcome:
     memo.clear()
     found = evaluate(job_at(job, point), cache=ResultCache())
     own = (found.iteration_time_s, found.mfu, found.bubble_ratio, max(found.peak_memory_bytes))
-    return Outcome(point, own)  # type: ignore[arg-type]
+    return Outcome(point, own, held_bytes=found.judged_bytes)  # type: ignore[arg-type]
 
 
 def check(job: TrainingJob, points: list[Point], seed: int) -> None:
