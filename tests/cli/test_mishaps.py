@@ -62,7 +62,7 @@ def test_a_value_in_a_message_is_short() -> None:
     assert "did you mean 'time'?" in str(error) and "RankBy" not in str(error)
 
 
-@pytest.mark.parametrize("text", ["[" * 3000, '{"a": "' + "b" * 10**6 + '"}', "words " * 10**6, "w" * 10**6])
+@pytest.mark.parametrize("text", ["[" * 3000, '{"a": "' + "b" * 10**6 + '"}', "words " * 10**5, "w" * 10**5])
 def test_import_does_not_print_a_file_back(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("big.json", "big.sh", "big.txt"):
         (tmp_path / name).write_text(text)
