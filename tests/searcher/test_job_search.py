@@ -68,7 +68,8 @@ def check(found: SearchReport, dp: int) -> None:
     else:
         assert makespan <= found.solution.makespan_s
     assert found.bound <= found.solution.makespan_s
-    assert found.solution.makespan_s <= found.result.default.makespan_s or found.result.objective.value == "max"
+    # Schedules are compared by whole iterations: with waits for sends or several replicas, a longer makespan may win.
+    assert report.iteration_time_s <= found.default.iteration_time_s or found.result.objective.value == "max"
     assert max(report.peak_memory_bytes) <= found.limit_bytes
     assert np.all(found.solution.peak_bytes <= found.problem.problem.limit_bytes)
 
