@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
 
 from semu.errors import ConfigError
 
@@ -132,7 +134,11 @@ def _load(module: ModuleLayers, cap: Sequence[int], rank: int, num_ranks: int, l
 def _by_rank(
     modules: Sequence[ModuleLayers], caps: Sequence[Sequence[int]], before: Sequence[float]
 ) -> list[tuple[int, ...]]:
-    """Layers of each module on every rank, with the least load of the fullest one."""
+    """Layers of each module on every rank, with the least load of the fullest one.
+
+    Rank after rank: of every number of layers that the modules still have to give up, the least load so far and the
+    number before this rank; of equal loads the one that was found first.
+    """
     num_ranks = len(before)
     most = [[sum(cap[rank::num_ranks]) for rank in range(num_ranks)] for cap in caps]
     few = [
@@ -140,23 +146,37 @@ def _by_rank(
         for m, cap in zip(modules, caps, strict=True)
     ]
     slack = tuple(sum(own) - module.layers for own, module in zip(most, modules, strict=True))
-    found: dict[tuple[int, ...], tuple[float, tuple[tuple[int, ...], ...]]] = {slack: (0.0, ())}
+    shape = tuple(extra + 1 for extra in slack)
+    loads = {slack: 0.0}
+    came_from: list[NDArray[np.int64]] = []
     for rank in range(num_ranks):
-        further: dict[tuple[int, ...], tuple[float, tuple[tuple[int, ...], ...]]] = {}
-        for left, (load, path) in found.items():
-            spare = [range(min(s, own[rank] - least[rank]) + 1) for s, own, least in zip(left, most, few, strict=True)]
-            for less in product(*spare):
-                counts = tuple(own[rank] - k for own, k in zip(most, less, strict=True))
-                own_load = before[rank] + sum(
-                    _load(m, cap, rank, num_ranks, n) for m, cap, n in zip(modules, caps, counts, strict=True)
-                )
-                rest = tuple(a - b for a, b in zip(left, less, strict=True))
-                value = max(load, own_load)
-                if rest not in further or value < further[rest][0]:
-                    further[rest] = value, (*path, counts)
-        found = further
-    path = found[(0,) * len(modules)][1]
-    return [tuple(counts[i] for counts in path) for i in range(len(modules))]
+        best, source = np.full(shape, np.inf), np.full(shape, -1, dtype=np.int64)
+        turn = np.full(shape, np.iinfo(np.int64).max)
+        room = [own[rank] - least[rank] for own, least in zip(most, few, strict=True)]
+        added: NDArray[np.float64] = np.zeros(())  # work of this rank, by the layers that each module gives up
+        for m, cap, own, spare in zip(modules, caps, most, room, strict=True):
+            work = [_load(m, cap, rank, num_ranks, own[rank] - less) for less in range(spare + 1)]
+            added = added[..., None] + np.array(work)
+        added = before[rank] + added
+        for number, (left, load) in enumerate(loads.items()):
+            rest = tuple(slice(a, a - b - 1 if a > b else None, -1) for a, b in zip(left, room, strict=True))
+            value = np.maximum(load, added[tuple(slice(min(a, b) + 1) for a, b in zip(left, room, strict=True))])
+            is_new, is_better = np.isinf(best[rest]), value < best[rest]
+            order = number * added.size + np.arange(value.size).reshape(value.shape)
+            turn[rest] = np.where(is_new, order, turn[rest])
+            best[rest] = np.where(is_better, value, best[rest])
+            source[rest] = np.where(is_better, np.ravel_multi_index(left, shape), source[rest])
+        reached = np.argsort(turn, axis=None, kind="stable")[: np.isfinite(best).sum()]
+        places = zip(*(axis.tolist() for axis in np.unravel_index(reached, shape)), strict=True)
+        loads = dict(zip(places, best.flat[reached].tolist(), strict=True))
+        came_from.append(source)
+    left = (0,) * len(modules)
+    counts = []
+    for rank in reversed(range(num_ranks)):
+        earlier = tuple(int(k) for k in np.unravel_index(came_from[rank][left], shape))
+        counts.append([own[rank] - (a - b) for own, a, b in zip(most, earlier, left, strict=True)])
+        left = earlier
+    return list(zip(*reversed(counts), strict=True))
 
 
 def _within(module: ModuleLayers, cap: Sequence[int], by_rank: Sequence[int], num_ranks: int) -> tuple[int, ...]:
