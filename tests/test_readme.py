@@ -15,10 +15,14 @@ from benchmarks.readme._parts import PARTS
 from benchmarks.readme._pictures import PICTURES, _figures
 from benchmarks.readme._weave import PAGES, PICTURES_FOLDER, page_of, part_of, recorded_digests, replace_part
 
+SLOW = {"baselines", "grid"}
 STALE = "README.md is stale: make readme"
 
 
-@pytest.mark.parametrize("name", [name for name in PARTS if name not in ACCURACY])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PARTS if name not in ACCURACY],
+)
 def test_figures_and_tables_are_what_the_commands_print(name: str) -> None:
     assert part_of(page_of(name, PAGES).read_text(encoding="utf-8"), name) == PARTS[name](), STALE
 

@@ -199,8 +199,11 @@ class ModelTracer:
                 compiled = self._compile(group[-1], None)
                 if _is_layer(group[-1], compiled):
                     chosen = self._chosen(unit, layers)
-                    place = self._place(chosen, specs, is_offloaded=self.offload.chooses(unit.path, layers))
-                    group[-1] = replace(place, is_streamed=self.offload.streams(unit.path, layers))
+                    is_offloaded = self.offload.chooses(unit.path, layers)
+                    if is_offloaded or chosen is not unit:
+                        group[-1] = self._place(chosen, specs, is_offloaded=is_offloaded)
+                    if self.offload.streams(unit.path, layers):
+                        group[-1] = replace(group[-1], is_streamed=True)
                     layers += 1
                 specs = compiled.output_specs
             outputs[module.name] = specs

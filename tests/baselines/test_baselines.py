@@ -172,6 +172,7 @@ def long(made: TrainingJob) -> TrainingJob:
     return replace(made, batch=ListedBatch(tuple(items)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["vlm", "t2v"])
 def test_nnscaler_against_every_plan(kind: str) -> None:
     every = plans(long(job(kind)))

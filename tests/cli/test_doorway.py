@@ -217,7 +217,7 @@ def test_gpus_whatever_the_runs_cluster(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_rows_within_noise_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("grid", "lm-7b", "--vary", "pp=4,vpp,tp=2", "--fix", "micro_batch=1", "--framework", "any")
-    words += ("--set", "training.global_batch=512")
+    words += ("--set", "training.global_batch=128")
     rows = [row for row in document(capsys, *words)["rows"] if row["fits"]][:10]
     code, out, _ = run(capsys, *words)
     assert code == 0

@@ -23,6 +23,7 @@ from semu.schedule.study import PipelineStudy
 from semu.units import GIB, fit_columns, fit_lines, fit_options, format_time
 
 FILES = Path(__file__).parents[2] / "benchmarks" / "instances" / "first_minutes"
+FEW = "vlm-s --set training.global_batch=2"
 SMALL = "--set cluster.override.memory_bytes=1.5e10"
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "simulate": (
@@ -36,7 +37,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "lm-7b --dump-config",
     ),
     "schedules": ("lm-7b --csv one.csv --compare zb-h1", "vlm-s --compare all", "--ranks 4 --microbatches 8"),
-    "search": ("vlm-s --rollouts 8 --out found", "lm-7b --batches 2 --rollouts 8"),
+    "search": (f"{FEW} --rollouts 8 --out found", "lm-7b --batches 2 --rollouts 8 --set training.global_batch=4"),
     "grid": ("lm-7b --vary tp=1:2,pp=2:4", f"lm-7b --vary tp=1:2,pp=2:4 {SMALL}"),
     "what-if": ("lm-7b", "vlm-s --set training.recompute_every=2 --set training.gradient_accumulation_fusion=false"),
     "plan": ("lm-7b -o plan.json", "vlm-s --rank 0", "--show plan.json --rank 1", "--verify plan.json"),
@@ -155,7 +156,7 @@ def test_what_to_try_is_pasted(words: str, label: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    "words", ["search vlm-s --rollouts 8 --out found", "schedules lm-7b --compare zb-v --csv a.csv"]
+    "words", [f"search {FEW} --rollouts 8 --out found", "schedules lm-7b --compare zb-v --csv a.csv"]
 )
 def test_what_runs_again_is_pasted(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     err = printed(capsys, words)[1]

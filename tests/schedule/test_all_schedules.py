@@ -97,6 +97,7 @@ def check_family(name: str, ps: tuple[int, ...], ms: tuple[int, ...]) -> None:
 
 
 @pytest.mark.paper
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_legal_bounded_monotone_and_as_the_closed_forms_say(name: str) -> None:
     check_family(name, FEW_P, FEW_M)

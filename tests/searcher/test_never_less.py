@@ -104,7 +104,7 @@ def test_a_planner_begins_with_no_less(run: str) -> None:
     assert report.iteration_time_s <= megatron(job).evaluate().iteration_time_s
 
 
-@pytest.mark.parametrize("run", ["mixtral-8x7b", "vlm-m"])
+@pytest.mark.parametrize("run", ["mixtral-8x7b", pytest.param("vlm-m", marks=pytest.mark.slow)])
 def test_where_nothing_but_a_baseline_fits_it_is_a_start(run: str) -> None:
     """mixtral-8x7b: interleaved 1F1B and all sequences need too much, 1F1B does not. vlm-m without recomputation
     does not fit as it stands; its cut and order do, with the memory strategies."""

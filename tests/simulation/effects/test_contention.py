@@ -216,6 +216,7 @@ def reductions(report: Report, rank: int) -> list[OuterSlice]:
     return [piece for piece in report.timeline.ranks[rank].outer if piece.name.startswith(REDUCED)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", JOBS)
 def test_everything_is_as_the_slow_reference_has_it(name: str) -> None:
     """Times of every operator, memory of every rank at every moment, and the gradient collectives."""

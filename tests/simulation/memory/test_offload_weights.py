@@ -68,18 +68,19 @@ def test_text_as_the_reference(offload: list[str], pp: int, vpp: int, tp: int, t
         assert_tails_equal(job)
 
 
-@pytest.mark.parametrize("pp", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_other_models_as_the_reference(pp: int) -> None:
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("offload", [["weights"], ["weights", "activations"]], ids=["weights", "all"])
+def test_other_models_as_the_reference(offload: list[str], pp: int) -> None:
     """A frozen encoder, modules in a row, tensors that only pass through, a precision without master weights."""
-    for offload in (["weights"], ["weights", "activations"]):
-        for job in (
-            job_of(vlm(frozen=("vit",)), vlm_items(3, empty=(1,)), Parallel(pp=pp), offload=offload),
-            job_of(vlm(frozen=("llm",)), vlm_items(3), Parallel(pp=pp), offload=offload, recompute="full"),
-            job_of(t2v(), t2v_items(3), Parallel(pp=pp), schedule="gpipe", offload=offload),
-            job_of(carry_along(), text_items(3), Parallel(pp=pp), offload=offload),
-            job_of(gpt(), text_items(3), Parallel(pp=min(pp, 3)), offload=offload, precision="fp32"),
-        ):
-            assert_tails_equal(job)
+    for job in (
+        job_of(vlm(frozen=("vit",)), vlm_items(3, empty=(1,)), Parallel(pp=pp), offload=offload),
+        job_of(vlm(frozen=("llm",)), vlm_items(3), Parallel(pp=pp), offload=offload, recompute="full"),
+        job_of(t2v(), t2v_items(3), Parallel(pp=pp), schedule="gpipe", offload=offload),
+        job_of(carry_along(), text_items(3), Parallel(pp=pp), offload=offload),
+        job_of(gpt(), text_items(3), Parallel(pp=min(pp, 3)), offload=offload, precision="fp32"),
+    ):
+        assert_tails_equal(job)
 
 
 @pytest.mark.sampled(3)

@@ -226,6 +226,7 @@ def assert_apart(make: Callable[[], TrainingJob], change: Callable[[TrainingJob]
     assert cold != other
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("equal", [True, False])
 @pytest.mark.parametrize("name", CHANGES)
 def test_jobs_that_differ_in_one_setting(name: str, equal: bool) -> None:
