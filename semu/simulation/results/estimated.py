@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from semu.simulation.context import PipelineRun
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.peaks import PipelineMemory, RankPeak
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.reserved import device_room, reserved_bytes
+from semu.simulation.memory.reserved import HeldMemory, device_room
 from semu.simulation.memory.static import resident_memory
 from semu.simulation.memory.unsharded import pipeline_unsharded
 from semu.simulation.results.time_breakdown import Work, breakdown, bubble_ratio, count_work
@@ -88,9 +87,7 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
         other_memory_bytes=room.other_bytes,
         memory_margin_bytes=room.margin_bytes,
         breakdown_s=breakdown(iteration, time_s),
-        reserve=partial(
-            reserved_bytes, iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]
-        ),
+        reserve=HeldMemory(iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]),
     )
     return EstimatedIteration(estimate, slowest, memories, peaks, work, peak_rate)
 
