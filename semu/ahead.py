@@ -53,7 +53,8 @@ def missing_kernels(command: str) -> list[str]:
     if needed:
         with suppress(OSError):
             for file in cache_folder().rglob("*.nbi"):
-                kept[file.name.partition("-")[0]] = file.stat().st_mtime
+                name = file.name.partition("-")[0]  # behind it the line, and so one file for every version of the code
+                kept[name] = max(kept.get(name, 0.0), file.stat().st_mtime)
     found = []
     for name in needed:
         *folders, module, _function = name.split(".")

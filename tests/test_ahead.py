@@ -176,7 +176,11 @@ def test_what_was_compiled_before_a_change_counts_as_missing(tmp_path: Path, mon
     file.parent.mkdir()
     file.touch()
     assert SMALL not in ahead.missing_kernels("search")
+    (tmp_path / "kernels_1" / "bounds.one_machine-79.py311.nbi").touch()
     os.utime(file, (0, 0))
+    assert SMALL not in ahead.missing_kernels("search")  # code that moved within its file
+    for one in file.parent.iterdir():
+        os.utime(one, (0, 0))
     assert SMALL in ahead.missing_kernels("search")
 
 
