@@ -50,6 +50,10 @@ KERNELS = {
         1.1,
         "i8[::1], i8[::1], i8, i8, i8, i8[::1], i8, i8[::1]",
     ),
+    "engine.kernels.allocator.write_tape": Kernel(
+        0.2,
+        "i8[:,::1], i8[::1], i8[:,::1], i8, i8[:,::1]",
+    ),
     "engine.kernels.dispatch.replay_units": Kernel(
         1.6,
         f"i4[::1], {_STREAMS}, f8[:,::1], {_EDGES}, {_EDGES}, Tuple((i4[::1], i4[::1], f8[:,::1], i4[::1], "
@@ -160,7 +164,7 @@ _TIMES = (
     "compile.kernels.memory_of_stage",
     "engine.kernels.pipeline_memory.exact_summit",
 )
-_ALLOCATOR = ("engine.kernels.allocator.replay",)
+_ALLOCATOR = ("engine.kernels.allocator.write_tape", "engine.kernels.allocator.replay")
 _ORDERS = ("schedule.kernels.list_schedule", "schedule.kernels.run_orders", "schedule.kernels.memory_of_orders")
 _SEARCH = (
     "searcher.kernels.interleaving.hold_at_once",

@@ -74,6 +74,13 @@ class PipelineProblem:
         return tuple(stage_keys(self.chunk, np.where(self.phase == NOTHING, WEIGHT, self.phase), self.microbatch))
 
     @cached_property
+    def taken(self) -> NDArray[np.int64]:
+        """Part of the microbatch with which each transfer's reader runs: int64[num_transfers]."""
+        repeat, number = np.divmod(self.unit_of_nodes[self.num_stages :], self.units.size)
+        parts: NDArray[np.int64] = self.units.parts[repeat, self.units.consumer[number - self.units.num_stages]]
+        return parts
+
+    @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """Node ``num_stages`` + j is ``transfers[j]``."""
         units, senders = self.units, self.senders

@@ -51,6 +51,43 @@ def _remove(b: int, head: I64, behind: I64, ahead: I64, place: I64) -> None:
 
 
 @kernel
+def write_tape(turns: I64, first: I64, entries: I64, num_cells: int, tape: I64) -> int:
+    """Write changes out in the order of their turns, each allocation with a slot of its own: cells are allocated and
+    freed many times.
+
+    Args:
+        turns: int64[3, num_turns], cells that the change's entries and their sources are counted from, and the change.
+        first: int64[num_changes + 1], where the entries of each change begin.
+        entries: int64[3, num_entries], cell; size [bytes], > 0: allocated, 0: freed; source, a cell whose slot it has
+            from now on, if that was allocated, -1: not shared.
+        tape: int64[2, num_events], written: slots from 0, and sizes; what is shared, was never allocated or is free
+            already is left out.
+
+    Returns:
+        How many events were written.
+    """
+    now, is_free = np.full(num_cells, -1, dtype=np.int64), np.zeros(tape.shape[1], dtype=np.bool_)
+    count, event = 0, 0
+    for turn in range(turns.shape[1]):
+        for entry in range(first[turns[2, turn]], first[turns[2, turn] + 1]):
+            cell, size = turns[0, turn] + entries[0, entry], entries[1, entry]
+            if entries[2, entry] >= 0:
+                shared = now[turns[1, turn] + entries[2, entry]]
+                now[cell] = shared if shared >= 0 else now[cell]
+                continue
+            if size > 0:
+                now[cell] = count
+                count += 1
+            elif now[cell] < 0 or is_free[now[cell]]:
+                continue
+            else:
+                is_free[now[cell]] = True
+            tape[0, event], tape[1, event] = now[cell], size
+            event += 1
+    return event
+
+
+@kernel
 def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules: I64, capacity: int, out: I64) -> None:
     """Replay a sequence of allocations and frees: its beginning once, then the rest several times.
 

@@ -2,259 +2,314 @@
 
 Stages of one chunk may run different programs, and modules that cut microbatches hand pieces to one another, which are
 joined into new tensors.
+
+A *change* is what a program allocates and frees in turn, in numbers of its chunk's storages; a *turn* is when a change
+happens to which part of a chunk. Turns are found for all stages and transfers of a kind at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.graph.operator import Phase
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT
-from semu.schedule.problem import Transfer
+from semu.schedule.problem import members_of
 from semu.simulation.context import TimedJob
-from semu.simulation.transfers import leaving_positions
+from semu.simulation.transfers import ChunkTransfers, leaving_positions
 
 I64 = NDArray[np.int64]
 
 
 class _Change(NamedTuple):
-    """Storages of a chunk's part that come and go in turn.
+    """Storages that come and go in turn.
 
     Attributes:
-        new: int64[j], numbers in the chunk of those that are allocated, each once. storage: int64[k], all of them, in
-            order. size: int64[k] [bytes], 0: freed.
+        storage: int64[k], numbers in the chunk. size: int64[k] [bytes], 0: freed. source: int64[k], storage of another
+            chunk that this one is from now on; -1: none, it is allocated or freed.
     """
 
-    new: NDArray[np.integer]
-    storage: NDArray[np.integer]
+    storage: I64
     size: I64
+    source: I64
 
     @classmethod
     def of(cls, storage: NDArray[np.integer], size: I64, is_new: NDArray[np.bool_] | bool) -> Self:
         """Those of size 0 are left out; ``is_new``: allocated, else freed."""
         exists = size > 0
-        return cls(storage[exists & is_new], storage[exists], np.where(is_new, size, 0)[exists])
+        number = storage[exists].astype(np.int64)
+        return cls(number, np.where(is_new, size, 0)[exists], np.full_like(number, -1))
+
+
+_CHANGES = memo.ScopedTable[_Change](
+    "what programs allocate and free under the costs of a batch, by program, shape and what of it", 4096, is_large=True
+)
+_ORDERS = memo.ScopedTable["tuple[I64, NDArray[np.bool_]]"]("allocations and frees of a stage's program, in order", 1)
+_FIRST, _ONE = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+"""The storage of a piece, and its size where it is freed."""
+
+
+class _When(NamedTuple):
+    """When turns come: before the stage at ``place`` or with it; of these by ``time`` [s], infinite with the stage; at
+    equal times frees first, then by ``number``, then as they were added."""
+
+    place: I64
+    time: NDArray[np.float64]
+    number: I64
+    is_receive: bool = False
+
+    @classmethod
+    def with_stages(cls, place: I64) -> Self:
+        """Together with the stages at some places."""
+        return cls(place, np.full(len(place), np.inf), np.zeros_like(place))
+
+    def of(self, chosen: I64) -> _When:
+        """Some of several."""
+        return _When(self.place[chosen], self.time[chosen], self.number[chosen], self.is_receive)
 
 
 class AllocationTape:
     """Allocations and frees of one iteration on one rank of one replica."""
 
     def __init__(self, timed: TimedJob, rank: int, replica: int) -> None:
-        self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
-        self.rank, self.replica = rank, replica
-        self.nodes = timed.run.problem.rank_nodes[rank].tolist()
-        self._shape_of = timed.run.shape[replica].tolist()
-        self._changes: dict[Hashable, _Change] = {}
-        self._arrivals: dict[tuple[int, int], tuple[tuple[int, ...], list[tuple[int, bool, bool]]]] = {}
-        self._events: list[tuple[I64, I64]] = []
-        self._num_slots = 0
-        self._slots: dict[tuple[int, int], I64] = {}
-        self._pieces: dict[tuple[int, ...], I64] = {}
+        self.layout, self.run, self.rank, self.replica = timed.layout, timed.run, rank, replica
+        self.nodes = timed.run.problem.rank_nodes[rank]
+        self._by_shape = timed.evaluation.by_shape
+        self._known = _CHANGES.of(self._by_shape)
+        self._shape_of = timed.run.shape[replica]
         self._sizes: dict[int, I64] = {}
-        self._orders: dict[StageProgram, tuple[I64, NDArray[np.bool_]]] = {}
-        self._readers_done: dict[tuple[int, int, int], int] = {}
+        self._changes: list[_Change] = []
+        self._turns: list[NDArray[np.float64]] = []
+        self._readers: list[tuple[tuple[int, int, int], int]] = []
+        self._cells_of: dict[int, tuple[int, int]] = {}
+        self._pieces: dict[tuple[int, ...], int] = {}
+        self._num_cells = 0
 
     def record(self) -> tuple[I64, I64]:
         """Slot and size [bytes] of every event, int64[num_events] each; size 0 frees the slot."""
-        transfers = self._transfers()
-        for position, node in enumerate([*self.nodes, None]):
-            for change in transfers.get(position, ()):
-                change()
-            if node is not None:
-                self._run_stage(node)
-        nothing = np.zeros(0, dtype=np.int64)
-        slot, size = (np.concatenate([nothing, *(event[k] for event in self._events)]) for k in range(2))
-        frees = np.flatnonzero(size == 0)
-        counts = size > 0  # of a storage that two chunks share, the first free counts
-        first = np.full(self._num_slots, -1, dtype=np.int64)
-        first[slot[frees[::-1]]] = frees[::-1]
-        counts[first[first >= 0]] = True
-        return slot[counts], size[counts]
+        from semu.engine.kernels.allocator import write_tape
 
-    # -- slots -------------------------------------------------------------------------------------------------------
-    def _change(self, chunk: int, part: int, key: Hashable, make: Callable[[], _Change]) -> None:
-        """Allocate or free storages of a chunk's part in turn; ``key``: of what ``make`` makes, which is kept."""
-        change = self._changes.get(key)
-        if change is None:
-            change = self._changes[key] = make()
-        slots = self._slots_of(chunk, part)
-        if len(change.new):
-            slots[change.new] = np.arange(self._num_slots, self._num_slots + len(change.new))
-            self._num_slots += len(change.new)
-        slot, size = slots[change.storage], change.size
-        if slot.min(initial=0) < 0:  # freed, and never allocated
-            slot, size = slot[slot >= 0], size[slot >= 0]
-        self._events.append((slot, size))
+        self._transfer_all()
+        self._run_stages()
+        if not self._turns:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        place, time, number, is_receive, *rest = np.concatenate(self._turns, axis=1)
+        turns = np.array(rest)[:, np.lexsort((number, is_receive, time, place))].astype(np.int64)
+        turns = turns[:, self._happens(turns[3])]
+        first = np.cumsum([0, *(len(own.storage) for own in self._changes)])
+        tape = np.empty((2, int(np.diff(first)[turns[2]].sum())), dtype=np.int64)
+        entries = np.concatenate([np.array(change) for change in self._changes], axis=1)
+        count = write_tape(np.ascontiguousarray(turns[:3]), first, entries, self._num_cells, tape)
+        return tape[0, :count], tape[1, :count]
 
-    def _slots_of(self, chunk: int, part: int) -> I64:
-        """Slot of every storage of a chunk's part; -1: never allocated."""
-        if (chunk, part) not in self._slots:
+    def _happens(self, readers: I64) -> NDArray[np.bool_]:
+        """Whether each turn changes anything: not those that free what a stage sent before its last reader has it."""
+        happens, done = np.ones(len(readers), dtype=np.bool_), Counter[tuple[int, int, int]]()
+        for turn in np.flatnonzero(readers >= 0).tolist():
+            sent, count = self._readers[readers[turn]]
+            done[sent] += 1
+            happens[turn] = done[sent] >= count
+        return happens
+
+    # -- changes and turns -------------------------------------------------------------------------------------------
+    def _add(
+        self, when: _When, cell: I64 | int, change: _Change, source: I64 | int = -1, readers: I64 | int = -1
+    ) -> None:
+        """A change in some turns.
+
+        Args:
+            cell, source: first cells of the parts whose storages change, and of those that they are shared with.
+            readers: numbers in ``_readers``: it happens when so many have what was sent; -1: at once.
+        """
+        turns = np.empty((8, len(when.place)))  # whole numbers below 2^53, and times
+        for row, column in zip(turns, (*when, cell, source, len(self._changes), readers), strict=True):
+            row[:] = column
+        self._turns.append(turns)
+        self._changes.append(change)
+
+    def _cells(self, chunk: int, part: I64 | int) -> I64 | int:
+        """The first cells of a chunk's parts: there is one for every storage of every part."""
+        if chunk not in self._cells_of:
             kinds = [self.layout.kinds[kind] for kind in self.layout.recipe.numbers[chunk]]
             programs = [program for kind in kinds for program in (kind.forward, kind.backward) if program is not None]
-            numbers = [(*p.storage.tolist(), *p.arriving_storage, *p.leaving_storage) for p in programs]
-            self._slots[chunk, part] = np.full(1 + max(map(max, numbers)), -1, dtype=np.int64)
-        return self._slots[chunk, part]
+            most = [max(p.storage.max(initial=-1), *p.arriving_storage, *p.leaving_storage, -1) for p in programs]
+            self._cells_of[chunk] = self._num_cells, int(max(most)) + 1
+            self._num_cells += (int(max(most)) + 1) * (1 + int(self.layout.recipe.parts[chunk].max(initial=-1)))
+        first, width = self._cells_of[chunk]
+        return first + width * part
 
-    def _sizes_at(self, column: int) -> I64:
-        """Sizes of all storages of the library for the shape in a column of the table of shapes: int64[n] [bytes]."""
-        shape = self._shape_of[column]
+    def _sizes_of(self, shape: int) -> I64:
+        """Sizes of all storages of the library for a shape: int64[n] [bytes]."""
         if shape not in self._sizes:
-            self._sizes[shape] = self.evaluation.by_shape.sizes_of(np.array([shape]))[0]
+            self._sizes[shape] = self._by_shape.sizes_of(np.array([shape]))[0]
         return self._sizes[shape]
 
+    def _programs(self, chunk: int, part: I64, code: int) -> Iterator[tuple[StageProgram, I64]]:
+        """The programs of a chunk's parts, and which parts run each."""
+        for (kind,), at in _alike(self.layout.recipe.kind_of(chunk, part)):
+            yield program_of(self.layout, kind, code), at
+
     # -- stages ------------------------------------------------------------------------------------------------------
-    def _run_stage(self, node: int) -> None:
-        problem = self.run.problem
-        chunk, code, part = (int(row[node]) for row in (problem.chunk, problem.phase, problem.microbatch))
-        if code in (FORWARD, BACKWARD, INPUT):
-            self._receive_on_rank(chunk, part, FORWARD if code == FORWARD else BACKWARD)
-        program, column = program_of(self.layout, int(self.run.kind[node]), code), int(self.run.column[node])
+    def _run_stages(self) -> None:
+        problem, nodes = self.run.problem, self.nodes
+        columns = problem.chunk, problem.phase, problem.microbatch
+        chunk, code, part = (column[nodes].astype(np.int64) for column in columns)
+        begins = np.flatnonzero(np.isin(code, (FORWARD, BACKWARD, INPUT)))
+        for (own, is_forward), at in _alike(chunk[begins], code[begins] == FORWARD):
+            self._receive_on_rank(begins[at], own, part[begins[at]], FORWARD if is_forward else BACKWARD)
+        kind, shape = self.run.kind[nodes], self._shape_of[self.run.column[nodes]]
+        for (own, own_kind, own_code, own_shape), at in _alike(chunk, kind, code, shape):
+            program = program_of(self.layout, own_kind, own_code)
+            change = self._known.get((program, own_shape), partial(self._stage, program, own_shape))
+            self._add(_When.with_stages(at), self._cells(own, part[at]), change)
 
-        def _made() -> _Change:
-            if program not in self._orders:
-                self._orders[program] = issue_order(program)
-            position, is_new = self._orders[program]
-            return _Change.of(program.storage[position], self._sizes_at(column)[program.size_row[position]], is_new)
+    def _stage(self, program: StageProgram, shape: int) -> _Change:
+        """What a stage allocates and frees."""
+        position, is_new = _ORDERS.get(program, (), lambda: issue_order(program))
+        return _Change.of(program.storage[position], self._sizes_of(shape)[program.size_row[position]], is_new)
 
-        self._change(chunk, part, (program, self._shape_of[column]), _made)
-
-    def _receive_on_rank(self, chunk: int, part: int, code: int) -> None:
-        """What the data loader gives to a stage, what chunks of the same rank hand over, what is joined of pieces."""
-        shape = self.run.problem.shape
-        if (chunk, code) not in self._arrivals:
-            self._arrivals[chunk, code] = self._arrivals_of(chunk, code)
-        new, others = self._arrivals[chunk, code]
+    def _receive_on_rank(self, place: I64, chunk: int, part: I64, code: int) -> None:
+        """What the data loader gives to stages, what chunks of the same rank hand over, what is joined of pieces."""
+        shape, when = self.run.problem.shape, _When.with_stages(place)
+        new, others = self._arrivals_of(chunk, code)
         if code == FORWARD:
-            self._allocate_arriving(chunk, part, code, new)
-        for other, is_here, differs in others:
-            if not differs:
+            self._allocate_arriving(when, chunk, part, code, new)
+        for other in others:
+            is_here = self.layout.chunks[other].chunk.rank == self.rank
+            if not self._parts_differ(other, chunk, code):
                 if is_here:
-                    self._share(other, chunk, part, code)
+                    self._share(when, other, chunk, part, code)
                 continue
             if code != FORWARD:
-                self._allocate_arriving(chunk, part, code)
-            for their_part in shape.shared(chunk, part, other):
-                piece = self._pieces.pop((other, their_part, chunk, part, code), None)
-                if piece is not None:
-                    self._events.append((piece, np.zeros(1, dtype=np.int64)))
-                if is_here:
-                    self._free_sent(other, their_part, chunk, code)
+                self._allocate_arriving(when, chunk, part, code)
+            for at, own in enumerate(part.tolist()):
+                for their_part in shape.shared(chunk, own, other):
+                    piece = self._pieces.get((other, their_part, chunk, own, code))
+                    if piece is not None:
+                        self._add(when.of(np.array([at])), piece, _Change.of(_FIRST, _ONE, False))
+                    if is_here:
+                        self._free_sent(when.of(np.array([at])), other, np.array([their_part]), chunk, code)
 
-    def _arrivals_of(self, chunk: int, code: int) -> tuple[tuple[int, ...], list[tuple[int, bool, bool]]]:
-        """Arriving tensors of a stage that are allocated when it begins, and the chunks that hand it something: whether
-        they are on this rank, and whether their parts are others."""
-        layout, new = self.layout, tuple[int, ...]()
+    def _arrivals_of(self, chunk: int, code: int) -> tuple[tuple[int, ...], list[int]]:
+        """Arriving tensors of a stage that are allocated when it begins, and the chunks that hand it something."""
+        layout = self.layout
         if code == FORWARD:
             arrivals = layout.chunks[chunk].arrivals
-            others = list(dict.fromkeys(source for source in arrivals if source >= 0))
             new = tuple(k for k, s in enumerate(arrivals) if s < 0 or layout.parts_differ(s, chunk))
-        else:
-            readers = graph_of(self.run.problem.shape).readers[chunk]
-            others = [reader for reader in readers if layout.chunks[reader].backward is not None]
-        return new, [
-            (other, layout.chunks[other].chunk.rank == self.rank, self._parts_differ(other, chunk, code))
-            for other in others
-        ]
+            return new, list(dict.fromkeys(source for source in arrivals if source >= 0))
+        readers = graph_of(self.run.problem.shape).readers[chunk]
+        return (), [reader for reader in readers if layout.chunks[reader].backward is not None]
 
     def _parts_differ(self, sender: int, receiver: int, code: int) -> bool:
         return self.layout.parts_differ(*((sender, receiver) if code == FORWARD else (receiver, sender)))
 
-    def _allocate_arriving(self, chunk: int, part: int, code: int, positions: tuple[int, ...] | None = None) -> None:
-        """Tensors that a stage starts from; ``positions``: among its arriving tensors, None: all."""
-        program = self._program(chunk, part, code)
-        column = int(self.layout.recipe.column_of(chunk, part))
+    def _allocate_arriving(
+        self, when: _When, chunk: int, part: I64, code: int, positions: tuple[int, ...] | None = None
+    ) -> None:
+        """Tensors that stages start from; ``positions``: among their arriving tensors, None: all."""
+        shapes = self._shape_of[self.layout.recipe.column_of(chunk, part)]
 
-        def _made() -> _Change:
+        def _arriving(program: StageProgram, shape: int) -> _Change:
             every = range(len(program.arriving)) if positions is None else positions
             rows = {program.arriving_storage[k]: program.arriving[k] for k in every if program.arriving[k] >= 0}
-            return _Change.of(np.array([*rows], dtype=np.int64), self._sizes_at(column)[[*rows.values()]], True)
+            return _Change.of(np.array([*rows], dtype=np.int64), self._sizes_of(shape)[[*rows.values()]], True)
 
-        self._change(chunk, part, (program, self._shape_of[column], positions), _made)
+        for program, own in self._programs(chunk, part, code):
+            for (shape,), at in _alike(shapes[own]):
+                change = self._known.get((program, shape, positions), partial(_arriving, program, shape))
+                self._add(when.of(own[at]), self._cells(chunk, part[own[at]]), change)
 
-    def _share(self, other: int, chunk: int, part: int, code: int) -> None:
+    def _share(self, when: _When, other: int, chunk: int, part: I64, code: int) -> None:
         """What a chunk of the same rank made is the same storage here."""
-        here = self._program(chunk, part, code).arriving_storage
-        there = self._program(other, part, code).leaving_storage
-        if code == FORWARD:
-            here = tuple(here[k] for k in leaving_positions(self.layout, other, chunk, Phase.FORWARD))
-        else:
-            there = tuple(there[k] for k in leaving_positions(self.layout, other, chunk, Phase.BACKWARD))
-        slots, their_slots = self._slots_of(chunk, part), self._slots_of(other, part)
-        for storage, their_storage in zip(here, there, strict=False):
-            if storage >= 0 and their_storage >= 0 and their_slots[their_storage] >= 0:
-                slots[storage] = their_slots[their_storage]
+        ends = (other, chunk, Phase.FORWARD) if code == FORWARD else (other, chunk, Phase.BACKWARD)
+        positions = leaving_positions(self.layout, *ends)
+        for program, own in self._programs(chunk, part, code):
+            for theirs, at in self._programs(other, part[own], code):
+                here, there = program.arriving_storage, theirs.leaving_storage
+                if code == FORWARD:
+                    here = tuple(here[k] for k in positions)
+                else:
+                    there = tuple(there[k] for k in positions)
+                pairs = [pair for pair in zip(here, there, strict=False) if min(pair) >= 0]
+                storage, shared = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+                mine, their = (self._cells(own_chunk, part[own[at]]) for own_chunk in (chunk, other))
+                self._add(when.of(own[at]), mine, _Change(storage, np.zeros_like(storage), shared), their)
 
-    def _program(self, chunk: int, part: int, code: int) -> StageProgram:
-        return program_of(self.layout, int(self.layout.recipe.kind_of(chunk, part)), code)
-
-    def _free_sent(self, chunk: int, part: int, reader: int, code: int) -> None:
-        """What a stage made and does not keep goes when the last of the stages that read it has it."""
-        key = chunk, part, code
-        self._readers_done[key] = self._readers_done.get(key, 0) + 1
-        if self._readers_done[key] < len(self.run.problem.shape.shared(chunk, part, reader)):
-            return
-        program = self._program(chunk, part, code)
-
-        def _made() -> _Change:
+    def _free_sent(self, when: _When, chunk: int, part: I64, reader: int, code: int) -> None:
+        """What stages made and do not keep goes when the last of the stages that read it has it."""
+        shape = self.run.problem.shape
+        readers = np.full(len(part), -1)
+        if shape.joins or shape.part_counts or max(shape.chunk_split) > 1:
+            readers = len(self._readers) + np.arange(len(part))
+            self._readers += [((chunk, own, code), len(shape.shared(chunk, own, reader))) for own in part.tolist()]
+        for program, at in self._programs(chunk, part, code):
             positions: Iterable[int] = range(len(program.leaving))
             if code != FORWARD:
                 positions = leaving_positions(self.layout, chunk, reader, Phase.BACKWARD)
             gone = [k for k in positions if program.leaving[k] >= 0 and not program.leaving_kept[k]]
             storage = np.array([program.leaving_storage[k] for k in gone], dtype=np.int64)
-            return _Change.of(storage, np.ones_like(storage), False)
-
-        self._change(chunk, part, (program, chunk, reader, code), _made)
+            change = _Change.of(storage, np.ones_like(storage), False)
+            self._add(when.of(at), self._cells(chunk, part[at]), change, readers=readers[at])
 
     # -- transfers ---------------------------------------------------------------------------------------------------
-    def _transfers(self) -> dict[int, list[Callable[[], None]]]:
-        """Receive buffers that come, sent tensors that go, by the position of the stage before which they do; at equal
-        times what is sent goes first."""
+    def _transfer_all(self) -> None:
+        """Receive buffers that come, sent tensors that go, before the stage in which they do; at equal times what is
+        sent goes first."""
         run, problem, replica = self.run, self.run.problem, self.replica
         begins, ends = run.start[replica, self.nodes], run.end[replica, self.nodes]
-        changes: list[tuple[int, float, bool, Callable[[], None]]] = []
+        told = 0
         for edge in run.sent:
             receives, sends = (problem.shape.chunk_rank[chunk] == self.rank for chunk in (edge.consumer, edge.source))
-            if not (receives or sends):
-                continue
-            code = CODE_OF_PHASE[edge.phase]
-            for transfer, column in zip(edge.transfers.tolist(), edge.column.tolist(), strict=True):
-                node, ends_of = problem.num_stages + transfer, problem.transfers[transfer]
-                if receives:
-                    start = run.start[replica, node]
-                    place = int(np.searchsorted(ends, start, side="right"))
-                    size = int(edge.size[run.shape[replica, column]])
-                    changes.append((place, float(start), True, partial(self._receive, ends_of, code, size)))
-                if sends:
-                    end = run.end[replica, node]
-                    place = int(np.searchsorted(begins, end, side="left"))
-                    stage, reader = ends_of.stage, ends_of.consumer.chunk
-                    free = partial(self._free_sent, stage.chunk, stage.microbatch, reader, code)
-                    changes.append((place, float(end), False, free))
-        by_position: dict[int, list[Callable[[], None]]] = {}
-        for position, _, _, change in sorted(changes, key=lambda entry: entry[:3]):
-            by_position.setdefault(position, []).append(change)
-        return by_position
+            nodes, number = problem.num_stages + edge.transfers, told + np.arange(len(edge.transfers))
+            told += len(number)
+            if receives:
+                time = run.start[replica, nodes]
+                self._receive(edge, _When(np.searchsorted(ends, time, side="right"), time, number, True))
+            if sends:
+                time = run.end[replica, nodes]
+                when = _When(np.searchsorted(begins, time, side="left"), time, number)
+                self._free_sent(when, edge.source, edge.microbatch, edge.consumer, CODE_OF_PHASE[edge.phase])
 
-    def _receive(self, transfer: Transfer, code: int, size: int) -> None:
-        """Receive buffers of a transfer of ``size`` bytes."""
-        source, target, part = transfer.stage.chunk, transfer.consumer.chunk, transfer.consumer.microbatch
+    def _receive(self, edge: ChunkTransfers, when: _When) -> None:
+        """Receive buffers of transfers."""
+        source, target, code = edge.source, edge.consumer, CODE_OF_PHASE[edge.phase]
+        part = self.run.problem.taken[edge.transfers]
         if not self._parts_differ(source, target, code):
             positions = None
             if code == FORWARD:
                 positions = tuple(leaving_positions(self.layout, source, target, Phase.FORWARD))
-            self._allocate_arriving(target, part, code, positions)
-        elif size > 0:
-            slot = self._pieces[source, transfer.stage.microbatch, target, part, code] = np.array([self._num_slots])
-            self._events.append((slot, np.array([size])))
-            self._num_slots += 1
+            self._allocate_arriving(when, target, part, code, positions)
+            return
+        sizes = edge.size[self._shape_of[edge.column]]
+        for at, (given, taken, size) in enumerate(zip(edge.microbatch.tolist(), part.tolist(), sizes, strict=True)):
+            if size > 0:
+                self._pieces[source, given, target, taken, code] = self._num_cells
+                self._add(when.of(np.array([at])), self._num_cells, _Change.of(_FIRST, _ONE * size, True))
+                self._num_cells += 1
+
+
+def _alike(*columns: NDArray[Any]) -> Iterator[tuple[tuple[int, ...], I64]]:
+    """The distinct rows of some columns, whole numbers of at least 0, and where each stands, ascending."""
+    if not len(columns[0]):
+        return
+    if all((column == column[0]).all() for column in columns):
+        yield tuple(int(column[0]) for column in columns), np.arange(len(columns[0]))
+        return
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        code = code * (1 + int(column.max(initial=0))) + column
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    yield from zip(rows, members_of(place.ravel(), len(first)), strict=True)
 
 
 def issue_order(program: StageProgram) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
