@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 from semu.kernel_table import KERNELS, NEEDS
@@ -47,21 +48,30 @@ def cache_folder() -> Path:
 
 
 def missing_kernels(command: str) -> list[str]:
-    """Kernels that a command needs and that the cache lacks, in the order in which they are called."""
+    """Kernels that a command needs and that the cache lacks, in the order in which they are called.
+
+    An index of numba's cache holds the SHA-256 of the source that was compiled (numba 0.68; before, its time); one
+    without that of today's source counts where it is younger than the source.
+    """
     needed = NEEDS.get(command, ())
-    kept: dict[str, float] = {}
-    if needed:
-        with suppress(OSError):
-            for file in cache_folder().rglob("*.nbi"):
-                name = file.name.partition("-")[0]  # behind it the line, and so one file for every version of the code
-                kept[name] = max(kept.get(name, 0.0), file.stat().st_mtime)
-    found = []
-    for name in needed:
-        *folders, module, _function = name.split(".")
-        changed = _PACKAGE.joinpath(*folders, f"{module}.py").stat().st_mtime
-        if kept.get(".".join(name.split(".")[-2:]), 0.0) < changed:
-            found.append(name)
-    return found
+    kept: dict[str, list[Path]] = {}
+    with suppress(OSError):
+        for file in cache_folder().rglob("*.nbi") if needed else ():
+            kept.setdefault(file.name.partition("-")[0], []).append(file)
+    return [
+        name for name in needed if not any(_is_of(file, name) for file in kept.get(".".join(name.split(".")[-2:]), ()))
+    ]
+
+
+def _is_of(index: Path, name: str) -> bool:
+    """Whether an index of numba's cache is of a kernel's source as it is now."""
+    *folders, module, _function = name.split(".")
+    source = _PACKAGE.joinpath(*folders, f"{module}.py")
+    with suppress(OSError):
+        if sha256(source.read_bytes()).digest() in index.read_bytes():
+            return True
+        return index.stat().st_mtime >= source.stat().st_mtime
+    return False
 
 
 class _Helper:

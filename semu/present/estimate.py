@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -58,6 +58,32 @@ class RankMemoryKinds(NamedTuple):
     other: int
     margin: int
     capacity: int
+
+
+class Deferred(Mapping[str, object]):
+    """A mapping that is made when it is first read."""
+
+    def __init__(self, make: Callable[[], Mapping[str, object]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> dict[str, object]:
+        return dict(self._make())
+
+    def __getitem__(self, key: str) -> object:
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __repr__(self) -> str:
+        return repr(self._made)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, object]]]:
+        return dict, (self._made,)
 
 
 class MemoryFigures:

@@ -33,9 +33,9 @@ def gradient_checks(costed: CostedJob, begin_s: float) -> tuple[list[tuple[Outer
     """
     layout, model = costed.layout, costed.cost_model
     ranks = range(layout.job.parallel.pp)
-    gradients = [_gradient_bytes(costed, rank) for rank in ranks]
-    sweeps = _sweeps(costed.job.training) if any(gradients) else []
-    if not sweeps:
+    sweeps = _sweeps(costed.job.training)
+    gradients = [_gradient_bytes(costed, rank) for rank in ranks] if sweeps else []
+    if not any(gradients):
         return [()] * len(ranks), begin_s
     operators: list[list[OuterSlice]] = [[] for _ in ranks]
     group, now = norm_group(layout), begin_s

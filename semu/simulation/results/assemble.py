@@ -72,7 +72,7 @@ def assemble_report(iteration: Iteration) -> Report:
         memory_margin_bytes=estimate.memory_margin_bytes,
         parameters=parameters,
         active_parameters=active,
-        breakdown_s=estimate.breakdown_s,
+        breakdown_s=dict(estimate.breakdown_s),
         ranks=tuple(rank_row(iteration, memory, peak, saved) for memory, peak in zip(memories, peaks, strict=True)),
         top_operators=top,
         provenance=provenance,

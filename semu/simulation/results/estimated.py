@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.job import TrainingJob
-from semu.present.estimate import Estimate
+from semu.present.estimate import Deferred, Estimate
 from semu.schedule.phases import NOTHING
 from semu.schedule.stage_table import StageTable
 from semu.simulation.context import PipelineRun
@@ -86,7 +87,7 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
         capacity_bytes=room.capacity_bytes,
         other_memory_bytes=room.other_bytes,
         memory_margin_bytes=room.margin_bytes,
-        breakdown_s=breakdown(iteration, time_s),
+        breakdown_s=Deferred(partial(breakdown, iteration, time_s)),
         reserve=HeldMemory(iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]),
     )
     return EstimatedIteration(estimate, slowest, memories, peaks, work, peak_rate)
