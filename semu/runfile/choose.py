@@ -1,8 +1,8 @@
 """``choose_layout``: a cluster and a parallelism for a model that came with neither.
 
-Nodes of 8 H100 are doubled until some layout fits in memory; of the layouts that fit on these nodes, the one with the
-most samples per second is taken. Layouts are: tp up to 8 and pp up to 16, powers of two; full recompute or none;
-experts spread over up to 8 data-parallel ranks, and over all; everything else as in any run.
+Clusters of H100 are tried from 1 GPU on (``_sizes``) until some layout fits in memory; of the layouts that fit on this
+one, that with the most samples per second is taken. Layouts are: tp up to 8, powers of two; pp up to 16; full
+recompute or none; experts spread over up to 8 data-parallel ranks, and over all; everything else as in any run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE, PER_NODE, MOST_NODES = "h100", 8, 2048
 MOST_PP = 16
 EXPERT_RANKS = 8
 PATIENCE = 3
-"""Doublings of the nodes for which every layout may be refused for another reason than memory."""
+"""Doublings of the GPUs for which every layout may be refused for another reason than memory."""
 WEIGHT_BYTES, STATE_BYTES = 6, 12
 """Of a parameter: bf16 weight and fp32 gradient on every rank that holds it; Adam's fp32 state, sharded (ZeRO-1)."""
 
@@ -76,14 +76,18 @@ def choose_layout(
     weights = _weights(model)
     refusals: list[ConfigError | ScheduleError] = []
     refused: ConfigError | ScheduleError | None = None
-    for nodes, per_node in [asked] if asked is not None else [(nodes, PER_NODE) for nodes in _powers(MOST_NODES)]:
+    smaller = ""
+    for nodes, per_node in [asked] if asked is not None else _sizes():
         layouts = list(_layouts(config, nodes, per_node, weights, vocab))
         tried = [(_seconds(tables, resolve), tables) for tables in layouts]
         timed = [(found, tables) for found, tables in tried if isinstance(found, float)]
         seconds, tables = min(timed, key=lambda item: item[0], default=(math.inf, config))
         if seconds < math.inf:
             config.update(tables)
-            return [_sentence(config, is_given=has_cluster)]
+            return [_sentence(config, smaller, is_given=has_cluster)]
+        smaller = f"{nodes}x{per_node}"
+        if nodes & (nodes - 1):  # a batch need not divide into what it is spread over here
+            continue
         others = [found for found, _ in tried if not isinstance(found, float)]
         refused = others[0] if others else refused
         refusals = [] if timed else refusals + others[:1]
@@ -110,7 +114,7 @@ def _layouts(
     is_changed = "zero" in config["parallel"] or any(key in config["training"] for key in _OTHER_BYTES)
     is_usual = not is_changed and not any(config["model"].get(key) for key in ("frozen", "lora"))
     settings = [config["training"]["recompute"]] if "recompute" in config["training"] else ["none", "full"]
-    sizes = [(tp, pp) for tp in _powers(min(8, per_node)) for pp in _powers(MOST_PP) if gpus % (tp * pp) == 0]
+    sizes = [(tp, pp) for tp in _powers(min(8, per_node)) for pp in range(1, MOST_PP + 1) if gpus % (tp * pp) == 0]
     sizes.sort(key=lambda item: (item[0] * item[1], item[1]))
     for tp, pp in sizes:
         for recompute in settings:
@@ -127,6 +131,14 @@ def _layouts(
                 if vocab is not None and vocab % tp:
                     tables["model"].setdefault("vocab_multiple", VOCAB_MULTIPLE)
                 yield tables
+
+
+def _sizes() -> Iterator[tuple[int, int]]:
+    """Nodes and GPUs of a node to try, fewest first: up to one node powers of two, then three sizes between a number of
+    nodes and twice as many, where so many are."""
+    yield from ((1, gpus) for gpus in _powers(PER_NODE))
+    for nodes in _powers(MOST_NODES // 2):
+        yield from ((nodes + nodes * quarters // 4, PER_NODE) for quarters in range(1, 5) if nodes * quarters % 4 == 0)
 
 
 def _powers(most: int) -> list[int]:
@@ -164,10 +176,13 @@ def _seconds(
     return found.iteration_time_s / job.training.global_batch if found.fits else math.inf
 
 
-def _sentence(config: Mapping[str, Any], *, is_given: bool) -> str:
+def _sentence(config: Mapping[str, Any], smaller: str, *, is_given: bool) -> str:
+    """What was decided. ``smaller``: the next smaller cluster, on which nothing fits; empty: there is none."""
     cluster, parallel = config["cluster"], config["parallel"]
     sizes = "-".join(f"{key}{parallel[key]}" for key in AXES if key in parallel)
     size = f"{cluster['device']}:{cluster['nodes']}x{cluster['gpus_per_node']}"
     what = f"parallel: not given, taken as {sizes}" if is_given else f"cluster: not given, taken as {size} with {sizes}"
-    how = "the fastest of the layouts tried, on the fewest nodes where one fits"
+    how = "the fastest of the layouts tried"
+    if smaller:
+        how += f"; none fits on {smaller}, the next smaller cluster tried"
     return f"{what} and recompute {config['training']['recompute']}: {how}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 import semu
 import semu_models
-from semu.errors import ConfigError
+from semu.errors import ConfigError, ScheduleError
 from semu.job import Precision, Recompute, TrainingJob
 from semu.runfile import Overrides, Places, format_toml, load_run, resolve_run
 from semu.simulation import simulate
@@ -114,16 +116,47 @@ def test_the_name_of_a_model_is_a_run_in_any_spelling(name: str) -> None:
     assert (job.model.name, job.parallel.label(), job.training.seq_len) == ("llama3-8b", "dp2-tp2-pp2", 8192)
 
 
-def test_a_model_alone_gets_the_fewest_nodes_on_which_it_fits() -> None:
-    run = resolve_run("mistral-7b")
-    job, found = run.job(), semu.evaluate(run.job())
-    assert found.fits and job.cluster.nodes == 1
-    assert any("cluster: not given" in note for note in run.notes)
-    run = resolve_run("llama3-70b")
-    assert semu.evaluate(run.job()).fits and run.job().cluster.nodes > 1
-    smaller = {"cluster": f"h100:{run.job().cluster.nodes // 2}x8"}
-    with pytest.raises(ConfigError, match="fits in the memory"):
-        load_run("llama3-70b", **smaller)
+def any_fits(name: str, memory: str, cluster: str) -> bool:
+    """Whether a layout fits on a cluster: every one with tp and pp that divide the GPUs is simulated."""
+    nodes, per_node = map(int, cluster.split(":")[1].split("x"))
+    for tp, pp, recompute in product((1, 2, 4, 8), range(1, 17), ("none", "full")):
+        if nodes * per_node % (tp * pp) or tp > per_node:
+            continue
+        settings = [memory, f"training.recompute={recompute}"]
+        with suppress(ConfigError, ScheduleError):
+            if semu.evaluate(load_run(name, settings, cluster=cluster, parallel=f"tp{tp}-pp{pp}")).fits:
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "chosen", "smaller"),
+    [
+        ("gpt2", "8e10", "h100:1x1", None),
+        ("gpt2-xl", "1e10", "h100:1x4", "h100:1x2"),
+        ("llama3-8b", "9e9", "h100:3x8", "h100:2x8"),
+    ],
+)
+def test_a_model_alone_gets_the_fewest_gpus_on_which_it_fits(
+    name: str, memory: str, chosen: str, smaller: str | None
+) -> None:
+    memory = f"cluster.override.memory_bytes={memory}"
+    run = resolve_run(name, Overrides([memory]))
+    cluster = run.job().cluster
+    assert f"h100:{cluster.nodes}x{cluster.gpus_per_node}" == chosen
+    assert semu.evaluate(run.job()).fits and any_fits(name, memory, chosen)
+    (note,) = (note for note in run.notes if "cluster: not given" in note)
+    if smaller is None:
+        assert "none fits" not in note
+    else:
+        assert f"none fits on {smaller.partition(':')[2]}, the next smaller" in note
+        assert not any_fits(name, memory, smaller)
+
+
+def test_a_model_by_its_name_in_python() -> None:
+    for name, cluster, parallel in (("llama3-70b", "h100:16x8", "tp8-pp4"), ("gpt2", "a100-80g:1x8", "tp2")):
+        job = semu.load_run(name, cluster=cluster, parallel=parallel)
+        assert semu.evaluate(job) == semu.evaluate(resolve_run(name, Overrides((), cluster, parallel)).job())
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gpt2-large", 50257), ("whisper-large-v3", 51866)])

@@ -14,7 +14,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="config.json of HuggingFace transformers, or a folder with one; a script or a log of Megatron-LM",
     )
     parser.add_argument("-o", "--output", metavar="RUN", help="the run file; without it, it goes to stdout")
-    parser.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="without it, the fewest H100 nodes that do")
+    parser.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="without it, the fewest H100 that do")
     parser.add_argument("--parallel", metavar="SIZES", help="without it, the first layout that fits in memory")
     add_set(parser)
     parser.add_argument(
