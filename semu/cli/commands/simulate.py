@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -95,10 +96,20 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     )
     say(f"{fit_sentence(report)}; most of it is {most}, {kinds[most] / GIB:.2f} GiB")
     if report.nearest_fit and arguments.baseline is None:  # a baseline decides settings itself
-        settings = report.nearest_fit[0].label().split()
-        words = ["semu", *arguments.typed, *(word for one in settings for word in ("--set", one))]
-        say(f"it fits with: {shlex.join(words)}")
+        say(f"it fits with: {shlex.join(['semu', *_set_anew(arguments.typed, report.nearest_fit[0].label().split())])}")
     return MemoryLimitError.exit_code
+
+
+def _set_anew(typed: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """The words of a command line, with other settings (``key=value``) in place of its own of the same keys."""
+    keys = {one.partition("=")[0] for one in settings}
+    words: list[str] = []
+    for word in typed:
+        if words and words[-1] == "--set" and word.partition("=")[0] in keys:
+            words.pop()
+        else:
+            words.append(word)
+    return words + [word for one in settings for word in ("--set", one)]
 
 
 def _write_files(arguments: argparse.Namespace, report: Report) -> None:
