@@ -95,18 +95,9 @@ class MemoryFigures:
     memory_margin_bytes: int
     reserve: Callable[[int], int] | None
 
-    @cached_property
-    def _replayed(self) -> dict[int, int]:
-        """What the allocator holds of the devices of those ranks that were asked for [bytes]."""
-        return {}
-
     def held_by(self, rank: int) -> int:
         """What the allocator holds of a rank's device [bytes]; where nothing can be replayed, what is allocated."""
-        if self.reserve is None:
-            return self.peak_memory_bytes[rank]
-        if rank not in self._replayed:
-            self._replayed[rank] = self.reserve(rank)
-        return self._replayed[rank]
+        return self.peak_memory_bytes[rank] if self.reserve is None else self.reserve(rank)
 
     @property
     def reserved_memory_bytes(self) -> tuple[int, ...] | None:

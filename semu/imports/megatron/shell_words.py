@@ -57,6 +57,7 @@ class Shell:
     def __init__(self, name: str, defined: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.gaps: list[Gap] = []
+        self._numbers: dict[Gap, int] = {}
         self.notes: list[str] = []
         self.variables: dict[str, tuple[Field, ...]] = {}
         for key, value in (defined or {}).items():
@@ -67,9 +68,10 @@ class Shell:
     def gap(self, what: str, line: int, why: str) -> str:
         """The character of a gap."""
         found = Gap(what, line, why)
-        if found not in self.gaps:
+        number = self._numbers.setdefault(found, len(self.gaps))
+        if number == len(self.gaps):
             self.gaps.append(found)
-        return chr(min(_GAPS + self.gaps.index(found), _LAST_GAP))
+        return chr(min(_GAPS + number, _LAST_GAP))
 
     def gap_of(self, text: str) -> Gap | None:
         """The first gap of a text."""

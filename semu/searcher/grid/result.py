@@ -24,6 +24,7 @@ _SHORT: Mapping[Axis, str] = {Axis.MICRO_BATCH: "mb"}
 """Heads of the table that are not the axis's name."""
 SHOWN_MISFITS = 3
 """Faster configurations that do not fit which the table shows."""
+AT_MOST = "<: at most, from allocated memory or the first rank that is too full"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +54,8 @@ class GridResult(GridRows):
         text = [lines[0]]
         for line, (row, alike) in zip(lines[1:], shown, strict=False):
             text += [line, *(f"   {note}" for note in _notes(row, alike))]
-        return fit_lines("\n".join([*text, *lines[1 + len(shown) :], *self._sentences()]))
+        notes = lines[1 + len(shown) :] + [AT_MOST] * any(not row.is_counted for row, _ in shown)
+        return fit_lines("\n".join([*text, *notes, *self._sentences()]))
 
     def _alike(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
         """Rows whose times are no nearer than ``NOISE``, each with how many behind it are."""
@@ -155,7 +157,7 @@ def _cells(result: GridResult, number: int, row: Row) -> tuple[str, ...]:
         f"{found.iteration_time_s:.4f}",
         f"{100 * found.mfu:.1f}",
         f"{found.peak_memory_bytes / GIB:.2f}",
-        f"{row.headroom_bytes / GIB:.2f}",
+        f"{'' if row.is_counted else '<'}{row.headroom_bytes / GIB:.2f}",
         *cost,
         f"{100 * found.bubble_ratio:.1f}",
         f"{row.tokens_per_s_per_gpu:,.0f}",

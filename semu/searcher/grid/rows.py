@@ -50,6 +50,11 @@ class Row:
         return self.headroom_bytes >= 0
 
     @property
+    def is_counted(self) -> bool:
+        """Whether ``headroom_bytes`` is what the allocator leaves, as in a report; else it leaves that at most."""
+        return self.judged_by == "reserved" and self.fits
+
+    @property
     def judged_by(self) -> str:
         """How it is known whether it fits: ``"reserved"``, the allocator was replayed; ``"bound"``, there is room for
         more than any allocator keeps (``DeviceRoom.is_tight``); ``"allocated"``, the tensors alone are too much."""

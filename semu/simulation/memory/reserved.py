@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -60,6 +61,26 @@ def device_room(job: TrainingJob, sizes: GpuAxes | None = None) -> DeviceRoom:
 def outside_bytes(parallel: GpuAxes) -> int:
     """Device memory that the allocator never sees: context and communicators."""
     return CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(size > 1 for size in (parallel.tp, parallel.pp, parallel.dp))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldMemory:
+    """What the allocator holds of each rank's device: each is replayed once, however many copies of a report ask.
+
+    Attributes:
+        timed, replicas, peaks: as ``reserved_bytes``. known: what was asked for so far [bytes], by rank.
+    """
+
+    timed: TimedJob
+    replicas: Sequence[int]
+    peaks: Sequence[int]
+    known: dict[int, int] = field(default_factory=dict)
+
+    def __call__(self, rank: int) -> int:
+        """Of one rank [bytes]."""
+        if rank not in self.known:
+            self.known[rank] = reserved_bytes(self.timed, self.replicas, self.peaks, rank)
+        return self.known[rank]
 
 
 def reserved_bytes(timed: TimedJob, replicas: Sequence[int], peaks: Sequence[int], rank: int) -> int:

@@ -17,7 +17,7 @@ from semu.simulation.context import PipelineRun
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.peaks import PipelineMemory, RankPeak
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.reserved import device_room, reserved_bytes
+from semu.simulation.memory.reserved import HeldMemory, device_room
 from semu.simulation.memory.static import resident_memory
 from semu.simulation.memory.unsharded import pipeline_unsharded
 from semu.simulation.results.time_breakdown import Work, breakdown, bubble_ratio, count_work
@@ -88,9 +88,7 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
         other_memory_bytes=room.other_bytes,
         memory_margin_bytes=room.margin_bytes,
         breakdown_s=Deferred(partial(breakdown, iteration, time_s)),
-        reserve=partial(
-            reserved_bytes, iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]
-        ),
+        reserve=HeldMemory(iteration, [peak.replica for peak in peaks], [peak.size_bytes for peak in peaks]),
     )
     return EstimatedIteration(estimate, slowest, memories, peaks, work, peak_rate)
 

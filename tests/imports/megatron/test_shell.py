@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from semu.errors import ConfigError
 from semu.imports.megatron.shell_run import Script, follow_script
+from semu.imports.megatron.shell_words import Gap, Shell
 
 NAMES = ("A", "B", "total_size", "E", "LIST", "ONE")
 PRELUDE = "A=3\nB='two words'\ntotal_size=12\nE=\nLIST=(--x 1 'y z' \"\")\nONE=(only)\n"
@@ -218,3 +219,19 @@ def test_what_is_no_script_is_refused_with_its_line(text: str, line: int, messag
     with pytest.raises(ConfigError) as caught:
         follow_script(text, "run.sh")
     assert (caught.value.where, caught.value.message) == (f"run.sh:{line}", message)
+
+
+def test_a_gap_is_not_looked_for_among_all_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand gaps, each asked for twice, few are compared with one another."""
+    calls: list[int] = []
+    inner = Gap.__eq__
+
+    def equal(self: Gap, other: object) -> bool:
+        calls.append(0)
+        return inner(self, other)
+
+    monkeypatch.setattr(Gap, "__eq__", equal)
+    shell = Shell("script.sh")
+    marks = [shell.gap(f"$NAME_{number}", number, "not set in the script") for _ in range(2) for number in range(1000)]
+    assert marks[:1000] == marks[1000:] and len(set(marks)) == len(shell.gaps) == 1000
+    assert len(calls) < 3000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -106,6 +107,10 @@ def test_every_row_is_judged_as_its_simulation_is(make: Callable[..., TrainingJo
         assert (held is None) == (row.judged_by != "reserved") == (not is_tight)
         if held is not None and not row.fits:
             assert held > room.usable_bytes and held in report.held_memory_bytes
+        left = room.usable_bytes - max(report.held_memory_bytes)
+        assert row.headroom_bytes == left if row.is_counted else row.headroom_bytes >= left
+        said = f"{'' if row.is_counted else '<'}{row.headroom_bytes / 2**30:.2f}"
+        assert said in repr(replace(found, rows=(row,))).splitlines()[1].split()
         ways.add((row.judged_by, row.fits))
     assert {True, False} == {fits for _, fits in ways} and "reserved" in {way for way, _ in ways}
     assert found.best is not None

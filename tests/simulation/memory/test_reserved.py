@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,12 +24,13 @@ from simulation.reference.held import wholes
 from simulation.reference.model import CutModel
 
 import semu
-from semu.engine.allocator import reserve
+from semu.engine.allocator import AllocationTrace, reserve
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
 from semu.schedule.problem import lower
+from semu.searcher.what_if.advice import advise
 from semu.simulation import prepare
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.ranks import RankMemory
@@ -135,6 +137,25 @@ def test_the_report_gives_the_estimate() -> None:
         assert reserved >= report.peak_memory_bytes[rank]
         assert RankMemory(found, rank).static.total == report.static_memory_bytes[rank]
     assert report.to_json()["reserved_memory_bytes"] == list(report.reserved_memory_bytes)
+
+
+@pytest.mark.parametrize("make", [gpt, llama])
+def test_every_rank_is_replayed_once(make: Callable[[], Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a report and its copies are asked, and advised on."""
+    replayed: list[int] = []
+
+    def _trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
+        replayed.append(rank)
+        return rank_trace(timed, rank, replica)
+
+    monkeypatch.setattr("semu.simulation.memory.reserved.rank_trace", _trace)
+    job = job_of(make(), pp=2)
+    report = semu.simulate(job)
+    assert not replayed
+    copy = replace(advise(job, replace(report, warnings=("new",))), settings={})
+    assert copy.held_memory_bytes == report.held_memory_bytes == copy.reserved_memory_bytes
+    assert copy.fullest_rank in range(2) and len(copy.memory) == 2
+    assert sorted(replayed) == [0, 1]
 
 
 def test_a_small_model_by_hand() -> None:
