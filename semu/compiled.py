@@ -13,11 +13,16 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numba
-from numba.core import sigutils
+import numpy as np
+from numba import types
+from numba.core import cgutils, sigutils
 from numba.core.caching import FunctionCache, NullCache
+from numba.core.imputils import impl_ret_new_ref
+from numba.core.typing.npydecl import parse_dtype
+from numba.extending import intrinsic
 
 from semu import ahead
 from semu.kernel_table import KERNELS
@@ -61,7 +66,8 @@ def kernel_name(function: Callable[..., Any]) -> str:
 
 
 def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
-    found: Any = numba.njit(nogil=True, **options)(function)
+    options |= {"nogil": True, "no_cfunc_wrapper": True}
+    found: Any = numba.njit(**options)(function)
     if hasattr(found, "overloads"):  # not under NUMBA_DISABLE_JIT
         try:
             found._cache = _Cache(function)
@@ -76,10 +82,45 @@ kernel = _compiled
 
 def part(function: Callable[P, R], **options: Any) -> Callable[P, R]:
     """A function that only kernels of the same file call."""
-    return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    return _compiled(function, no_cpython_wrapper=True, **options)
 
 
 kernel_ieee, part_ieee = partial(kernel, error_model="numpy"), partial(part, error_model="numpy")
+
+
+def _generate_array(shape: Any, dtype: Any, *, is_zero: bool) -> Any:
+    """Types and code of ``zeros`` and ``empty``."""
+    from numba.np import arrayobj  # which numba loads with the first kernel
+
+    is_tuple = isinstance(shape, types.BaseTuple)
+    kinds = tuple(shape) if is_tuple else (shape,)
+    array = types.Array(parse_dtype(dtype), len(kinds), "C")
+
+    def _generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        given = cgutils.unpack_tuple(builder, arguments[0]) if is_tuple else arguments[:1]
+        sizes = [context.cast(builder, size, kind, types.intp) for size, kind in zip(given, kinds, strict=True)]
+        made = arrayobj._empty_nd_impl(context, builder, array, sizes)
+        if is_zero:
+            cgutils.memset(builder, made.data, builder.mul(made.itemsize, made.nitems), 0)
+        return impl_ret_new_ref(context, builder, array, made._getvalue())
+
+    return array(shape, dtype), _generate
+
+
+def _generate_zeros(_typing_context: Any, shape: Any, dtype: Any) -> Any:
+    return _generate_array(shape, dtype, is_zero=True)
+
+
+def _generate_empty(_typing_context: Any, shape: Any, dtype: Any) -> Any:
+    return _generate_array(shape, dtype, is_zero=False)
+
+
+if TYPE_CHECKING or numba.config.DISABLE_JIT:
+    zeros, empty = np.zeros, np.empty
+else:
+    zeros, empty = intrinsic(_generate_zeros), intrinsic(_generate_empty)
+"""``np.zeros`` and ``np.empty`` of a shape and a type inside kernels: those compile two functions anew for each kind of
+array, an eighth of what a kernel takes; these are part of the kernel."""
 
 
 def compile_kernel(name: str) -> None:

@@ -155,13 +155,13 @@ KERNELS = {
 _TIMES = (
     "costs.kernels.roofline_latency",
     "compile.kernels.run_segment",
-    "compile.kernels.run_stage",
+    "compile.kernels.memory_of_stage",
     "compile.kernels.time_stage",
+    "compile.kernels.run_stage",
     "engine.kernels.orders.forced_order",
     "engine.kernels.dispatch.replay_units",
     "engine.kernels.pipeline_memory.sort_events",
     "engine.kernels.pipeline_memory.pipeline_summits",
-    "compile.kernels.memory_of_stage",
     "engine.kernels.pipeline_memory.exact_summit",
 )
 _ALLOCATOR = ("engine.kernels.allocator.write_tape", "engine.kernels.allocator.replay")
@@ -171,8 +171,8 @@ _SEARCH = (
     "searcher.kernels.bounds.heads_and_tails",
     "searcher.kernels.bounds.gather_sets",
     "searcher.kernels.bounds.one_machine",
-    "searcher.kernels.interleaving.rollouts",
     "searcher.kernels.interleaving.choose_memory",
+    "searcher.kernels.interleaving.rollouts",
     "searcher.kernels.sequences.nearest_sequences",
     "searcher.kernels.interleaving.evaluate_orders",
     "searcher.kernels.refinement.anneal",
@@ -188,4 +188,4 @@ NEEDS = {
     "plan": (*_TIMES, "plan.verification.kernels.run_dry"),
     "search": (*_TIMES, *_SEARCH, *_ALLOCATOR),
 }
-"""What each command calls, in the order of the calls."""
+"""What each command calls, in the order of the calls, save that kernels that others call come before them."""

@@ -94,6 +94,34 @@ def test_commands_call_what_the_table_says(words: tuple[str, ...], tmp_path: Pat
     assert {name: same for name, same in called.items() if name in NEEDS[words[0]] and not all(same)} == {}
 
 
+ARRAYS = """
+import numpy as np
+from semu import compiled
+@compiled.kernel
+def make(n, small):
+    room = compiled.empty((n, small), np.int16)
+    for i in range(n):
+        for k in range(small):
+            room[i, k] = i - k
+    flags, table = compiled.zeros(n, np.bool_), compiled.zeros((n, 2, small), np.uint64)
+    return compiled.zeros(n, np.float64), flags, table, room
+make._cache = compiled.NullCache()
+for n in (0, 3, 1000):
+    wanted = np.zeros(n), np.zeros(n, np.bool_), np.zeros((n, 2, 4), np.uint64)
+    wanted += ((np.arange(n)[:, None] - np.arange(4)).astype(np.int16),)
+    for _ in range(3):  # memory that was used before
+        for one, other in zip(make(n, np.int32(4)), wanted):
+            assert one.dtype == other.dtype and one.shape == other.shape and one.flags.c_contiguous
+            assert (one == other).all()
+            one[...] = 1
+print("same")
+"""
+
+
+def test_arrays_made_in_kernels_are_those_of_numpy() -> None:
+    assert run_python(ARRAYS) == "same"
+
+
 # -- ahead -----------------------------------------------------------------------------------------------------------
 AHEAD = """
 import json, time

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel, part
+from semu.compiled import empty, kernel, part, zeros
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -41,7 +41,7 @@ def time_stage(latency: F64, release: F64, program: Group, start: F64, end: F64,
         Latency of the stage [s].
     """
     pred_ptr, pred, stream, num_streams = program
-    free = np.zeros(num_streams)
+    free = zeros(num_streams, np.float64)
     for op in range(len(latency)):
         s = stream[op]
         begin = free[s]
@@ -160,12 +160,12 @@ def run_stage(latency: F64, row: I32, program: Group, storages: Group, size: I64
     """
     stage_latency, exposed, peak, net, peak_op = costs
     num_ops, num_storages = len(row), len(size_row)
-    start, end, op_latency = np.empty(num_ops), np.empty(num_ops), np.empty(num_ops)
-    op_size = np.empty(num_storages, dtype=np.int64)
-    group = np.zeros(0, dtype=np.int32)
-    event_time = np.empty(0)
-    event_bytes = np.empty((0, 0), dtype=np.int64)
-    release = np.empty(0)
+    start, end, op_latency = empty(num_ops, np.float64), empty(num_ops, np.float64), empty(num_ops, np.float64)
+    op_size = empty(num_storages, np.int64)
+    group = zeros(0, np.int32)
+    event_time = empty(0, np.float64)
+    event_bytes = empty((0, 0), np.int64)
+    release = empty(0, np.float64)
     for b in range(latency.shape[0]):
         for op in range(num_ops):
             op_latency[op] = latency[b, row[op]]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel
+from semu.compiled import kernel, zeros
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -122,11 +122,11 @@ def list_schedule(pipeline: Group, costs: Group, limit: I64, need: I64, policy: 
     latency, delay, delta = costs
     is_split, is_patient, group, is_greedy, slack, in_turn = policy
     num_ranks, num_chunks = len(limit), len(first) - 1
-    following = np.zeros((num_chunks, 3), dtype=np.int64)
-    now, level = np.zeros(num_ranks), np.zeros(num_ranks, dtype=np.int64)
-    reserved = np.zeros(num_ranks, dtype=np.int64)
+    following = zeros((num_chunks, 3), np.int64)
+    now, level = zeros(num_ranks, np.float64), zeros(num_ranks, np.int64)
+    reserved = zeros(num_ranks, np.int64)
     done = np.full(len(latency), np.nan)
-    inside = np.zeros(len(need), dtype=np.bool_)
+    inside = zeros(len(need), np.bool_)
     uses_need = False
     for i in range(need.shape[0]):
         for r in range(num_ranks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -95,7 +95,8 @@ def search(
         seed: of all random numbers. strategy: over sequences, one of ``semu.searcher.orders.strategy.STRATEGIES``.
         workers: threads; None: half the cores. objective: ``min``, or ``max`` for the longest schedule.
         sub_batch: module -> items of a sub-microbatch, 0: whole microbatches. segments: module -> chunks per rank.
-            Both in place of what ``partition`` chooses.
+            Both in place of what ``partition`` chooses. Megatron-LM's cut is compared with all the same; where it is
+            faster it is what is returned, and ``is_as_asked`` is false.
         strategies: memory strategies of layers that may be used. candidates: ways to run a stage pair, at most.
         memory_limit_bytes: of every rank; None: the device's memory.
         exact: afterwards let OR-Tools' CP-SAT go on, for ``time_s`` (60 s without one).
@@ -166,6 +167,16 @@ def search(
         result=result,
         prepare_s=prepared_s,
         alike=None if alike is None else alike.report,
+        is_as_asked=_is_as_asked(found.partition, like, sub_batch or {}, segments or {}),
+    )
+
+
+def _is_as_asked(found: Partition, like: Partition, sub_batch: Container[str], segments: Container[str]) -> bool:
+    """Whether the modules for which they were given have the sub-microbatches and segments of ``like``."""
+    return all(
+        (own.name not in sub_batch or own.sub_batch == asked.sub_batch)
+        and (own.name not in segments or own.segments == asked.segments)
+        for own, asked in zip(found.modules, like.modules, strict=True)
     )
 
 

@@ -39,6 +39,8 @@ class SearchReport(Tabular):
         result: how the search went. prepare_s: time for Megatron-LM's schedule and the candidates [s].
         alike: of Megatron-LM's cut and order with the memory strategies, of those that the search may use, that fit
             best: what is gained over it is gained by cut and order alone. None: nothing fits, or it cannot run the job.
+        is_as_asked: modules have the sub-microbatches and segments that the caller gave, if any; False: Megatron-LM's
+            cut, which has others, is faster.
     """
 
     job: TrainingJob
@@ -55,6 +57,7 @@ class SearchReport(Tabular):
     result: SearchResult
     prepare_s: float
     alike: Report | None = None
+    is_as_asked: bool = True
 
     @property
     def schedule(self) -> Schedule:
@@ -86,6 +89,29 @@ class SearchReport(Tabular):
             if report is not None
         ]
 
+    @property
+    def gain(self) -> float | None:
+        """Megatron-LM's time over the schedule's; None: it cannot run the job."""
+        return self._speed_over(self.baseline)
+
+    @property
+    def gain_alike(self) -> float | None:
+        """The same of Megatron-LM's order with the recomputation that fits best; None: none fits."""
+        return self._speed_over(self.alike)
+
+    def gain_text(self) -> str:
+        """Both in a sentence; empty: Megatron-LM cannot run the job."""
+        if self.baseline is None or self.gain is None:
+            return ""
+        said = "" if self._holds(self.baseline) else " (which does not fit)"
+        if self.gain_alike is not None:
+            said += f"; {self.gain_alike:.3f} x its speed with the recomputation that fits best"
+        return f"{self.gain:.3f} x Megatron-LM's speed{said}"
+
+    def _speed_over(self, other: Report | None) -> float | None:
+        own = self.report.iteration_time_s
+        return None if other is None or not own > 0 else other.iteration_time_s / own
+
     def _reports(self) -> list[tuple[str, Report | None]]:
         """The rows of the table; None: it cannot run."""
         alike = [] if self.alike is None else [("its order, best recompute", self.alike)]
@@ -111,6 +137,7 @@ class SearchReport(Tabular):
             "heuristic": _figures(self.default),
             "search": _figures(self.report),
             "limit_bytes": self.limit_bytes,
+            "is_as_asked": self.is_as_asked,
             "partition": self.partition.to_json(),
             "changes": dict(self.changes),
             "strategy": found.strategy,
@@ -155,13 +182,12 @@ class SearchReport(Tabular):
                 )
             )
         lines = fit_columns(rows, (False, True, True, True, True, True))
-        if self.baseline is not None and self.report.iteration_time_s > 0:
-            gain = self.baseline.iteration_time_s / self.report.iteration_time_s
-            said = "" if self._holds(self.baseline) else " (which does not fit)"
-            if self.alike is not None:
-                alike = self.alike.iteration_time_s / self.report.iteration_time_s
-                said += f"; {alike:.3f} x its speed with the recomputation that fits best"
-            lines.append(f"{gain:.3f} x Megatron-LM's speed{said}")
+        if self.gain is not None:
+            lines.append(self.gain_text())
+        if not self.is_as_asked:
+            lines.append(
+                "Megatron-LM's cut is faster than the one asked for: sub-microbatches and segments are its own"
+            )
         makespan, counted = self.report.timeline.makespan_s, self.solution.makespan_s
         pipeline = f"pipeline {makespan:.4f} s"
         if makespan != counted:  # several replicas, sends that do not overlap, waits for parameters

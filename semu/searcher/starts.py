@@ -143,12 +143,14 @@ def baseline_starts(
     strategies: Sequence[str],
     candidates: int,
     memory_limit_bytes: int | None,
+    has_heuristic: bool = True,
 ) -> tuple[list[Start], Start | None]:
     """Megatron-LM's cut: its schedule as it is, its schedule with the memory strategies that fit best, and the
     heuristic's schedule; those of them that fit in memory.
 
     Args:
-        job: as it was given. baseline: Megatron-LM on it. like: a partition of the same batch. Others: as ``search``.
+        job: as it was given. baseline: Megatron-LM on it. like: a partition of the same batch. has_heuristic: with the
+            heuristic's schedule of that cut. Others: as ``search``.
     Returns:
         The starts, and the faster of the first two.
     """
@@ -162,6 +164,8 @@ def baseline_starts(
         chosen = _ordered(plain, changes, plan, order, like, memory_limit_bytes)
         found += [chosen] if chosen is not None else []
         alike = min(found, key=lambda start: start.time_s, default=None)
+        if not has_heuristic:
+            return found, alike
         target = build_problem(prepare(plain, plan=plan), memory_limit_bytes=memory_limit_bytes)
         check_limits(target.problem)
         return [*found, heuristic_start(plain, changes, (_partition_of(target, like), target))], alike

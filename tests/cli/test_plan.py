@@ -76,7 +76,9 @@ def test_a_search_and_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert run(capsys, *words, "--rollouts", "10", "--workers", "1", "-o", str(path))[0] == 0
     assert one.read_bytes() == again.read_bytes()
     assert main(["search", *words, "--rollouts", "10", "--workers", "1", "--out", str(tmp_path / "out")]) == 0
-    capsys.readouterr()
+    out = capsys.readouterr().out
+    said = next(line for line in out.splitlines() if "x Megatron-LM's speed; " in line)
+    assert out.count(said) == 3  # both plans say what the search says
     schedule = tmp_path / "out" / "schedule.json"
     assert run(capsys, *words, "--schedule", str(schedule), "-o", str(two))[0] == 0
     assert two.read_bytes() == one.read_bytes()

@@ -41,6 +41,11 @@ def test_the_table_the_files_and_a_loop_that_goes_on(tmp_path: Path, capsys: pyt
     for row in result["rows"]:
         assert row["planned_s"] <= row["heuristic_s"]
         assert row["gain"] == row["megatron_s"] / row["planned_s"]
+        assert row["gain_alike"] == row["alike_s"] / row["planned_s"]
+        assert 1.0 <= row["gain_alike"] <= row["gain"]
+    alike = sum(row["alike_s"] for row in result["rows"]) / sum(row["planned_s"] for row in result["rows"])
+    assert result["gain_over_megatron_alike"] == alike
+    assert f"{alike:.3f} x its speed with the recomputation that fits best" in " ".join(out.split())
     # a loop of two, and one more behind them: the same plans as in one go
     assert run(capsys, *QUICK, "--iterations", "2", "--out", broken)[0] == 0
     code, out, err = run(capsys, *QUICK, "--iterations", "3", "--out", broken, "--resume", "--json")

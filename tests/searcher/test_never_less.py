@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 import semu
 from semu.baselines import megatron
+from semu.cli import main
 from semu.errors import ConfigError
 from semu.plan.verification.rules import verify
 from semu.runfile import load_run
@@ -68,6 +70,8 @@ def test_the_baseline_itself_where_nothing_is_better(monkeypatch: pytest.MonkeyP
     assert found.plan.orders is not None
     assert found.plan.orders.orders == base.schedule.orders
     assert "1.000 x Megatron-LM's speed" in repr(found)
+    assert found.to_json()["is_as_asked"] is False
+    assert "Megatron-LM's cut is faster than the one asked for" in repr(found)
     assert found.changes["parallel.vpp"] == 2
     assert found.partition.modules[0].segments == 2
     check(found)
@@ -119,3 +123,38 @@ def test_where_nothing_but_a_baseline_fits_it_is_a_start(run: str) -> None:
     else:
         assert "(which does not fit)" in repr(found)
     assert found.to_json()["baseline_alike"]["fits"] is True  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("llama3-70b", "--cluster", "h100:16x8", "--parallel", "tp8-pp4"), marks=pytest.mark.slow),
+        ("vlm-s", "--set", "training.global_batch=8"),
+        pytest.param(("mixtral-8x7b",), marks=pytest.mark.slow),
+        pytest.param(("vlm-s",), marks=pytest.mark.slow),
+        pytest.param(("vlm-m",), marks=pytest.mark.slow),
+        pytest.param(("gpt3-175b",), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_the_command_never_prints_less(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """What ``semu search --json`` says of the search against every schedule beside it that fits."""
+    assert main(["search", *words, "--rollouts", "0", "--workers", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["search"]["fits"] and found["is_as_asked"]
+    assert found["iteration_time_s"] == found["search"]["iteration_time_s"]
+    compared = [found[name] for name in ("baseline", "baseline_alike", "heuristic") if found[name] is not None]
+    assert any(one["fits"] for one in compared)
+    for one in compared:
+        assert not one["fits"] or found["iteration_time_s"] <= one["iteration_time_s"]
+
+
+@pytest.mark.slow
+def test_what_was_asked_of_a_cut_is_kept_or_said() -> None:
+    """Sub-microbatches of four images: the cut asked for, or Megatron-LM's and the sentence."""
+    job = job_of("vlm-s")
+    name = job.model.modules[0].name
+    found = semu.search(job, rollouts=0, workers=1, sub_batch={name: 4})
+    module = next(one for one in found.partition.modules if one.name == name)
+    assert found.is_as_asked == (module.sub_batch == 4)
+    assert ("faster than the one asked for" in repr(found)) == (not found.is_as_asked)

@@ -70,6 +70,10 @@ def test_the_loop_compares_and_counts(make: Any, stream: Any) -> None:
         assert row.megatron_s is not None
         assert row.planned_s <= row.heuristic_s
         assert row.gain == row.megatron_s / row.planned_s
+        again = semu.search(replace(make(), batch=batch), rollouts=0, workers=1).alike
+        assert again is not None
+        assert row.alike_s == again.iteration_time_s
+        assert row.gain_alike == again.iteration_time_s / row.planned_s
         assert row.fits
         assert row.trained_s == row.planned_s
     report = TrainingReport("tiny", rows, 3, "iterations", True, 1)
@@ -88,6 +92,42 @@ def wait_until(is_so: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.001)
     return True
+
+
+def test_no_plan_is_slower_than_the_heuristics_by_its_whole_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter pipeline whose iteration is longer, as where reductions begin later, is not the plan."""
+    batches = planning.BatchPlanner(vision_job())
+    job = batches.jobs_of(next(vision_stream(1)))[1]
+    built = batches.prepared(job)
+    begun, default, level = batches.heuristic(built)
+    found = batches.search(begun, default, level, Budget(rollouts=30, workers=1))[2]
+    assert found.makespan_s < default.makespan_s
+    inner = planning.iteration_s
+    assert inner(begun, default) == semu.simulate(job, plan=begun.plan_of(default, "own")).iteration_time_s
+    monkeypatch.setattr(planning, "iteration_s", lambda problem, one: 1.0 if one is default else 2.0)
+    assert batches.search(begun, default, level, Budget(rollouts=30, workers=1))[2] is default
+
+
+@pytest.mark.parametrize("deadline_s", [None, 1e-9])
+def test_the_loop_waits_for_the_heuristics_plan(deadline_s: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations that take no time: each has the heuristic's plan at least, unless a deadline ends planning before."""
+    rows: list[IterationRow] = []
+    with Planner(vision_job(), vision_stream(3), rollouts=20, deadline_s=deadline_s) as planner:
+        gate = Gate(monkeypatch, planner, "heuristic", at=1)
+        timer = threading.Timer(0.2, gate.opened.set)
+        timer.start()
+        train(planner, 3, speed=1e12, tell=rows.append)
+        timer.join()
+    said = "began before any plan of their batch was simulated" in " ".join(
+        repr(TrainingReport("tiny", rows, 3, "iterations", False, 1)).split()
+    )
+    if deadline_s is None:
+        assert [row.outcome for row in rows] == [Outcome.PLANNED, Outcome.HEURISTIC, Outcome.HEURISTIC]
+        assert all(row.planned_s <= row.heuristic_s for row in rows if row.planned_s and row.heuristic_s)
+        assert rows[1].stall_s > 0
+    else:
+        assert [row.outcome for row in rows] == [Outcome.FALLBACK] * 3
+    assert said == (deadline_s is not None)
 
 
 class Gate:

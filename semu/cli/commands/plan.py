@@ -12,6 +12,7 @@ from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, MemoryLimitError, PlanError, unknown_name
+from semu.units import fit_lines
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
@@ -118,7 +119,7 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
-        ended_by = ""
+        ended_by, gains, gain_text = "", {}, ""
         with run.places.located():
             if searched:
                 from semu.searcher.job_search import search
@@ -131,7 +132,8 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
                     workers=arguments.workers,
                     progress=progress,
                 )
-                report, ended_by = found.report, found.result.ended_by
+                report, ended_by, gain_text = found.report, found.result.ended_by, found.gain_text()
+                gains = {"gain_over_megatron": found.gain, "gain_over_megatron_alike": found.gain_alike}
                 progress("compiling the plan")
                 plan = compile_plan(found)
             else:
@@ -151,9 +153,11 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
         _write_torch_csv(arguments, plan)
         _draw(arguments, plan)
     if arguments.json:
-        emit_json({"run": arguments.run, "warnings": list(run.notes), **_document(plan, report, verified)})
+        emit_json({"run": arguments.run, "warnings": list(run.notes), **_document(plan, report, verified), **gains})
     else:
         emit(repr(plan) if arguments.rank is None else plan.to_text(arguments.rank))
+        if gain_text:
+            emit(fit_lines(gain_text))
         if verified is not None:
             emit(verified.to_text())
     if ended_by == "interrupt":

@@ -8,9 +8,10 @@ EPILOG = """\
 --iterations and --stream: a training loop is simulated. Every iteration is planned while the one before it trains:
 planning is real and takes the time that it takes here; an iteration takes its simulated time. By default nothing
 sleeps: the loop waits for the next plan at most as long as the iteration takes, and skips the rest; --sleep takes its
-time. At the deadline the best plan so far is taken, before there is any the heuristic's, and before that one that is
-legal for every batch. The table shows each iteration's time with its plan, with the heuristic's schedule and with
-Megatron-LM's.
+time. At the deadline the best plan so far is taken, before there is any the heuristic's; the loop waits for that one,
+and no plan is slower than it. Only where --deadline ends planning before it is there, a plan that is legal for every
+batch is taken, which may be slower. The table shows each iteration's time with its plan, with the heuristic's schedule
+and with Megatron-LM's; its order with the recomputation that fits best is compared below the table and in --json.
 
 A stream is a JSONL file with one iteration a line (semu/workload/stream.py tells the format), or a metadata file whose
 samples are dealt to the iterations in order. Without one, batches of the run's own kind are drawn: seed, seed+1, ...

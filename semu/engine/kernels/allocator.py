@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel, part
+from semu.compiled import empty, kernel, part, zeros
 
 I64 = NDArray[np.int64]
 LISTS = 256
@@ -66,7 +66,7 @@ def write_tape(turns: I64, first: I64, entries: I64, num_cells: int, tape: I64) 
     Returns:
         How many events were written.
     """
-    now, is_free = np.full(num_cells, -1, dtype=np.int64), np.zeros(tape.shape[1], dtype=np.bool_)
+    now, is_free = np.full(num_cells, -1, dtype=np.int64), zeros(tape.shape[1], np.bool_)
     count, event = 0, 0
     for turn in range(turns.shape[1]):
         for entry in range(first[turns[2, turn]], first[turns[2, turn] + 1]):
@@ -109,18 +109,18 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
     large_segment, own_segment, unit = rules[3], rules[4], rules[5]
     n = len(slot)
     cap = 2 * num_slots + 2 * (first + (n - first) * max(repeats, 1)) + 16
-    begin = np.empty(cap, dtype=np.int64)
-    length = np.empty(cap, dtype=np.int64)
-    segment = np.empty(cap, dtype=np.int64)
-    before = np.empty(cap, dtype=np.int64)
-    after = np.empty(cap, dtype=np.int64)
-    place = np.empty(cap, dtype=np.int64)
-    pool_of = np.empty(cap, dtype=np.int64)
-    spare = np.empty(cap, dtype=np.int64)
+    begin = empty(cap, np.int64)
+    length = empty(cap, np.int64)
+    segment = empty(cap, np.int64)
+    before = empty(cap, np.int64)
+    after = empty(cap, np.int64)
+    place = empty(cap, np.int64)
+    pool_of = empty(cap, np.int64)
+    spare = empty(cap, np.int64)
     num_spare, num_blocks, num_segments = 0, 0, 0
     head = np.full(2 * LISTS, -1, dtype=np.int64)
-    behind = np.empty(cap, dtype=np.int64)
-    ahead = np.empty(cap, dtype=np.int64)
+    behind = empty(cap, np.int64)
+    ahead = empty(cap, np.int64)
     held = np.full(num_slots, -1, dtype=np.int64)
     reserved, highest, used, most, releases = 0, 0, 0, 0, 0
     for turn in range(max(repeats, 1)):

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel_ieee, part_ieee
+from semu.compiled import empty, kernel_ieee, part_ieee, zeros
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -162,7 +162,7 @@ def _time_inside(
 @part_ieee
 def _count_missing(num_units: int, edge_target: I32, new_target: I32) -> I32:
     """Number of edges into each unit."""
-    count = np.zeros(num_units, np.int32)
+    count = zeros(num_units, np.int32)
     for edge in range(len(edge_target)):
         count[np.uint64(edge_target[edge])] += 1
     for edge in range(len(new_target)):
@@ -174,7 +174,7 @@ def _count_missing(num_units: int, edge_target: I32, new_target: I32) -> I32:
 def _edges_by_source(num_units: int, source: I32) -> tuple[I32, I32]:
     """Linked lists of the new edges: (first of each unit or -1, the following one of each edge or -1)."""
     head = np.full(num_units if len(source) > 0 else 0, -1, np.int32)
-    following = np.empty(len(source), np.int32)
+    following = empty(len(source), np.int32)
     for edge in range(len(source)):
         following[edge] = head[source[edge]]
         head[source[edge]] = edge
@@ -202,7 +202,7 @@ def _holds_one_each(hold_ptr: I32) -> bool:
 @part_ieee
 def _rooms(number: int, owner: I32) -> I64:
     """CSR pointer: room for everything that each of ``number`` owners has; -1 has no owner."""
-    ptr = np.zeros(number + 1, np.int64)
+    ptr = zeros(number + 1, np.int64)
     for i in range(len(owner)):
         if owner[i] >= 0:
             ptr[owner[i] + 1] += 1
@@ -288,32 +288,32 @@ def dispatch_units(
     start[:] = 0.0  # until a unit is dispatched: the latest of its edges that have come
     release[:] = 0.0
     touched[:] = False
-    unit_of = np.empty(num_units, np.int32)
+    unit_of = empty(num_units, np.int32)
     for i in range(num_units):
         unit_of[np.uint64(rank[i])] = i
     num_missing = _count_missing(num_units, edge_target, new_target)
     new_head, new_following = _edges_by_source(num_units, new_source)
     longest = _largest_step(prog_ptr) if has_slots else 0
-    op_release, op_end = np.zeros(longest), np.empty(longest)
-    inner_free = np.empty(_largest(prog_streams) if has_slots else 0)
+    op_release, op_end = zeros(longest, np.float64), empty(longest, np.float64)
+    inner_free = empty(_largest(prog_streams) if has_slots else 0, np.float64)
 
-    free = np.zeros(num_streams)
-    has_event = np.zeros(num_streams, np.bool_)
+    free = zeros(num_streams, np.float64)
+    has_event = zeros(num_streams, np.bool_)
     waiting_ptr = _rooms(num_streams, hold)
-    waiting, num_waiting = np.empty(len(hold), np.int32), np.zeros(num_streams, np.int64)
-    candidate, num_candidates = np.empty(num_units, np.int32), 0
-    late_time, late, num_late = np.empty(num_units), np.empty(num_units, np.int32), 0
+    waiting, num_waiting = empty(len(hold), np.int32), zeros(num_streams, np.int64)
+    candidate, num_candidates = empty(num_units, np.int32), 0
+    late_time, late, num_late = empty(num_units, np.float64), empty(num_units, np.int32), 0
     # An event is a rank (the unit's last edge comes) or -1 - stream (the stream becomes free).
-    event_time, event = np.empty(num_units + num_streams), np.empty(num_units + num_streams, np.int32)
+    event_time, event = empty(num_units + num_streams, np.float64), empty(num_units + num_streams, np.int32)
     num_events = 0
 
     has_kinds = not holds_one
     kind, num_kinds = _kinds(hold_ptr if has_kinds else hold_ptr[:1], hold)
     queue_ptr = _rooms(num_kinds, kind)
-    queue, num_queued = np.empty(queue_ptr[num_kinds], np.int32), np.zeros(num_kinds, np.int64)
+    queue, num_queued = empty(queue_ptr[num_kinds], np.int32), zeros(num_kinds, np.int64)
     leader = np.full(num_kinds, num_units, np.int32)
 
-    fresh, num_fresh = np.empty(num_units, np.int32), 0
+    fresh, num_fresh = empty(num_units, np.int32), 0
     for place in range(num_units):
         if num_missing[np.uint64(unit_of[place])] == 0:
             fresh[num_fresh] = unit_of[place]
@@ -476,9 +476,9 @@ def replay_units(
     has_new, has_slots = len(new_source) > 0, len(slot_op) > 0
     new_head, new_following = _edges_by_source(num_units, new_source)
     longest = _largest_step(prog_ptr) if has_slots else 0
-    op_release, op_end = np.zeros(longest), np.empty(longest)
-    inner_free = np.empty(_largest(prog_streams) if has_slots else 0)
-    free = np.empty(num_streams)
+    op_release, op_end = zeros(longest, np.float64), empty(longest, np.float64)
+    inner_free = empty(_largest(prog_streams) if has_slots else 0, np.float64)
+    free = empty(num_streams, np.float64)
     start[:] = 0.0
     release[:] = 0.0
     touched[:] = False

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel_ieee, part_ieee
+from semu.compiled import empty, kernel_ieee, part_ieee, zeros
 from semu.units import TIME_GRID_PER_S
 
 F64 = NDArray[np.float64]
@@ -163,24 +163,24 @@ def share_links(
         Number of units that ended; less than n when the rest waits in a circle.
     """
     n = len(fixed)
-    missing, state = np.zeros(n, np.int32), np.zeros(n, np.int8)
+    missing, state = zeros(n, np.int32), zeros(n, np.int8)
     for edge in range(len(edge_target)):
         missing[edge_target[edge]] += 1
     start[:], end[:] = 0.0, 0.0
-    time = np.zeros(n)
-    heap, place, size = np.empty(n, np.int32), np.empty(n, np.int32), 0
-    speed, rest, since = np.ones(n), work.copy(), np.zeros(n)
+    time = zeros(n, np.float64)
+    heap, place, size = empty(n, np.int32), empty(n, np.int32), 0
+    speed, rest, since = np.ones(n), work.copy(), zeros(n, np.float64)
     before = np.ones(n)
     # Who moves over each port: linked lists of uses.
-    owner = np.empty(len(use_port), np.int32)
+    owner = empty(len(use_port), np.int32)
     for unit in range(n):
         owner[use_ptr[unit] : use_ptr[unit + 1]] = unit
     head = np.full(num_ports, -1, np.int32)
-    following, previous = np.empty(len(use_port), np.int32), np.empty(len(use_port), np.int32)
-    load, count = np.zeros(num_ports), np.zeros(num_ports, np.int32)
-    members, ports = np.empty(n, np.int32), np.empty(num_ports, np.int32)
-    is_member, is_seen = np.zeros(n, np.bool_), np.zeros(num_ports, np.bool_)
-    room, weight, left = np.empty(num_ports), np.empty(num_ports), np.empty(num_ports, np.int32)
+    following, previous = empty(len(use_port), np.int32), empty(len(use_port), np.int32)
+    load, count = zeros(num_ports, np.float64), zeros(num_ports, np.int32)
+    members, ports = empty(n, np.int32), empty(num_ports, np.int32)
+    is_member, is_seen = zeros(n, np.bool_), zeros(num_ports, np.bool_)
+    room, weight, left = empty(num_ports, np.float64), empty(num_ports, np.float64), empty(num_ports, np.int32)
     for unit in range(n):
         if missing[unit] == 0:
             state[unit] = _DUE

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel_ieee
+from semu.compiled import empty, kernel_ieee, zeros
 
 I32 = NDArray[np.int32]
 Group = tuple[Any, ...]
@@ -31,9 +31,9 @@ def forced_order(streams: Group, edges: Group, added: Group, order: I32) -> tupl
     edge_ptr, edge_target, _, edge_op, edge_slot = edges
     new_source, new_target, _, new_op, new_slot = added
     n = len(order)
-    waits = np.zeros(n, np.int32)
+    waits = zeros(n, np.int32)
     head = np.full(n, -1, np.int32)
-    behind = np.empty(len(new_source), np.int32)
+    behind = empty(len(new_source), np.int32)
     for e in range(len(edge_target)):
         waits[edge_target[e]] += 1
     for e in range(len(new_source)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel
+from semu.compiled import empty, kernel
 
 I64 = NDArray[np.int64]
 U8 = NDArray[np.bool_]
@@ -48,12 +48,12 @@ def run_dry(
         cursor: int64[num_ranks], 0; written: actions that each rank has done.
     """
     num_ranks, num_lanes = len(cursor), len(lane_batch)
-    ranks = np.empty(num_ranks, dtype=np.int64)
+    ranks = empty(num_ranks, np.int64)
     for rank in range(num_ranks):
         ranks[rank] = rank
     queued = np.ones(num_ranks, dtype=np.bool_)
     num_queued = num_ranks
-    lanes = np.empty(num_lanes, dtype=np.int64)
+    lanes = empty(num_lanes, np.int64)
     num_lanes = 0
     while num_queued > 0:
         num_queued -= 1

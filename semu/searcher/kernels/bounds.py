@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.compiled import kernel, part
+from semu.compiled import kernel, part, zeros
 from semu.searcher.problem.problem_arrays import F64, I32, I64
 
 
@@ -43,8 +43,8 @@ def gather_sets(
     num_ranks = 1
     for stage in topological:
         num_ranks = max(num_ranks, rank[stage] + 1)
-    sums, shortest = np.zeros(num_ranks), np.zeros(num_ranks)
-    before, key = np.zeros(size, dtype=np.int64), np.zeros(size)
+    sums, shortest = zeros(num_ranks, np.float64), zeros(num_ranks, np.float64)
+    before, key = zeros(size, np.int64), zeros(size, np.float64)
     for at in range(size):
         place[topological[at]] = at
     for at in range(size):
@@ -241,12 +241,12 @@ def refute(
     """
     size = len(head)
     release, due = head.copy(), makespan - tail
-    trial_release, trial_due, work = np.zeros(size), np.zeros(size), np.zeros((4, size))
-    orders = np.zeros((2, len(stages)), dtype=np.int64)
+    trial_release, trial_due, work = zeros(size, np.float64), zeros(size, np.float64), zeros((4, size), np.float64)
+    orders = zeros((2, len(stages)), np.int64)
     for i in range(len(stages)):
         orders[0, i] = orders[1, i] = stages[i]
     capacity = 8 * size + 1
-    before, after, decided = np.zeros(capacity, dtype=np.int64), np.zeros(capacity, dtype=np.int64), 0
+    before, after, decided = zeros(capacity, np.int64), zeros(capacity, np.int64), 0
     graph = (topological, pred_ptr, pred, transfer, time, rank_ptr, stages, before, after)
     if _contradicts(*graph, decided, release, due, orders, work, max_rounds):
         return True

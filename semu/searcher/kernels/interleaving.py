@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from semu.compiled import kernel, part
+from semu.compiled import kernel, part, zeros
 from semu.searcher.problem.problem_arrays import F64, I16, I32, I64, U8
 
 U64 = NDArray[np.uint64]
@@ -143,7 +143,7 @@ def hold_at_once(
     place = np.full(len(rank), -1, dtype=np.int64)
     for m in range(len(ptr) - 1):
         own = stages[ptr[m] : ptr[m + 1]]
-        needs = np.zeros((len(own), len(own)), dtype=np.bool_)
+        needs = zeros((len(own), len(own)), np.bool_)
         for at in range(len(own)):
             place[own[at]] = at
             for e in range(pred_ptr[own[at]], pred_ptr[own[at] + 1]):
@@ -225,21 +225,21 @@ def interleave(
     words = 1
     for r in range(num_ranks):
         words = max(words, (forward_ptr[(r + 1) * num_groups] - forward_ptr[r * num_groups] + 63) // 64)
-    bits = np.zeros((num_ranks, 2, words), dtype=np.uint64)
-    low = np.zeros((num_ranks, 2), dtype=np.int64)
-    num_ready = np.zeros((num_ranks, 2), dtype=np.int64)
-    place = np.zeros(num_stages, dtype=np.int32)
-    stage_at = np.zeros((num_ranks, 2, words * 64), dtype=np.int32)
-    ready, waiting = np.zeros(num_stages), np.zeros(num_stages, dtype=np.int32)
-    link_free, key, now_of = np.zeros(num_links), np.zeros(num_ranks), np.zeros(num_ranks)
-    pending = np.zeros(total, dtype=np.int32)
-    head, tail = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
-    done, last = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
-    level, most = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
-    lowest, forced = np.zeros(num_ranks, dtype=np.int32), np.zeros(num_ranks, dtype=np.int32)
-    allocated, wanted = np.zeros(need.shape, dtype=np.int64), np.zeros(need.shape, dtype=np.int64)
-    num_left = np.zeros(need.shape, dtype=np.int32)
-    turn, turns = np.zeros(num_microbatches, dtype=np.int32), np.zeros(num_microbatches, dtype=np.int32)
+    bits = zeros((num_ranks, 2, words), np.uint64)
+    low = zeros((num_ranks, 2), np.int64)
+    num_ready = zeros((num_ranks, 2), np.int64)
+    place = zeros(num_stages, np.int32)
+    stage_at = zeros((num_ranks, 2, words * 64), np.int32)
+    ready, waiting = zeros(num_stages, np.float64), zeros(num_stages, np.int32)
+    link_free, key, now_of = zeros(num_links, np.float64), zeros(num_ranks, np.float64), zeros(num_ranks, np.float64)
+    pending = zeros(total, np.int32)
+    head, tail = zeros(num_ranks, np.int64), zeros(num_ranks, np.int64)
+    done, last = zeros(num_ranks, np.int64), zeros(num_ranks, np.int64)
+    level, most = zeros(num_ranks, np.int64), zeros(num_ranks, np.int64)
+    lowest, forced = zeros(num_ranks, np.int32), zeros(num_ranks, np.int32)
+    allocated, wanted = zeros(need.shape, np.int64), zeros(need.shape, np.int64)
+    num_left = zeros(need.shape, np.int32)
+    turn, turns = zeros(num_microbatches, np.int32), zeros(num_microbatches, np.int32)
     any_limit = False
     for r in range(num_ranks):
         any_limit |= is_limited[r]
@@ -438,7 +438,7 @@ def _follow(order: I32, flow: Flow, run: I32) -> int:
     ptr, rank, succ_ptr, succ = flow.ptr, flow.rank, flow.succ_ptr, flow.succ
     num_ranks = len(ptr) - 1
     waiting, cursor = flow.num_pred.copy(), ptr[:-1].copy()
-    stack, height, ran = np.zeros(num_ranks, dtype=np.int64), num_ranks, 0
+    stack, height, ran = zeros(num_ranks, np.int64), num_ranks, 0
     for r in range(num_ranks):
         stack[r] = r
     while height > 0:
@@ -502,8 +502,8 @@ def _measure(ptr: I64, order: I32, costs: Costs, top: I64) -> None:
 @part
 def _no_costs(num_stages: int) -> Costs:
     """Room for what stages cost."""
-    held, peak = np.zeros(num_stages // 2, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
-    return Costs(np.zeros(num_stages), held, peak)
+    held, peak = zeros(num_stages // 2, np.int64), zeros(num_stages, np.int64)
+    return Costs(zeros(num_stages, np.float64), held, peak)
 
 
 @part
@@ -537,8 +537,12 @@ def evaluate_orders(flow: Group, candidates: Group, orders: I32, choices: I16, t
     graph, columns = Flow(*flow), Candidates(*candidates)
     start, end, makespan = times
     num_stages, num_ranks = len(graph.rank), len(graph.ptr) - 1
-    run = np.zeros(orders.shape[1], dtype=np.int32)
-    ready, rank_free, link_free = np.zeros(num_stages), np.zeros(num_ranks), np.zeros(graph.num_links)
+    run = zeros(orders.shape[1], np.int32)
+    ready, rank_free, link_free = (
+        zeros(num_stages, np.float64),
+        zeros(num_ranks, np.float64),
+        zeros(graph.num_links, np.float64),
+    )
     costs = _no_costs(num_stages)
     for b in range(len(orders)):
         row = min(b, len(start) - 1)
@@ -793,15 +797,15 @@ def choose_memory(
         if order[t] & 1 == 0:
             local[order[t] >> 1] = num_pairs
             num_pairs += 1
-    first, final = np.zeros(num_pairs, dtype=np.int64), np.zeros(num_pairs, dtype=np.int64)
-    num, pair = np.zeros(num_pairs, dtype=np.int64), np.zeros(num_pairs, dtype=np.int64)
-    owner = np.zeros(length, dtype=np.int64)
-    lat = np.zeros((num_pairs, width))
-    hold, rise = np.zeros((num_pairs, width), dtype=np.int64), np.zeros((num_pairs, width), dtype=np.int64)
-    fall = np.zeros((num_pairs, width), dtype=np.int64)
+    first, final = zeros(num_pairs, np.int64), zeros(num_pairs, np.int64)
+    num, pair = zeros(num_pairs, np.int64), zeros(num_pairs, np.int64)
+    owner = zeros(length, np.int64)
+    lat = zeros((num_pairs, width), np.float64)
+    hold, rise = zeros((num_pairs, width), np.int64), zeros((num_pairs, width), np.int64)
+    fall = zeros((num_pairs, width), np.int64)
     pairs = Pairs(first, final, num, lat, hold, rise, fall)
-    chosen = np.zeros(num_pairs, dtype=np.int64)
-    usage = np.zeros(length, dtype=np.int64)
+    chosen = zeros(num_pairs, np.int64)
+    usage = zeros(length, np.int64)
     fastest, least = 0.0, 0.0
     for t in range(length):
         i = order[t] >> 1
@@ -826,24 +830,24 @@ def choose_memory(
     for k in range(num_pairs):
         choice[pair[k]] = 0
     # The leanest of all, and what it leaves to be gained.
-    trial, trial_usage = np.zeros(num_pairs, dtype=np.int64), np.zeros(length, dtype=np.int64)
+    trial, trial_usage = zeros(num_pairs, np.int64), zeros(length, np.int64)
     for k in range(num_pairs):
         least += lat[k, 0]
     highest = _use(pairs, trial, trial_usage)
     best, bound = np.inf, fastest
-    price, sums, slope = np.zeros(length), np.zeros(length + 1), np.zeros(length)
-    score, active = np.zeros(num_pairs), np.zeros(num_pairs, dtype=np.int64)
+    price, sums, slope = zeros(length, np.float64), zeros(length + 1, np.float64), zeros(length, np.float64)
+    score, active = zeros(num_pairs, np.float64), zeros(num_pairs, np.int64)
     if highest <= room:
         best = least
     part = 1.0 / max(room, 1)
-    hold_part, rise_part = np.zeros((num_pairs, width)), np.zeros((num_pairs, width))
-    fall_part = np.zeros((num_pairs, width))
+    hold_part, rise_part = zeros((num_pairs, width), np.float64), zeros((num_pairs, width), np.float64)
+    fall_part = zeros((num_pairs, width), np.float64)
     for k in range(num_pairs):
         for j in range(num[k]):
             hold_part[k, j], rise_part[k, j], fall_part[k, j] = hold[k, j] * part, rise[k, j] * part, fall[k, j] * part
     parts = Pairs(first, final, num, lat, hold_part, rise_part, fall_part)
-    taken, used = np.zeros(num_pairs, dtype=np.int64), np.zeros(length + 2)
-    byte_sums, option = np.zeros(length + 1), np.zeros(num_pairs, dtype=np.int64)
+    taken, used = zeros(num_pairs, np.int64), zeros(length + 2, np.float64)
+    byte_sums, option = zeros(length + 1, np.float64), zeros(num_pairs, np.int64)
     pace, stale = 1.0, 0
     for turn in range(max_rounds):
         value = _relax(parts, price, sums, taken, used)
@@ -964,11 +968,15 @@ def rollouts(
     ptr, num_links = graph.ptr, graph.num_links
     num_stages, num_ranks, num_pairs = len(graph.rank), len(ptr) - 1, len(graph.rank) // 2
     total, num_rows = ptr[num_ranks], len(order)
-    run = np.zeros((1, total), dtype=np.int32)
-    ready, rank_free, link_free = np.zeros(num_stages), np.zeros(num_ranks), np.zeros(num_links)
+    run = zeros((1, total), np.int32)
+    ready, rank_free, link_free = (
+        zeros(num_stages, np.float64),
+        zeros(num_ranks, np.float64),
+        zeros(num_links, np.float64),
+    )
     costs, lean_costs = _no_costs(num_stages), _no_costs(num_stages)
-    local, leanest = np.zeros(num_pairs, dtype=np.int64), np.zeros(num_pairs, dtype=np.int16)
-    late_start, late_end = np.zeros(num_stages), np.zeros(num_stages)
+    local, leanest = zeros(num_pairs, np.int64), zeros(num_pairs, np.int16)
+    late_start, late_end = zeros(num_stages, np.float64), zeros(num_stages, np.float64)
     _cost(leanest, columns, lean_costs)
     for b in range(len(sequences)):
         row = min(b, num_rows - 1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel, part
+from semu.compiled import kernel, part, zeros
 from semu.searcher.problem.problem_arrays import F64, I16, I32, I64
 
 U64 = NDArray[np.uint64]
@@ -155,10 +155,10 @@ def _leaving(stage: int, succ_ptr: I32, succ: I32, succ_s: F64, tail: F64) -> fl
 def _room_for(flow: Group, total: int) -> tuple[Scratch, Timed]:
     """Work arrays and room for the times of ``total`` stages."""
     num_ranks, num_stages = len(flow[0]) - 1, len(flow[1])
-    stack = np.zeros(num_stages + num_ranks, dtype=np.int64)
-    waiting, by = np.zeros(num_stages, dtype=np.int32), np.zeros(num_stages, dtype=np.int32)
-    scratch = Scratch(np.zeros(num_ranks, dtype=np.int64), waiting, stack, np.zeros(flow[6]))
-    return scratch, Timed(np.zeros(num_stages), np.zeros(num_stages), by, np.zeros(total, dtype=np.int32))
+    stack = zeros(num_stages + num_ranks, np.int64)
+    waiting, by = zeros(num_stages, np.int32), zeros(num_stages, np.int32)
+    scratch = Scratch(zeros(num_ranks, np.int64), waiting, stack, zeros(flow[6], np.float64))
+    return scratch, Timed(zeros(num_stages, np.float64), zeros(num_stages, np.float64), by, zeros(total, np.int32))
 
 
 @part
@@ -376,18 +376,18 @@ def anneal(
     total, num_pairs = len(order), num_stages // 2
     scratch, times = _room_for(flow, total)
     _, others = _room_for(flow, total)
-    tail, head = np.zeros(num_stages), np.zeros(total)
-    position = np.zeros(num_stages, dtype=np.int64)
-    chain, path = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
-    latency, peak = np.zeros(num_stages), np.zeros(num_stages, dtype=np.int64)
-    held = np.zeros(num_pairs, dtype=np.int64)
+    tail, head = zeros(num_stages, np.float64), zeros(total, np.float64)
+    position = zeros(num_stages, np.int64)
+    chain, path = zeros(num_stages, np.int64), zeros(num_stages, np.int64)
+    latency, peak = zeros(num_stages, np.float64), zeros(num_stages, np.int64)
+    held = zeros(num_pairs, np.int64)
     costs = (latency, held, peak)
-    changed, was = np.zeros(_MOST_CHANGES, dtype=np.int64), np.zeros(_MOST_CHANGES, dtype=np.int64)
+    changed, was = zeros(_MOST_CHANGES, np.int64), zeros(_MOST_CHANGES, np.int64)
     for pair in range(num_pairs):
         _put(pair, np.int64(choice[pair]), candidates, choice, costs)
     for at in range(total):
         position[order[at]] = at
-    state = np.zeros(1, dtype=np.uint64)
+    state = zeros(1, np.uint64)
     state[0] = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
     best_order, best_choice = order.copy(), choice.copy()
     here = _times(flow, order, latency, np.inf, scratch, times)
@@ -523,14 +523,14 @@ def tabu(
     num_stages, total = len(rank), len(order)
     scratch, times = _room_for(flow, total)
     end = times.end
-    tail, merit = np.zeros(num_stages), np.zeros(num_stages)
-    position = np.zeros(num_stages, dtype=np.int64)
-    chain, path = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
+    tail, merit = zeros(num_stages, np.float64), zeros(num_stages, np.float64)
+    position = zeros(num_stages, np.int64)
+    chain, path = zeros(num_stages, np.int64), zeros(num_stages, np.int64)
     size = 1 << 16
-    free_at = np.zeros(size, dtype=np.int64)
+    free_at = zeros(size, np.int64)
     for at in range(total):
         position[order[at]] = at
-    state = np.zeros(1, dtype=np.uint64)
+    state = zeros(1, np.uint64)
     state[0] = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
     best_order = order.copy()
     best, stale, kicks = np.inf, 0, 0

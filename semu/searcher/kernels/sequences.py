@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.compiled import kernel, part
+from semu.compiled import empty, kernel, part, zeros
 from semu.searcher.problem.problem_arrays import F64, I32
 
 
@@ -24,14 +24,14 @@ def nearest_sequences(
     """
     num_all, length = len(num_needs), len(kinds)
     half = num_all // 2
-    heap = np.empty((2, num_all), dtype=np.int32)
-    missing = np.empty(num_all, dtype=np.int32)
-    placed = np.empty(num_all, dtype=np.bool_)
+    heap = empty((2, num_all), np.int32)
+    missing = empty(num_all, np.int32)
+    placed = empty(num_all, np.bool_)
     for row in range(len(wishes)):
         wish = wishes[row]
         for item in range(num_all):
             missing[item], placed[item] = num_needs[item], False
-        size = np.zeros(2, dtype=np.int64)
+        size = zeros(2, np.int64)
         for at in range(len(prefix)):
             item = prefix[at]
             found[row, at] = item

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from semu.baselines import Baseline
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
@@ -30,7 +32,7 @@ from semu.searcher.planner.fallback import Fallback
 from semu.searcher.planner.warm import Priorities
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import Solution
-from semu.searcher.starts import Cut, heuristic_result, heuristic_start, with_more_segments
+from semu.searcher.starts import Cut, baseline_starts, heuristic_result, heuristic_start, with_more_segments
 from semu.simulation import prepare
 from semu.simulation.checks.context_parallel import check_lengths
 from semu.workload.batch import AbstractBatch
@@ -73,6 +75,7 @@ class BatchPlanner:
         self.job, self.changes = plain_job(job)
         self._limit, self._strategy, self._seed = memory_limit_bytes, strategy, seed
         options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
+        self._options: Mapping[str, Any] = options
         again: Callable[..., Cut] = partial(job_problem, self.job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
         start = heuristic_start(self.job, self.changes, again(segments=segments, progress=say))
         if not segments:
@@ -155,10 +158,19 @@ class BatchPlanner:
         result, begun, default = settled(built, heuristic_result)
         return begun, default, result.level
 
+    def alike_s(self, given: TrainingJob, baseline: Baseline) -> float | None:
+        """Iteration time of Megatron-LM's cut and order with the recomputation that fits best [s]; None: none fits.
+
+        Args:
+            given: the caller's job with a batch. baseline: Megatron-LM on it.
+        """
+        _, alike = baseline_starts(given, baseline, self.partition, has_heuristic=False, **self._options)
+        return None if alike is None else alike.time_s
+
     def search(
         self, begun: JobProblem, default: Solution, level: float, budget: Budget, keep: Kept | None = None
     ) -> tuple[SearchResult, JobProblem, Solution]:
-        """The best schedule that a budget finds; it fits, and is no worse than the heuristic's.
+        """The best schedule that a budget finds; it fits, and its whole iteration is no slower than the heuristic's.
 
         Args:
             begun, default, level: of ``heuristic``. keep: given schedules that are the best so far, with their problem,
@@ -186,7 +198,7 @@ class BatchPlanner:
             if not found:
                 raise
             return found[-1], begun, default
-        if default.makespan_s < best.makespan_s:
+        if default.makespan_s < best.makespan_s or iteration_s(begun, default) < iteration_s(built, best):
             built, best = begun, default
         return result, built, best
 
@@ -203,6 +215,11 @@ class BatchPlanner:
     def remember(self, built: JobProblem, solution: Solution, level: float) -> None:
         """Begin the next search with a schedule's priorities."""
         self.priorities = Priorities.of(built.problem, solution, level)
+
+
+def iteration_s(built: JobProblem, solution: Solution) -> float:
+    """Iteration time of a solution, simulated in full: gathers, reductions, optimizer step and all [s]."""
+    return built.simulated(built.plan_of(solution, "search")).estimate().iteration_time_s
 
 
 def _near(level: float) -> list[float]:

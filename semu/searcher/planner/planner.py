@@ -28,7 +28,7 @@ from semu.schedule.stage_plan import StagePlan
 from semu.searcher.candidates import MOST_CANDIDATES
 from semu.searcher.fit import fitted
 from semu.searcher.orders.loop import Budget
-from semu.searcher.planner.batch_planner import BatchPlanner
+from semu.searcher.planner.batch_planner import BatchPlanner, iteration_s
 from semu.searcher.planner.own_stream import own_batches
 from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
 from semu.searcher.problem.build import JobProblem
@@ -54,6 +54,7 @@ class _Slot:
     began_s: float
     began_cpu_s: float
     due_s: float | None = None
+    end_s: float | None = None
     outcome: Outcome = Outcome.FALLBACK
     heuristic: StagePlan | None = None
     problem: JobProblem | None = None
@@ -159,7 +160,12 @@ class Planner:
         return step
 
     def take(
-        self, wait_s: float | None = 0.0, *, next_s: float | None = None, hold: bool = False
+        self,
+        wait_s: float | None = 0.0,
+        *,
+        next_s: float | None = None,
+        hold: bool = False,
+        is_simulated: bool = False,
     ) -> PlannedIteration | None:
         """The next iteration with the best plan that there is; planning of the one after it begins.
 
@@ -167,6 +173,8 @@ class Planner:
             wait_s: time to wait for a plan that is not finished [s]; None: until it is.
             next_s: when the iteration after this one will be asked for [s from now]; its search ends in time for that.
             hold: planning of the one after it does not begin before ``go_on``.
+            is_simulated: wait longer where there is nothing but the fallback, for the heuristic's plan, which was
+                simulated with the batch; planning that ended without one (``deadline_s``, an error) is not waited for.
         Returns:
             The iteration; None: the stream has ended.
         Raises:
@@ -181,7 +189,9 @@ class Planner:
             while slot.done_s is None:
                 left = None if wait_s is None else asked + wait_s - self._clock()
                 if left is not None and left <= 0:
-                    break
+                    if not is_simulated or slot.outcome is not Outcome.FALLBACK:
+                        break
+                    left = None
                 self._changed.wait(left)
             slot.is_taken = True
             step = _step(slot, self._clock(), asked)
@@ -243,10 +253,12 @@ class Planner:
                     return None
                 raise
             began = self._clock()
-            due = None if self._deadline_s is None else began + self._deadline_s
+            end = due = None if self._deadline_s is None else began + self._deadline_s
             if self._due_s is not None:
                 due = self._due_s if due is None else min(due, self._due_s)
-            self._slot = _Slot(index, batch, given, job, self.batches.fallback(job), began, time.process_time(), due)
+            self._slot = _Slot(
+                index, batch, given, job, self.batches.fallback(job), began, time.process_time(), due, end
+            )
             return self._slot
 
     # -- the planner's thread ----------------------------------------------------------------------------------------
@@ -276,14 +288,13 @@ class Planner:
     def _plan(self, slot: _Slot) -> None:
         """All of an iteration's planning, which stops at the next occasion once it is not wanted any more."""
 
-        def _is_late() -> bool:
-            due = slot.due_s
+        def _is_late(due: float | None = slot.due_s) -> bool:
             return slot.is_taken or self._is_closed or (due is not None and self._clock() >= due - self._finish_s)
 
-        if _is_late():
+        if _is_late(slot.end_s):  # whoever needs a plan before the heuristic's takes the fallback
             return
         built = self.batches.prepared(slot.job)
-        if _is_late():
+        if _is_late(slot.end_s):
             return
         begun, default, level = self.batches.heuristic(built)
         plan = begun.plan_of(default, "heuristic")
@@ -295,7 +306,7 @@ class Planner:
             if not _is_late():
                 slot.outcome, slot.ended_by = Outcome.PLANNED, "rollouts" if self._budget.rollouts == 0 else "time"
             return
-        told = self._clock()
+        told, least_s = self._clock(), iteration_s(begun, default)
 
         def _keep(problem: JobProblem, one: Solution) -> None:
             nonlocal told
@@ -304,7 +315,7 @@ class Planner:
                     tight, best = fitted(problem, one)
                 except MemoryLimitError:
                     return
-                if best.makespan_s < slot.makespan_s:
+                if best.makespan_s < slot.makespan_s and iteration_s(tight, best) <= least_s:
                     self._publish(slot, tight.plan_of(best, "search"), best.makespan_s, Outcome.BEST_SO_FAR)
                 told = self._clock()
 
@@ -323,6 +334,7 @@ class Planner:
         with self._changed:
             if not slot.is_taken:
                 slot.plan, slot.makespan_s, slot.outcome = plan, makespan_s, outcome
+                self._changed.notify_all()
 
 
 def _step(slot: _Slot, now_s: float, asked_s: float) -> PlannedIteration:

@@ -2,7 +2,8 @@
 
 Planning takes the time that it takes on this machine; an iteration takes its simulated time. The loop waits for the
 plan of the next iteration at most as long as the current one trains; what is left of an iteration once that plan is
-there is skipped, or slept through. Either way a search that is not done by then is cut short. A speed above 1 makes
+there is skipped, or slept through. Either way a search that is not done by then is cut short; where not even the
+heuristic's plan is there, the loop waits for it, because the fallback costs more. A speed above 1 makes
 iterations shorter, one below 1 longer, as if planning had a slower or a faster machine than this one. Between
 iterations the loop simulates Megatron-LM's schedule and the heuristic's for comparison; no planning runs then, and no
 clock.
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from semu.baselines import megatron, megatron_1f1b
+from semu.baselines import Baseline, megatron, megatron_1f1b
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
@@ -33,7 +34,8 @@ class IterationRow:
         index: from 0. microbatches: of a replica. items: stream -> sequences in it, of all microbatches.
         outcome, latency_s, prepare_s, cpu_s, rollouts, moves, ended_by, error: as ``PlannedIteration``.
         planned_s, heuristic_s, megatron_s: iteration time with the plan, with the heuristic's schedule and with
-            Megatron-LM's [s]; None: it cannot run.
+            Megatron-LM's [s]; None: it cannot run. alike_s: with Megatron-LM's cut and order and the recomputation of
+            those that a plan may use that fits best [s]; None: it cannot run, or none fits.
         fits: the plan keeps to the memory of every rank. peak_memory_bytes: the highest of its ranks.
         trained_s: how long this iteration takes on the loop's clock [s]. stall_s: how long it began late because its
             plan was not there [s]; of the first iteration, the whole time to its plan.
@@ -57,11 +59,17 @@ class IterationRow:
     moves: int
     ended_by: str
     error: str | None
+    alike_s: float | None = None
 
     @property
     def gain(self) -> float | None:
         """Megatron-LM's time over the plan's."""
         return _ratio(self.megatron_s, self.planned_s)
+
+    @property
+    def gain_alike(self) -> float | None:
+        """The time of Megatron-LM's order with the recomputation that fits best over the plan's."""
+        return _ratio(self.alike_s, self.planned_s)
 
 
 def train(
@@ -80,8 +88,8 @@ def train(
     Args:
         planner: from its first iteration on. iterations: at most; fewer where the stream ends.
         speed: simulated seconds in a second of planning. sleeps: also through time that planning does not need.
-        has_deadline: an iteration begins when the one before it ends, whatever its plan has come to; False: it waits
-            for its plan, and what that would have cost counts as ``stall_s``.
+        has_deadline: an iteration begins when the one before it ends, whatever its plan has come to from the
+            heuristic's on; False: it waits for its plan. What waiting costs counts as ``stall_s``.
         tell: called with every iteration. sleep, clock: of real time.
     Raises:
         ConfigError: of the stream, at its place. KeyboardInterrupt: as it comes.
@@ -89,7 +97,7 @@ def train(
     trained: float | None = None
     for _ in range(iterations):
         began = clock()
-        step = planner.take(trained if has_deadline else None, hold=True)
+        step = planner.take(trained if has_deadline else None, hold=True, is_simulated=True)
         if step is None:
             return
         waited = clock() - began
@@ -124,7 +132,7 @@ def _row(planner: Planner, step: PlannedIteration, stall_s: float, speed: float)
         heuristic_s = begun.simulated(plan).estimate().iteration_time_s
     except SemuError:  # told where planning met it
         pass
-    megatron_s = megatron_time(step.given)
+    baseline, megatron_s = _megatron(step.given)
     planned_s = None if own is None else own.iteration_time_s
     known = next((value for value in (planned_s, heuristic_s, megatron_s) if value is not None), 0.0)
     training = step.job.training
@@ -138,6 +146,7 @@ def _row(planner: Planner, step: PlannedIteration, stall_s: float, speed: float)
         planned_s=planned_s,
         heuristic_s=heuristic_s,
         megatron_s=megatron_s,
+        alike_s=None if baseline is None else planner.batches.alike_s(step.given, baseline),
         fits=None if own is None else own.fits,
         peak_memory_bytes=None if own is None else max(own.peak_memory_bytes),
         trained_s=known / speed,
@@ -146,14 +155,15 @@ def _row(planner: Planner, step: PlannedIteration, stall_s: float, speed: float)
     )
 
 
-def megatron_time(job: TrainingJob) -> float | None:
-    """Iteration time under Megatron-LM, interleaved where it can be [s]; None: it cannot run the job."""
+def _megatron(job: TrainingJob) -> tuple[Baseline | None, float | None]:
+    """Megatron-LM on a job, interleaved where it can be, and its iteration time [s]; None: it cannot run the job."""
     for make in (megatron, megatron_1f1b):
         try:
-            return make(job).evaluate().iteration_time_s
+            made = make(job)
+            return made, made.evaluate().iteration_time_s
         except ConfigError:
             continue
-    return None
+    return None, None
 
 
 def _ratio(other: float | None, own: float | None) -> float | None:
