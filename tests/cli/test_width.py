@@ -161,7 +161,8 @@ def test_what_to_try_is_pasted(words: str, label: str, capsys: pytest.CaptureFix
 def test_what_runs_again_is_pasted(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     err = printed(capsys, words)[1]
     pasted = as_shell(err.partition("it runs again with:\n")[2])
-    again = json.loads(printed(capsys, shlex.join(["simulate", words.split()[1], *pasted, "--json"]))[0])
+    run = re.split(" --(?:rollouts|compare)", words)[0].split()[1:]
+    again = json.loads(printed(capsys, shlex.join(["simulate", *run, *pasted, "--json"]))[0])
     assert again["iteration_time_s"] > 0
 
 
