@@ -3,7 +3,8 @@
 ``instances/first_minutes/commands.txt`` holds the commands of seven kinds of user, written down before they were tried.
 Each runs as a process of its own, in order, in a copy of that folder with 80 columns; first all of them with an empty
 kernel cache each role (cold), then again (warm). A command is refused where its exit code is not one that its line
-allows. ``--quick`` runs the first useful answer of every role, warm only; ``--role`` runs one role.
+allows; where what it asks for does not fit in memory, and stderr tells a line that does, it is counted apart.
+``--quick`` runs the first useful answer of every role, warm only; ``--role`` runs one role.
 
     python benchmarks/first_minutes.py [--quick] [--role NAME] [--table] [--json]
 """
@@ -57,7 +58,7 @@ class Run:
 
     Attributes:
         line: the command. exit_code: how it ended. seconds: how long it took. lines, width: of its output.
-        said: the last line on stderr.
+        said: the last line on stderr. way_out: the line that is told to one who runs out of memory; empty: none.
     """
 
     line: Line
@@ -66,11 +67,17 @@ class Run:
     lines: int
     width: int
     said: str
+    way_out: str
 
     @property
     def is_refused(self) -> bool:
-        """Whether the user got no answer."""
-        return self.exit_code not in self.line.answers
+        """Whether the user got no answer; that a run does not fit, and what does, is one."""
+        return self.exit_code not in self.line.answers and not self.has_way_out
+
+    @property
+    def has_way_out(self) -> bool:
+        """Whether what was asked for does not fit in memory, which is reported, with a line that does."""
+        return self.exit_code == 3 and self.lines > 0 and self.way_out != ""
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -101,7 +108,8 @@ def run_line(line: Line, folder: Path, kernels: Path | None) -> Run:
     printed = done.stdout.splitlines()
     said = [text for text in done.stderr.splitlines() if text.strip()]
     width = max((len(text) for text in printed), default=0)
-    return Run(line, done.returncode, seconds, len(printed), width, said[-1] if said else "")
+    way_out = done.stderr.partition("it fits with: ")[2].strip()
+    return Run(line, done.returncode, seconds, len(printed), width, said[-1] if said else "", way_out)
 
 
 def run_lines(lines: Sequence[Line], *, is_cold: bool) -> Iterator[Run]:
@@ -121,6 +129,8 @@ def summarize(runs: Sequence[Run], temper: str, goal_s: float) -> Iterator[Row]:
     plain = [run for run in runs if "--help" not in run.line.command and "--json" not in run.line.command]
     count = f"{len(runs)} commands"
     yield Row(f"refused, {temper}", len(refused), "commands", count, "0", not refused)
+    unasked = [run for run in runs if run.has_way_out and run.exit_code not in run.line.answers]
+    yield Row(f"does not fit, told what does, {temper}", len(unasked), "commands", count)
     first = [run for run in runs if run.line.is_first]
     slowest = max(first, key=lambda run: run.seconds)
     reference = f"slowest of {len(first)} roles: {slowest.line.role}"
