@@ -110,8 +110,14 @@ KERNELS = {
         0.5,
         "i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], b1[::1], i8[::1], i8[::1], i8[:,::1]",
     ),
+    "searcher.kernels.interleaving.interleave": Kernel(
+        4.3,
+        f"{_FLOW}, Tuple((i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])), Tuple((b1[::1], i8[:,::1], i8[:,::1], "
+        "i4[:,::1])), Tuple((f8[::1], i8[::1], i8[::1])), i8[::1], i4[:,::1], i4[:,::1], Tuple((i4[:,::1], "
+        "i4[:,::1])), Tuple((f8[:,::1], f8[:,::1], f8[::1])), i8[::1], i8[:,::1]",
+    ),
     "searcher.kernels.interleaving.rollouts": Kernel(
-        6.0,
+        2.5,
         f"{_FLOW}, Tuple((i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])), Tuple((b1[::1], i8[:,::1], i8[:,::1], "
         f"i4[:,::1])), {_CANDIDATES}, i8[::1], i4[:,::1], i4[:,::1], f8, i8, f8, i4[:,::1], i2[:,::1], "
         f"Tuple((f8[:,::1], f8[:,::1], f8[::1])), f8[::1], i8[::1], i8[:,::1]",
@@ -171,6 +177,7 @@ _SEARCH = (
     "searcher.kernels.bounds.heads_and_tails",
     "searcher.kernels.bounds.gather_sets",
     "searcher.kernels.bounds.one_machine",
+    "searcher.kernels.interleaving.interleave",
     "searcher.kernels.interleaving.choose_memory",
     "searcher.kernels.interleaving.rollouts",
     "searcher.kernels.sequences.nearest_sequences",
