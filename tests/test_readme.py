@@ -15,7 +15,7 @@ from benchmarks.readme._parts import PARTS
 from benchmarks.readme._pictures import PICTURES, _figures
 from benchmarks.readme._weave import PAGES, PICTURES_FOLDER, page_of, part_of, recorded_digests, replace_part
 
-SLOW = {"baselines", "grid"}
+SLOW = {"baselines", "grid", "published"}
 STALE = "README.md is stale: make readme"
 
 
@@ -33,6 +33,7 @@ def test_tables_of_accuracy_are_what_the_commands_print(name: str, data_dir: Pat
     assert part_of(page_of(name, PAGES).read_text(encoding="utf-8"), name) == PARTS[name](), STALE
 
 
+@pytest.mark.slow
 def test_pictures_show_what_the_commands_find() -> None:
     assert recorded_digests() == {name: picture.digest() for name, picture in PICTURES.items()}, STALE
     assert [name for name in PICTURES if not (PICTURES_FOLDER / name).is_file()] == []

@@ -60,6 +60,7 @@ def test_the_table_the_files_and_a_loop_that_goes_on(tmp_path: Path, capsys: pyt
     assert run(capsys, *QUICK, "--iterations", "3", "--out", broken, "--resume")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_stream_is_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "stream.jsonl"
     code, out, _ = run(capsys, *SMALL, "--iterations", "2", "--write-stream", str(path), "--json")

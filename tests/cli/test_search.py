@@ -158,6 +158,7 @@ def test_an_interrupt_writes_the_best_so_far(tmp_path: Path) -> None:
     assert "best schedule so far" in err
 
 
+@pytest.mark.slow
 def test_a_number_of_rollouts_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*SMALL, "--rollouts", "40", "--seed", "2", "--workers", "2", "--json")
     printed = [run(capsys, *words, "--out", str(tmp_path / name))[:2] for name in ("one", "two")]

@@ -37,7 +37,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "lm-7b --dump-config",
     ),
     "schedules": ("lm-7b --csv one.csv --compare zb-h1", "vlm-s --compare all", "--ranks 4 --microbatches 8"),
-    "search": (f"{FEW} --rollouts 8 --out found", "lm-7b --batches 2 --rollouts 8 --set training.global_batch=4"),
+    "search": (
+        "lm-7b --set training.global_batch=4 --rollouts 8 --out found",
+        "lm-7b --batches 2 --rollouts 8 --set training.global_batch=4",
+    ),
     "grid": ("lm-7b --vary tp=1:2,pp=2:4", f"lm-7b --vary tp=1:2,pp=2:4 {SMALL}"),
     "what-if": ("lm-7b", "vlm-s --set training.recompute_every=2 --set training.gradient_accumulation_fusion=false"),
     "plan": ("lm-7b -o plan.json", "vlm-s --rank 0", "--show plan.json --rank 1", "--verify plan.json"),

@@ -134,7 +134,7 @@ def any_fits(name: str, memory: str, cluster: str) -> bool:
     [
         ("gpt2", "8e10", "h100:1x1", None),
         ("gpt2-xl", "1e10", "h100:1x4", "h100:1x2"),
-        ("llama3-8b", "9e9", "h100:3x8", "h100:2x8"),
+        pytest.param("llama3-8b", "9e9", "h100:3x8", "h100:2x8", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_alone_gets_the_fewest_gpus_on_which_it_fits(

@@ -55,6 +55,7 @@ def test_every_plan_is_what_is_simulated(make: Any, stream: Any) -> None:
     assert len({step.plan.variants for step in found[0]}) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("make", "stream"), MODELS)
 def test_the_loop_compares_and_counts(make: Any, stream: Any) -> None:
     rows: list[IterationRow] = []

@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(sorted(MODELS)),
     launch_us=st.sampled_from([0.0, 0.5, 2.0, 4.0, 7.3, 30.0, 200.0]),

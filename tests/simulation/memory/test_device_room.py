@@ -74,7 +74,7 @@ def test_what_is_allocated_fits_and_what_is_reserved_does_not() -> None:
     assert not found.fits
 
 
-@pytest.mark.parametrize("name", ["vlm-s", "llama3-70b"])
+@pytest.mark.parametrize("name", [pytest.param("vlm-s", marks=pytest.mark.slow), "llama3-70b"])
 def test_what_a_search_returns_fits(name: str) -> None:
     report = semu.search(shipped(name), rollouts=40 if name == "vlm-s" else 8).report
     room = report.room
