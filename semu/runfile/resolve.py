@@ -55,7 +55,8 @@ def load_run(
     """The training job of a run file or of a shipped setup.
 
     Args:
-        name_or_path: a name of ``semu_models.SETUPS``, a TOML file, or a config.json of HuggingFace transformers.
+        name_or_path: a name of ``semu_models.SETUPS`` or of a model, in any spelling; a TOML file, a config.json of
+            HuggingFace transformers or a script of Megatron-LM.
         overrides, cluster, parallel, profile, seed: see ``Overrides``.
     Raises:
         ConfigError: an unknown name or key, a wrong type, sizes that do not fit together, or something that this

@@ -23,6 +23,7 @@ from semu.costs.evaluation import (
 from semu.costs.phases import check_split
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn.streams import derived_in
 from semu.nn.window import Window, windows_in
@@ -55,6 +56,13 @@ def prepare(
         ScheduleError: a plan for another problem.
         ConfigError: sizes or options that do not fit together, or that this version does not model.
     """
+    if not isinstance(job, TrainingJob):
+        raise ConfigError(
+            "not a training job",
+            where="job",
+            expected="a semu.TrainingJob; semu.load_run makes one of a name or a file",
+            got=repr(job)[:80],
+        )
     say = progress if progress is not None else lambda _: None
     results = cache if cache is not None else _RESULTS.get((), ResultCache)
     plan = plan if plan is not None else plan_of_file(job)

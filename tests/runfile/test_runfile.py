@@ -153,6 +153,13 @@ def test_a_model_alone_gets_the_fewest_gpus_on_which_it_fits(
         assert not any_fits(name, memory, smaller)
 
 
+def test_a_name_is_no_job() -> None:
+    for function in (semu.simulate, semu.evaluate, semu.prepare):
+        with pytest.raises(ConfigError, match=r"semu\.load_run makes one") as caught:
+            function("gpt2")  # type: ignore[operator]
+        assert (caught.value.where, caught.value.got) == ("job", "'gpt2'")
+
+
 def test_a_model_by_its_name_in_python() -> None:
     for name, cluster, parallel in (("llama3-70b", "h100:16x8", "tp8-pp4"), ("gpt2", "a100-80g:1x8", "tp2")):
         job = semu.load_run(name, cluster=cluster, parallel=parallel)
