@@ -86,7 +86,7 @@ def choose_layout(
             config.update(tables)
             return [_sentence(config, smaller, is_given=has_cluster)]
         smaller = f"{nodes}x{per_node}"
-        if nodes & (nodes - 1):  # a batch need not divide into what it is spread over here
+        if asked is None and nodes & (nodes - 1):  # refusals count where the GPUs have doubled
             continue
         others = [found for found, _ in tried if not isinstance(found, float)]
         refused = others[0] if others else refused

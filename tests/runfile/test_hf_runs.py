@@ -355,7 +355,7 @@ def test_the_shipped_models_are_those_of_their_configs() -> None:
         assert [n for n, _ in read.named_parameters()] == [n for n, _ in shipped.named_parameters()]
 
 
-@pytest.mark.parametrize(("flags", "nearest"), [({}, 6), ({"cluster": "h100:1x8"}, 24)])
+@pytest.mark.parametrize(("flags", "nearest"), [({}, 6), ({"cluster": "h100:1x8"}, 24), ({"cluster": "h100:3x8"}, 72)])
 def test_what_is_wrong_with_every_layout_is_told(folder: Path, flags: dict[str, Any], nearest: int) -> None:
     """Not that nothing fits: no memory would help."""
     path = folder / "models" / "small.json"

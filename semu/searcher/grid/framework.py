@@ -1,6 +1,7 @@
 """Which configurations a training framework can run: ``framework_rule``, by the table ``RULES``.
 
-The rules were read in the frameworks' sources; docs/grid.md has the same table, and what is left out of it.
+The rules were written without the frameworks' sources at hand and are of no particular release: a source says where to
+look. docs/grid.md has the same table, and what is left out of it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class FrameworkRule(NamedTuple):
     """What a framework asks of a configuration.
 
     Attributes:
-        framework: which. asks: what. source: the option or function of the framework that says so. misfit: of a job.
+        framework: which. asks: what. source: the option or function of the framework where to look. misfit: of a job.
     """
 
     framework: Framework

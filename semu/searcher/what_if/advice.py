@@ -54,7 +54,7 @@ def advise(job: TrainingJob, report: Report, progress: Callable[[str], None] | N
 
 
 def _reasons(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Settings]]]:
-    """What is slow, and what people change then: each change leaves more memory free than the one behind it."""
+    """What is slow, and what people change then; each change of a reason leaves more memory free than the next."""
     parallel, training = job.parallel, job.training
     ranks = report.timeline.ranks
     busy = [sum(stage.end_s - stage.start_s for stage in rank.stages) for rank in ranks]
