@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -142,6 +143,15 @@ class _Fields:
         """A text that is not empty, or null."""
         return None if self._is_null(name, "a word", is_optional=is_optional) else self.word(name)
 
+    def words(self, name: str) -> tuple[str, ...]:
+        """A list of words; absent or null: none."""
+        value = self.table.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
+            raise self._refuse(name, "a list of words")
+        return tuple(value)
+
     def member(self, name: str, kind: type[_E]) -> _E | None:
         """One of an enum's words; None: absent or null."""
         value = self.word_or_none(name, is_optional=True)
@@ -168,6 +178,8 @@ class _Fields:
         return value
 
 
+_PROJECTION = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
+"""A projection's name: words joined by underscores."""
 _OVERLAPS = ("dp_grad_reduce", "dp_param_gather", "tp_comm", "pp_p2p", "fsdp_prefetch")
 
 
@@ -197,7 +209,13 @@ def _row(fields: _Fields) -> Row:
         activation_limit=fields.word_or_none("activation_limit", is_optional=True),
         etp=fields.size_or_none("etp", is_optional=True),
         overlap={name: overlap.switch_or_none(name) for name in _OVERLAPS},
+        **{name: fields.word_or_none(name, is_optional=True) for name in ("software", "software_date")},
         attention=_first_word(fields.word_or_none("attention", is_optional=True)),
+        **{name: fields.word_or_none(name, is_optional=True) for name in ("attention_kernel", "cross_entropy")},
+        **{name: fields.switch_or_none(name) for name in ("attention_deterministic", "gradient_accumulation_fusion")},
+        recompute_modules=fields.words("recompute_modules"),
+        lora=_lora(fields.child("lora", is_optional=True)),
+        nic_bytes_per_s=fields.amount_or_none("nic_bytes_per_s", is_optional=True),
         grad_dtype=_first_word(fields.word_or_none("grad_dtype", is_optional=True)),
         compiled=fields.switch_or_none("torch_compile"),
         layout=fields.child("layout", is_optional=True),
@@ -211,6 +229,20 @@ def _row(fields: _Fields) -> Row:
     )
     _check(row)
     return row
+
+
+def _lora(table: Mapping[str, object] | None) -> dict[str, object] | None:
+    """``rank`` and ``targets``: a list of projections, or a text that names some (``attention (linear_qkv)``); a text
+    without such a name, and none: all linear layers."""
+    if table is None:
+        return None
+    told = _Fields(table, "lora.")
+    targets = table.get("targets")
+    if isinstance(targets, str):
+        targets = _PROJECTION.findall(targets)
+    elif targets is not None:
+        targets = list(told.words("targets"))
+    return {"rank": told.size("rank"), **({"targets": targets} if targets else {})}
 
 
 def _pass_times(table: Mapping[str, object] | None) -> PassTimes | None:
