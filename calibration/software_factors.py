@@ -107,7 +107,10 @@ class Sample:
         numbers: dict[str, object] = {}
         for name, value in zip(NAMES, factors.tolist(), strict=True):
             keys = [f"attention_kernel.{name}.{side}" for side in PASSES]
-            numbers |= dict.fromkeys(keys if name == KERNEL else [f"software.{software}.{name}"], value)
+            if name != KERNEL:
+                numbers[f"software.{software}.{name}"] = value
+            elif AttentionKernel.TRITON_FA1 in self.job.cluster.profile.attention_kernels:
+                numbers |= dict.fromkeys(keys, value)
         cluster = replace(self.job.cluster, override={**self.job.cluster.override, **numbers})
         return semu.evaluate(replace(self.job, cluster=cluster)).iteration_time_s
 

@@ -220,9 +220,9 @@ class DeviceProfile:
         for software, factors in self.software.items():
             for name in FACTORS:
                 yield f"software.{software.value}.{name}", getattr(factors, name)
-        for kernel in AttentionKernel:
+        for kernel, attention in self.attention_kernels.items():
             for name in PASSES:
-                yield f"attention_kernel.{kernel.value}.{name}", getattr(self.attention_factors(kernel), name)
+                yield f"attention_kernel.{kernel.value}.{name}", getattr(attention, name)
 
     def sections(self) -> dict[str, Efficiency | CollectiveEfficiency]:
         """Dotted key -> coefficients, e.g. ``efficiency.matmul.fp8`` or ``link.nic.all_gather``."""
@@ -297,7 +297,7 @@ class DeviceProfile:
         elif group == "attention_kernel":
             kernel = AttentionKernel(path[0])
             with located(".".join([group, path[0]])):
-                attention = replace(self.attention_factors(kernel), **{path[1]: number})
+                attention = replace(self.attention_kernels[kernel], **{path[1]: number})
             changed = {"attention_kernels": {**self.attention_kernels, kernel: attention}}
         else:
             changed = self._with_coefficient(key.rpartition(".")[0], path[-1], value)

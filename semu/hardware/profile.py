@@ -1,9 +1,10 @@
 """Reading device profiles from TOML: ``load_profile``, ``list_profiles``.
 
-A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]``, ``[link.PORT.KIND]`` and
-``[software.NAME]`` and ``[attention_kernel.NAME]`` tables. A plain number is ``{ value = ..., provenance = "spec", source = "..." }`` or, short, a bare
-number (provenance spec, source "user"). An efficiency table has bare numbers, one ``provenance`` and one ``source``;
-the coefficients of ``[link.PORT.KIND]`` are those of ``semu.hardware.network.COEFFICIENTS``.
+A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]``, ``[link.PORT.KIND]``,
+``[software.NAME]`` and ``[attention_kernel.NAME]`` tables. A plain number is ``{ value = ..., provenance = "spec",
+source = "..." }`` or, short, a bare number (provenance spec, source "user"). An efficiency table has bare numbers, one
+``provenance`` and one ``source``; the coefficients of ``[link.PORT.KIND]`` are those of
+``semu.hardware.network.COEFFICIENTS``.
 
 With ``base = "h100"`` the file inherits all numbers that it does not give. Inherited spec and default numbers keep
 their provenance; measured and fitted numbers become ``transferred``, unless the device is the same: the file changes no
