@@ -81,7 +81,7 @@ def test_every_command_is_tried() -> None:
     assert {*EXAMPLES} == {*COMMANDS}
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", ["--help", "--version", *CASES])
 def test_it_fits(
     words: str, columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

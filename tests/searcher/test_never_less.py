@@ -41,7 +41,9 @@ def check(found: semu.SearchReport) -> None:
 
 
 @pytest.mark.parametrize("run", ["llama3-70b", "lm-7b", "vlm-s", "t2v-s"])
-@pytest.mark.parametrize("options", [{"rollouts": 0}, {"rollouts": 60, "seed": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"rollouts": 0}, pytest.param({"rollouts": 60, "seed": 3}, marks=pytest.mark.slow)], ids=str
+)
 def test_no_slower_than_the_baseline(run: str, options: dict[str, Any]) -> None:
     check(semu.search(job_of(run), workers=1, **options))
 

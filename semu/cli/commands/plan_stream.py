@@ -81,7 +81,7 @@ def _train(
     try:
         if kept is not None:
             rows = kept[:count]
-            say(f"going on behind {len(rows)} iterations")
+            say(f"going on behind {len(rows)} iteration{'s' * (len(rows) != 1)}")
             next(itertools.islice(stream, len(rows), len(rows)), None)
         with Planner(
             job,
