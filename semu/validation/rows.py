@@ -184,7 +184,7 @@ def _row(fields: _Fields) -> Row:
     sizes = {name: fields.size(name) for name in ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep")}
     open_: dict[str, Any] = {}
     if run is not None:
-        sizes, batch = complete_sizes(fields.table, sizes, remarks)
+        run, sizes, batch = complete_sizes(fields.table, run, sizes, remarks)
         open_ = {"micro_batch": batch[0], "global_batch": batch[1], "iteration_time_s": batch[2]}
     row = Row(
         id=fields.word("id"),
@@ -240,6 +240,9 @@ def _run(fields: _Fields) -> tuple[Mapping[str, Mapping[str, object]] | None, li
     if multimodal is None or ("layers" in model and "hidden" in model):
         return None, []
     tables_of, remarks = run_of_multimodal(multimodal)
+    software = fields.table.get("software")
+    if software in ("megatron", "torch"):
+        tables_of["training"] = {"software": software}
     return tables_of, list(remarks)
 
 

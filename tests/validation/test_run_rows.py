@@ -91,6 +91,15 @@ def test_open_batches_are_said() -> None:
     assert row.iteration_time_s == row.global_batch / (1024 * 2 / 256)
 
 
+def test_ranks_that_share_samples_have_a_part_each() -> None:
+    changes = {"gpus": 4, "sequence_parallel_size": 2, "software": "torch", "multimodal": KINDS["stdit"]}
+    row = read(changes)
+    assert (row.dp, row.cp, row.global_batch) == (4, 1, 16)
+    tables = tables_of(row)
+    assert tables["batch"]["video"] == 512 and tables["training"]["software"] == "torch"
+    assert read(changes | {"multimodal": KINDS["dit"]}).cp == 2  # full attention
+
+
 def test_a_model_is_never_read_from_a_name() -> None:
     (bad,) = parse_rows([run(model={"name": "sd-2"}, multimodal={"kind": "U-Net"})])
     assert isinstance(bad, BadRow) and "multimodal" in bad.reason
