@@ -8,7 +8,9 @@
 * ``layers`` and ``hidden``: a diffusion transformer; attention in space and then in time where ``attention`` speaks of
   both as separate ("spatial then temporal"), else full; a caption is read where ``text`` speaks of cross attention.
 
-``software`` of the row is that of the run. Defaults, said as remarks: a feed-forward network is 4 hidden wide (``mlp_ratio``), a caption has 77 tokens (behind T5
+``software`` of the row is that of the run.
+
+Defaults, said as remarks: a feed-forward network is 4 hidden wide (``mlp_ratio``), a caption has 77 tokens (behind T5
 120), latents have an eighth of the image's side, patches are 2 x 2. A frozen text encoder or autoencoder is in the loop
 only where the object says that it runs there. A text encoder is T5 1.1 XXL where one is called T5, else OpenCLIP's
 ViT-H/14. ``frozen`` parts are frozen where they are a tower, an encoder, or the language model. A sample of a
