@@ -17,6 +17,7 @@ empty. ``clear`` forgets everything: results stay what they are, the next ones t
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -34,6 +35,7 @@ LARGE_BYTES = 1 << 26
 of hundreds of microbatches take some MB, and a loop may ask for thousands of batches, each once."""
 OWNERS = 1024
 """So many objects a ``ScopedTable`` remembers anything of."""
+_LOOKED_AT = 8
 
 
 class Scope:
@@ -227,23 +229,24 @@ def _count(value: object) -> None:
 
 
 def _bytes_of(value: object, seen: set[int], depth: int = 4) -> int:
-    """Bytes of the arrays that a value holds, itself or in containers and attributes of a few levels."""
+    """Bytes of the arrays that a value holds, itself or in containers and attributes of a few levels; of a container
+    the first ``_LOOKED_AT`` values stand for the others."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if depth == 0 or value is None or isinstance(value, int | float | str | type) or id(value) in seen:
         return 0
     seen.add(id(value))
     parts: Iterable[object]
-    if isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, tuple | list):
-        parts = value[:64]
+    share = 1.0
+    if isinstance(value, Mapping | tuple | list):
+        parts = itertools.islice(value.values() if isinstance(value, Mapping) else value, _LOOKED_AT)
+        share = max(1.0, len(value) / _LOOKED_AT)
     else:
         parts = [
             *getattr(value, "__dict__", {}).values(),
             *(getattr(value, name, None) for name in getattr(type(value), "__slots__", ()) if name[0] != "_"),
         ]
-    return sum(_bytes_of(part, seen, depth - 1) for part in parts)
+    return int(share * sum(_bytes_of(part, seen, depth - 1) for part in parts))
 
 
 def clear() -> None:

@@ -82,6 +82,10 @@ class Shape:
     mtp_layers: int = 0
 
 
+NO_TRANSFORMER = Shape(1, 1, 1, 1, 1, 1, 1, 1, True, False, False, "rmsnorm", "none")
+"""Stands in a row whose ``run`` says the model."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One run.
@@ -103,14 +107,16 @@ class Row:
         cross_entropy: a word of ``training.cross_entropy``; None: not published.
         gradient_accumulation_fusion: as in ``[training]``; None: not published.
         recompute_modules: what selective recomputation covers; empty: the attention core.
-        lora: keys of ``[model.lora]``, where adapters are trained and all else is frozen; None: everything is trained.
         nic_bytes_per_s: of a GPU, where it differs from the profile's; None: the profile's [byte/s].
         grad_dtype: first word of the file's remark on the gradients' type; empty: none.
         compiled: whether ``torch.compile`` made the kernels; None: the source does not say.
         layout: keys of ``[parallel.layout]``, where a file has them; None: none.
         scope, measure: whose memory, and of which kind.
         iteration_time_s, peak_mem_bytes, activation_bytes, static_bytes: what came out.
+        lora: ``[model.lora]``; None: every parameter trains. run: tables of a run file that say what the fields of a
+            transformer cannot; None: there are none.
         pass_times: of a microbatch on a pipeline rank, mean over the ranks, where the source profiled them.
+        remarks: what was taken for fields that the row leaves open, a sentence each.
     """
 
     id: str
@@ -145,11 +151,12 @@ class Row:
     cross_entropy: str | None = None
     gradient_accumulation_fusion: bool | None = None
     recompute_modules: tuple[str, ...] = ()
-    lora: Mapping[str, object] | None = None
     nic_bytes_per_s: float | None = None
     grad_dtype: str = ""
     compiled: bool | None = None
     layout: Mapping[str, object] | None = None
+    lora: Mapping[str, object] | None = None
+    run: Mapping[str, Mapping[str, object]] | None = None
     scope: Scope | None = None
     measure: Measure | None = None
     iteration_time_s: float | None = None
@@ -157,6 +164,7 @@ class Row:
     activation_bytes: float | None = None
     static_bytes: float | None = None
     pass_times: PassTimes | None = None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,22 @@ def test_as_the_reference(trace: AllocationTrace, capacity: int, repeats: int) -
     )
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("capacity", [1 << 50, 300 * MIB])
+def test_many_blocks_of_few_sizes_as_the_reference(seed: int, capacity: int) -> None:
+    """Free lists are long, and of blocks of equal size the lowest address counts."""
+    rng, live, events = np.random.default_rng(seed), list[int](), []
+    sizes = [3000, MIB // 3, MIB + 512, 3 * MIB, 3 * MIB + 512, 9 * MIB, 24 * MIB]
+    for name in range(250):
+        events.append((name, sizes[rng.integers(len(sizes))]))
+        live.append(name)
+        while live and rng.random() < (0.3 if len(events) < 250 else 0.6):
+            events.append((live.pop(rng.integers(len(live))), 0))
+    trace = trace_of(events + [(slot, 0) for slot in live], 5)
+    expected = reserve_slowly(trace, capacity_bytes=capacity, repeats=2)
+    assert reserve(trace, capacity_bytes=capacity, repeats=2) == expected
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "segment_bytes"),
     [

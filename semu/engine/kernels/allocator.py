@@ -5,8 +5,6 @@ The rules are those of PyTorch's ``CUDACachingAllocator`` (c10/cuda/CUDACachingA
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +13,10 @@ from semu.compiled import empty, kernel, part, zeros
 I64 = NDArray[np.int64]
 LISTS = 256
 """Lists of free blocks of a pool, by size."""
+ADDRESS, LENGTH, BEFORE, AFTER, PLACE, BEHIND, AHEAD, POOL = range(8)
+"""Columns of the table of blocks, each block a line of the processor's cache: bytes of all segments made before its
+own, and from there to its beginning; bytes; neighbours in the segment, -1: none; list of free blocks, -1: in use;
+neighbours in that list; pool."""
 
 
 @part
@@ -25,29 +27,39 @@ def _round_up(size: int, unit: int) -> int:
 @part
 def _list_of(pool: int, size: int) -> int:
     """The list of free blocks of a size: four to every power of two, larger sizes in later lists."""
-    exponent = math.frexp(float(size))[1]
-    return pool * LISTS + 4 * exponent + (size >> (exponent - 3) & 3)
+    bits = int(np.float64(size).view(np.int64))  # exponent from bit 52 on, below it the digits behind the first
+    return pool * LISTS + (bits >> 50) - 4 * 1023
 
 
 @part
-def _push(b: int, at: int, head: I64, behind: I64, ahead: I64, place: I64) -> None:
-    """Put a block at the head of a list of free blocks."""
-    place[b], ahead[b], behind[b] = at, -1, head[at]
-    if head[at] >= 0:
-        ahead[head[at]] = b
-    head[at] = b
-
-
-@part
-def _remove(b: int, head: I64, behind: I64, ahead: I64, place: I64) -> None:
-    """Take a block out of its list of free blocks."""
-    if ahead[b] < 0:
-        head[place[b]] = behind[b]
+def _push(b: int, at: int, head: I64, block: I64) -> None:
+    """Put a block into a list of free blocks: the smallest come first, of equal ones the lowest address."""
+    length, address = block[b, LENGTH], block[b, ADDRESS]
+    ahead, behind = -1, head[at]
+    while behind >= 0 and (
+        block[behind, LENGTH] < length or (block[behind, LENGTH] == length and block[behind, ADDRESS] < address)
+    ):
+        ahead, behind = behind, block[behind, BEHIND]
+    block[b, PLACE], block[b, AHEAD], block[b, BEHIND] = at, ahead, behind
+    if behind >= 0:
+        block[behind, AHEAD] = b
+    if ahead < 0:
+        head[at] = b
     else:
-        behind[ahead[b]] = behind[b]
-    if behind[b] >= 0:
-        ahead[behind[b]] = ahead[b]
-    place[b] = -1
+        block[ahead, BEHIND] = b
+
+
+@part
+def _remove(b: int, head: I64, block: I64) -> None:
+    """Take a block out of its list of free blocks."""
+    behind, ahead = block[b, BEHIND], block[b, AHEAD]
+    if ahead < 0:
+        head[block[b, PLACE]] = behind
+    else:
+        block[ahead, BEHIND] = behind
+    if behind >= 0:
+        block[behind, AHEAD] = ahead
+    block[b, PLACE] = -1
 
 
 @kernel
@@ -91,16 +103,17 @@ def write_tape(turns: I64, first: I64, entries: I64, num_cells: int, tape: I64) 
 def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules: I64, capacity: int, out: I64) -> None:
     """Replay a sequence of allocations and frees: its beginning once, then the rest several times.
 
-    Blocks of a segment form a list in order of address; free blocks of a pool form lists by size. Of those that are
-    large enough the smallest is taken, of equal ones that with the lowest (segment, address).
+    Blocks of a segment form a list in order of address; free blocks of a pool form lists by size, each in order of
+    size and address. Of those that are large enough the smallest is taken, of equal ones that with the lowest address,
+    in the segment made first.
 
     Args:
         slot: int64[num_events], what is allocated or freed, < num_slots.
         size: int64[num_events] [bytes], > 0: allocate so much; 0: free.
         first: event at which the repeated part begins. repeats: how often it runs at most; it stops before where a
             repetition has reserved nothing more.
-        rules: int64[6] [bytes]: smallest block, largest request of the small pool, its segment, the large pool's
-            segment, smallest request with a segment of its own, and what that one's size is a multiple of.
+        rules: int64[6] [bytes]: smallest block (a power of two), largest request of the small pool, its segment, the
+            large pool's segment, smallest request with a segment of its own, and what that one's size is a multiple of.
         capacity: [bytes] that may be reserved; where more is asked for, segments without a block in use go first.
         out: int64[4], written: highest and final reserved [bytes], highest sum of blocks in use [bytes], how often
             segments were given back.
@@ -109,18 +122,10 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
     large_segment, own_segment, unit = rules[3], rules[4], rules[5]
     n = len(slot)
     cap = 2 * num_slots + 2 * (first + (n - first) * max(repeats, 1)) + 16
-    begin = empty(cap, np.int64)
-    length = empty(cap, np.int64)
-    segment = empty(cap, np.int64)
-    before = empty(cap, np.int64)
-    after = empty(cap, np.int64)
-    place = empty(cap, np.int64)
-    pool_of = empty(cap, np.int64)
+    block = empty((cap, 8), np.int64)
     spare = empty(cap, np.int64)
-    num_spare, num_blocks, num_segments = 0, 0, 0
+    num_spare, num_blocks, made = 0, 0, 0
     head = np.full(2 * LISTS, -1, dtype=np.int64)
-    behind = empty(cap, np.int64)
-    ahead = empty(cap, np.int64)
     held = np.full(num_slots, -1, dtype=np.int64)
     reserved, highest, used, most, releases = 0, 0, 0, 0, 0
     for turn in range(max(repeats, 1)):
@@ -128,25 +133,13 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
         for event in range(0 if turn == 0 else first, n):
             s = slot[event]
             if size[event] > 0:
-                need = max(_round_up(size[event], smallest), smallest)
+                need = (size[event] + smallest - 1) & -smallest
                 pool = 0 if need <= small_limit else 1
                 best = -1
                 for at in range(_list_of(pool, need), (pool + 1) * LISTS):
-                    b = head[at]
-                    while b >= 0:
-                        if length[b] >= need and (
-                            best < 0
-                            or length[b] < length[best]
-                            or (
-                                length[b] == length[best]
-                                and (
-                                    segment[b] < segment[best]
-                                    or (segment[b] == segment[best] and begin[b] < begin[best])
-                                )
-                            )
-                        ):
-                            best = b
-                        b = behind[b]
+                    best = head[at]
+                    while best >= 0 and block[best, LENGTH] < need:
+                        best = block[best, BEHIND]
                     if best >= 0:
                         break
                 if best < 0:
@@ -161,10 +154,10 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                         for at in range(2 * LISTS):
                             b = head[at]
                             while b >= 0:
-                                later = behind[b]
-                                if before[b] < 0 and after[b] < 0:
-                                    reserved -= length[b]
-                                    _remove(b, head, behind, ahead, place)
+                                later = block[b, BEHIND]
+                                if block[b, BEFORE] < 0 and block[b, AFTER] < 0:
+                                    reserved -= block[b, LENGTH]
+                                    _remove(b, head, block)
                                     spare[num_spare] = b
                                     num_spare += 1
                                     returned = True
@@ -177,14 +170,14 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     else:
                         best = num_blocks
                         num_blocks += 1
-                    begin[best], length[best], segment[best] = 0, whole, num_segments
-                    before[best], after[best], pool_of[best] = -1, -1, pool
-                    num_segments += 1
+                    block[best, ADDRESS], block[best, LENGTH] = made, whole
+                    block[best, BEFORE], block[best, AFTER], block[best, POOL] = -1, -1, pool
+                    made += whole
                     reserved += whole
                     highest = max(highest, reserved)
                 else:
-                    _remove(best, head, behind, ahead, place)
-                rest = length[best] - need
+                    _remove(best, head, block)
+                rest = block[best, LENGTH] - need
                 if (rest >= smallest) if pool == 0 else (rest > small_limit):
                     if num_spare > 0:
                         num_spare -= 1
@@ -192,40 +185,40 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     else:
                         b = num_blocks
                         num_blocks += 1
-                    begin[b], length[b], segment[b], pool_of[b] = begin[best] + need, rest, segment[best], pool
-                    before[b], after[b] = best, after[best]
-                    if after[best] >= 0:
-                        before[after[best]] = b
-                    after[best] = b
-                    length[best] = need
-                    _push(b, _list_of(pool, rest), head, behind, ahead, place)
-                place[best] = -1
+                    block[b, ADDRESS], block[b, LENGTH], block[b, POOL] = block[best, ADDRESS] + need, rest, pool
+                    block[b, BEFORE], block[b, AFTER] = best, block[best, AFTER]
+                    if block[best, AFTER] >= 0:
+                        block[block[best, AFTER], BEFORE] = b
+                    block[best, AFTER] = b
+                    block[best, LENGTH] = need
+                    _push(b, _list_of(pool, rest), head, block)
+                block[best, PLACE] = -1
                 held[s] = best
-                used += length[best]
+                used += block[best, LENGTH]
                 most = max(most, used)
             elif held[s] >= 0:
                 b = held[s]
                 held[s] = -1
-                pool = pool_of[b]
-                used -= length[b]
+                pool = block[b, POOL]
+                used -= block[b, LENGTH]
                 for side in range(2):
-                    other = before[b] if side == 0 else after[b]
-                    if other < 0 or place[other] < 0:
+                    other = block[b, BEFORE] if side == 0 else block[b, AFTER]
+                    if other < 0 or block[other, PLACE] < 0:
                         continue
-                    _remove(other, head, behind, ahead, place)
-                    length[b] += length[other]
+                    _remove(other, head, block)
+                    block[b, LENGTH] += block[other, LENGTH]
                     if side == 0:
-                        begin[b] = begin[other]
-                        before[b] = before[other]
-                        if before[b] >= 0:
-                            after[before[b]] = b
+                        block[b, ADDRESS] = block[other, ADDRESS]
+                        block[b, BEFORE] = block[other, BEFORE]
+                        if block[b, BEFORE] >= 0:
+                            block[block[b, BEFORE], AFTER] = b
                     else:
-                        after[b] = after[other]
-                        if after[b] >= 0:
-                            before[after[b]] = b
+                        block[b, AFTER] = block[other, AFTER]
+                        if block[b, AFTER] >= 0:
+                            block[block[b, AFTER], BEFORE] = b
                     spare[num_spare] = other
                     num_spare += 1
-                _push(b, _list_of(pool, length[b]), head, behind, ahead, place)
+                _push(b, _list_of(pool, block[b, LENGTH]), head, block)
         if turn > 0 and reserved == known:
             break
     out[0], out[1], out[2], out[3] = highest, reserved, most, releases

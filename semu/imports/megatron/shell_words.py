@@ -59,10 +59,10 @@ class Shell:
         self.gaps: list[Gap] = []
         self._numbers: dict[Gap, int] = {}
         self.notes: list[str] = []
-        self.variables: dict[str, tuple[Field, ...]] = {}
+        self.variables: dict[str, list[Field]] = {}  # a list is nobody else's: adding to an array adds to it
         for key, value in (defined or {}).items():
             check_text(value, f"--define {key}")
-            self.variables[key] = (Field(value, 0),)
+            self.variables[key] = [Field(value, 0)]
         self.fixed = frozenset(self.variables)
 
     def gap(self, what: str, line: int, why: str) -> str:
@@ -86,14 +86,15 @@ class Shell:
         """``NAME=...``, ``NAME+=...``; what the user defined stays."""
         if name in self.fixed:
             return
-        before = self.variables.get(name, ())
         if not adds:
-            self.variables[name] = tuple(fields)
-        elif is_array:
-            self.variables[name] = (*before, *fields)
+            self.variables[name] = list(fields)
+            return
+        before = self.variables.setdefault(name, [])
+        if is_array:
+            before.extend(fields)
         else:
             head = before[0] if before else Field("", fields[0].line)
-            self.variables[name] = (Field(head.text + fields[0].text, head.line), *before[1:])
+            before[:1] = [Field(head.text + fields[0].text, head.line)]
 
     def expand(self, word: Word) -> list[Field]:
         """The words that a word becomes: variables, arithmetic, splitting at blanks, quotes removed."""
@@ -132,7 +133,7 @@ class Shell:
                 else:
                     out.split(value.text, value.line)
 
-    def _values(self, piece: Piece) -> tuple[Field, ...]:
+    def _values(self, piece: Piece) -> Sequence[Field]:
         if piece.kind is PieceKind.ARITHMETIC:
             return (Field(self.arithmetic(piece.text, piece.line), piece.line),)
         if piece.kind is PieceKind.COMMAND:
@@ -197,7 +198,10 @@ class Shell:
             return _bounded(node.value)
         if isinstance(node, ast.Name) and depth < 32:
             known = self.variables.get(node.id)
-            text = self.gap(f"${node.id}", line, "not set in the script") if known is None else known[0].text
+            if known is None:
+                text = self.gap(f"${node.id}", line, "not set in the script")
+            else:
+                text = known[0].text if known else ""
             if (match := _PRIVATE.search(text)) is not None:
                 raise _GapFoundError(match[0])
             return self._number(ast.parse(text.strip() or "0", mode="eval").body, line, depth + 1)

@@ -266,11 +266,13 @@ class AllocationTape:
         sent goes first."""
         run, problem, replica = self.run, self.run.problem, self.replica
         begins, ends = run.start[replica, self.nodes], run.end[replica, self.nodes]
-        told = 0
+        rank_of, told = problem.shape.chunk_rank, 0
         for edge in run.sent:
-            receives, sends = (problem.shape.chunk_rank[chunk] == self.rank for chunk in (edge.consumer, edge.source))
-            nodes, number = problem.num_stages + edge.transfers, told + np.arange(len(edge.transfers))
-            told += len(number)
+            receives, sends = rank_of[edge.consumer] == self.rank, rank_of[edge.source] == self.rank
+            first, told = told, told + len(edge.transfers)
+            if not (receives or sends):
+                continue
+            nodes, number = problem.num_stages + edge.transfers, np.arange(first, told)
             if receives:
                 time = run.start[replica, nodes]
                 self._receive(edge, _When(np.searchsorted(ends, time, side="right"), time, number, True))

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.layout import Layout
 from semu.engine.allocator import AllocationTrace, reserve
 from semu.job import TrainingJob
@@ -100,14 +102,19 @@ def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
     """Everything that one rank of one replica allocates and frees: static memory, then one iteration, around which
     ZeRO-3 may hold parameters and gradients unsharded."""
     layout = timed.layout
-    static = static_requests(layout, rank)
+    static = _STATIC.get(layout.place, rank, lambda: np.array(static_requests(layout, rank), dtype=np.int64))
     slot, size = AllocationTape(timed, rank, replica).record()
     unsharded = np.array(unsharded_bytes(layout, rank) if layout.job.gathers_once else [], dtype=np.int64)
     behind = int(slot.max(initial=-1)) + 1 + np.arange(len(unsharded))
     slots = np.concatenate((behind, slot, behind)) + len(static)
     sizes = np.concatenate((unsharded, size, np.zeros_like(unsharded)))
     every = np.concatenate((np.arange(len(static), dtype=np.int64), slots))
-    return AllocationTrace(every, np.concatenate((np.array(static, dtype=np.int64), sizes)), len(static))
+    return AllocationTrace(every, np.concatenate((static, sizes)), len(static))
+
+
+_STATIC = memo.ScopedTable[NDArray[np.int64]](
+    "static memory in a place as it is asked for, by rank", 256, is_large=True
+)
 
 
 def static_requests(layout: Layout, rank: int) -> list[int]:

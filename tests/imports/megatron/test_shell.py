@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semu.errors import ConfigError
 from semu.imports.megatron.shell_run import Script, follow_script
-from semu.imports.megatron.shell_words import Gap, Shell
+from semu.imports.megatron.shell_words import Field, Gap, Shell
 
 NAMES = ("A", "B", "total_size", "E", "LIST", "ONE")
 PRELUDE = "A=3\nB='two words'\ntotal_size=12\nE=\nLIST=(--x 1 'y z' \"\")\nONE=(only)\n"
@@ -235,3 +235,18 @@ def test_a_gap_is_not_looked_for_among_all_before_it(monkeypatch: pytest.MonkeyP
     marks = [shell.gap(f"$NAME_{number}", number, "not set in the script") for _ in range(2) for number in range(1000)]
     assert marks[:1000] == marks[1000:] and len(set(marks)) == len(shell.gaps) == 1000
     assert len(calls) < 3000
+
+
+def test_adding_to_an_array_copies_nothing_and_changes_no_other() -> None:
+    shell = Shell("run.sh")
+    shell.assign("A", [Field("a", 1)], adds=False, is_array=True)
+    kept = shell.variables["A"]
+    for number in range(3):
+        shell.assign("A", [Field(str(number), number)], adds=True, is_array=True)
+    assert shell.variables["A"] is kept
+    assert [field.text for field in kept] == ["a", "0", "1", "2"]
+    for text in (
+        'A=(a b)\nB=("${A[@]}")\nA+=(c)\nA+=d\nB+=("${A[@]}")\npretrain.py ${A[@]} -- ${B[@]} ${#A[@]}\n',
+        'A+=(x)\nA+=("${A[@]}" y)\nB=$A\nB+=z\nE=()\npretrain.py "${A[@]}" $B $A $((E + 1))\n',
+    ):
+        assert words_of(text) == of_bash(text)
