@@ -10,6 +10,7 @@ from semu_models.generation.dit import DiT, DiTConfig, dit_5b, dit_30b
 from semu_models.generation.mmdit import MMDiT, flux_12b, hunyuan_video_13b, make_mmdit, sd3_8b
 from semu_models.generation.mmdit_layers import MMDiTConfig
 from semu_models.generation.t2v import T2VConfig, make_t2v, t2v_l, t2v_s, t2v_xl
+from semu_models.generation.unet import sd_1_5, sd_2, sdxl
 from semu_models.generation.video_dit import VideoDiT, VideoDiTConfig, make_video_dit, movie_gen_30b, step_video_30b
 from semu_models.hf import HfModel, load_hf
 from semu_models.listing import parameter_table
@@ -258,6 +259,9 @@ __all__ = [
     "qwen3_32b",
     "qwen3_235b_a22b",
     "sd3_8b",
+    "sd_1_5",
+    "sd_2",
+    "sdxl",
     "siglip_so400m",
     "siglip_so400m_dual",
     "step_video_30b",

@@ -31,3 +31,8 @@ CONTEXTS: Mapping[str, int] = MappingProxyType(
     }
 )
 """Model -> tokens of a sequence in training; a model that is missing: not published."""
+
+LATENTS: Mapping[str, int] = MappingProxyType({"sd-1.5": 64**2, "sd-2": 64**2, "sdxl": 128**2})
+"""Pixels of the latents on which a model was trained last: images of 512 px, SDXL of 1024 px (2307.01952 §2.5)."""
+CAPTION = 77
+"""Tokens of a caption of CLIP's text encoders (2103.00020 §2.4)."""

@@ -12,6 +12,7 @@ from semu.nn import Model
 from semu_models.generation.dit import dit_5b, dit_30b
 from semu_models.generation.mmdit import flux_12b, hunyuan_video_13b, sd3_8b
 from semu_models.generation.t2v import t2v_l, t2v_s, t2v_xl
+from semu_models.generation.unet import sd_1_5, sd_2, sdxl
 from semu_models.generation.video_dit import movie_gen_30b, step_video_30b
 from semu_models.multimodal.gemma_vl import gemma3_vl_4b, gemma3_vl_12b, gemma3_vl_27b
 from semu_models.multimodal.intern_vl import internvl2_5_8b, internvl3_1b, internvl3_8b, internvl3_78b
@@ -84,6 +85,7 @@ class Family(Enum):
     VLM = "vlm"
     T2V = "t2v"
     MMDIT = "mmdit"
+    UNET = "unet"
     BERT = "bert"
     CLIP = "clip"
     MISTRAL = "mistral"
@@ -266,6 +268,9 @@ _ENTRIES = (
     ModelEntry(
         "gemma3-vl-27b", Family.GEMMA_VL, gemma3_vl_27b, 27.4e9, "2503.19786 Table 1; config.json of gemma-3-27b-pt"
     ),
+    ModelEntry("sd-1.5", Family.UNET, sd_1_5, 860e6, "2112.10752; v1-inference.yaml of stable-diffusion"),
+    ModelEntry("sd-2", Family.UNET, sd_2, 866e6, "2112.10752; v2-inference.yaml of stablediffusion"),
+    ModelEntry("sdxl", Family.UNET, sdxl, 2.6e9, "2307.01952 Table 1; sd_xl_base.yaml of generative-models"),
     ModelEntry(
         "qwen2-audio-7b", Family.QWEN_AUDIO, qwen2_audio_7b, 8.4e9, "2407.10759 §2; config.json of Qwen2-Audio-7B"
     ),

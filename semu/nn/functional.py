@@ -14,6 +14,7 @@ from semu.nn.rules.pointwise import (
     activation,
     add,
     add_parameter,
+    add_rows,
     dropout,
     gated_activation,
     gated_add,
@@ -32,6 +33,7 @@ from semu.nn.rules.tokens import (
     prepend_token,
     rename_tokens,
     repeat_token,
+    repeat_tokens,
     select_tokens,
 )
 from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
@@ -42,6 +44,7 @@ __all__ = [
     "add",
     "add_losses",
     "add_parameter",
+    "add_rows",
     "all_reduce",
     "all_to_all",
     "attention",
@@ -71,6 +74,7 @@ __all__ = [
     "prepend_token",
     "rename_tokens",
     "repeat_token",
+    "repeat_tokens",
     "rms_norm",
     "rope",
     "scale",

@@ -14,6 +14,7 @@ from semu.nn import LoRA, Model, add_lora
 from semu.nn.vocabulary import pad_vocabulary
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.multimodal import is_own, own_model
+from semu.runfile.networks import network_model, network_of
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, make_batch
 from semu.workload.options import kind_for
@@ -61,6 +62,8 @@ def build_with_reading(config: Tables) -> tuple[Model, HfModel | None, list[str]
     notes: list[str] = []
     if is_own(table):
         model, notes = own_model(table, config["parallel"]["tp"], _vocab_step(config))
+    elif network_of(table) is not None:
+        model = network_model(table)
     elif "name" in table:
         model = semu_models.build(table["name"], where="model.name")
         pad_vocabulary(model, _vocab_step(config))

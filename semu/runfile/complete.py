@@ -19,7 +19,7 @@ from semu.runfile.choose import choose_layout
 from semu.runfile.config import RunConfig
 from semu.runfile.places import Places
 from semu.runfile.schema import check_schema
-from semu_models.contexts import CONTEXTS
+from semu_models.contexts import CAPTION, CONTEXTS, LATENTS
 
 SEQ_LEN = 4096
 """Length of a text sequence where neither the user nor the model decides it [tokens]."""
@@ -61,6 +61,10 @@ def complete_run(
         if "lora" in config["model"]:
             add_lora(read.model, read_lora(config["model"]["lora"]))
     batch = config.setdefault("batch", {})
+    latents = LATENTS.get(read.model.name)
+    if "kind" not in batch and latents is not None:
+        batch |= {"kind": "fixed", "text": CAPTION, "video": latents}
+        notes.append(f"batch: not given, taken as latents of {latents} pixels and captions of {CAPTION} tokens")
     if "kind" not in batch:
         batch["kind"] = kind_read(read.model).value
         if batch["kind"] != "text":

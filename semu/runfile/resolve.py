@@ -30,6 +30,7 @@ from semu.runfile.complete import complete_run, pad_for
 from semu.runfile.config import RunConfig, ordered
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.multimodal import complete_parts, is_own, own_model
+from semu.runfile.networks import NETWORKS
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.schedules import set_cut
@@ -122,7 +123,7 @@ def _pad_named(config: dict[str, dict[str, Any]]) -> list[str]:
 def _require(config: Mapping[str, Any], places: Places) -> None:
     """What has no default: one model, one device."""
     model = config.get("model", {})
-    ways = [f"model.{key}" for key in ("name", "hf_config", "transformer") if key in model]
+    ways = [f"model.{key}" for key in ("name", "hf_config", "transformer", *NETWORKS) if key in model]
     ways += ["its parts (encoder, projector, llm)"] if is_own(model) else []
     if len(ways) != 1:
         raise ConfigError(

@@ -14,6 +14,8 @@ from semu.nn import LatentSizes, LoRA
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
 from semu.runfile.multimodal import PARTS
+from semu.runfile.networks import NETWORKS
+from semu.runfile.networks import TABLES as NETWORK_TABLES
 from semu.runfile.places import Places
 from semu.runfile.transformer import TransformerConfig
 from semu_models.multimodal.own import EncoderConfig, ProjectorConfig
@@ -28,6 +30,7 @@ _KINDS: Mapping[str, ValueKind] = MappingProxyType(
         "tuple[int, ...]": ValueKind.INTEGERS,
         "tuple[str, ...]": ValueKind.WORDS,
         "int | tuple[int, ...]": ValueKind.PATTERN,
+        "Activation": ValueKind.STRING,
     }
 )
 """Type of a field, without ``| None`` -> type of its key; a field of any other type is a table."""
@@ -39,6 +42,8 @@ def _kinds(config: type[Any], *others: str) -> dict[str, ValueKind]:
     return {name: kind or ValueKind.TABLE for name, kind in kinds.items() if name not in others}
 
 
+_IN_LOOP = {"caption": ValueKind.TABLE, "vae": ValueKind.SWITCH}
+"""Frozen encoders of a diffusion model."""
 SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
     {
         "model": {
@@ -48,10 +53,15 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "encoder": ValueKind.TABLE,
             "projector": ValueKind.TABLE,
             "llm": ValueKind.TABLE,
+            **dict.fromkeys(NETWORKS, ValueKind.TABLE),
             "frozen": ValueKind.STRINGS,
             "lora": ValueKind.TABLE,
             "hf_ignore": ValueKind.STRINGS,
             "vocab_multiple": ValueKind.INTEGER,
+        },
+        **{
+            f"model.{path}": _kinds(config, "loss") | (_IN_LOOP if path in ("dit", "unet") else {})
+            for path, config in NETWORK_TABLES.items()
         },
         "model.lora": _kinds(LoRA),
         "model.transformer": _kinds(TransformerConfig),

@@ -122,7 +122,7 @@ def _predicted(row: Row, run: Run) -> dict[Quantity, float | None]:
 
 
 def _notes(row: Row, choice: Choice, predicted: dict[Quantity, float | None]) -> list[str]:
-    notes = []
+    notes = list(row.remarks)
     if choice.resolved:
         what = ", ".join(f"{name} {value}" for name, value in choice.resolved.items())
         how = "the fastest that fits" if choice.run.report.fits else "nothing fits, this needs the least memory"

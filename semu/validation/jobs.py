@@ -140,7 +140,19 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     }
     if settings.recompute == "selective" and is_torch_fsdp:
         tables["training"] |= {"recompute": "full", "recompute_policy": "every_second_matmul"}
-    return tables
+    if row.lora is not None:
+        tables["model"]["lora"] = row.lora
+    return tables if row.run is None else _with_run(row, tables, row.run)
+
+
+def _with_run(row: Row, tables: Tables, run: Mapping[str, Mapping[str, Any]]) -> Tables:
+    """What a row's ``run`` says, completed by the row's own fields; a model in it is the whole model."""
+    if "model" in run:
+        tables["model"] = {"lora": row.lora} if row.lora is not None else {}
+        for name in ("seq_len", "cross_entropy"):
+            tables["training"].pop(name, None)
+        tables["parallel"].pop("layout", None)
+    return {name: {**tables.get(name, {}), **run.get(name, {})} for name in (*tables, *run)}
 
 
 def _is_unfused(row: Row) -> bool:

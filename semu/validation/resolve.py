@@ -24,6 +24,8 @@ from semu.validation.jobs import PARTIAL, Settings, divides, is_v_shaped
 from semu.validation.row import Row
 
 MICRO_BATCHES = (1, 2, 4, 8)
+SAMPLE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Of rows with ``run``, whose samples may be short."""
 MOST_CHUNKS = 6
 RECOMPUTES: tuple[tuple[str, str | None], ...] = (("none", None), ("none", "bf16"), ("selective", None), ("full", None))
 """Recomputation and type of the gradients, from what needs the most memory to what needs the least."""
@@ -149,7 +151,8 @@ def _rank(report: Estimate) -> tuple[bool, float]:
 def _micro_batches(row: Row) -> tuple[int, ...]:
     if row.micro_batch is not None:
         return (row.micro_batch,)
-    return tuple(size for size in MICRO_BATCHES if row.global_batch % (row.dp * size) == 0)
+    sizes = MICRO_BATCHES if row.run is None else SAMPLE_BATCHES
+    return tuple(size for size in sizes if row.global_batch % (row.dp * size) == 0)
 
 
 def _chunk_counts(row: Row) -> tuple[int, ...]:

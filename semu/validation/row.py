@@ -82,6 +82,10 @@ class Shape:
     mtp_layers: int = 0
 
 
+NO_TRANSFORMER = Shape(1, 1, 1, 1, 1, 1, 1, 1, True, False, False, "rmsnorm", "none")
+"""Stands in a row whose ``run`` says the model."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One run.
@@ -101,7 +105,10 @@ class Row:
         layout: keys of ``[parallel.layout]``, where a file has them; None: none.
         scope, measure: whose memory, and of which kind.
         iteration_time_s, peak_mem_bytes, activation_bytes, static_bytes: what came out.
+        lora: ``[model.lora]``; None: every parameter trains. run: tables of a run file that say what the fields of a
+            transformer cannot; None: there are none.
         pass_times: of a microbatch on a pipeline rank, mean over the ranks, where the source profiled them.
+        remarks: what was taken for fields that the row leaves open, a sentence each.
     """
 
     id: str
@@ -132,6 +139,8 @@ class Row:
     grad_dtype: str = ""
     compiled: bool | None = None
     layout: Mapping[str, object] | None = None
+    lora: Mapping[str, object] | None = None
+    run: Mapping[str, Mapping[str, object]] | None = None
     scope: Scope | None = None
     measure: Measure | None = None
     iteration_time_s: float | None = None
@@ -139,6 +148,7 @@ class Row:
     activation_bytes: float | None = None
     static_bytes: float | None = None
     pass_times: PassTimes | None = None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

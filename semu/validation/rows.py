@@ -12,13 +12,16 @@ import os
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from semu.checks import check_member, is_integer, is_number
 from semu.errors import ConfigError
 from semu.fitting.source_text import parse_json
 from semu.simulation.effects.pass_times import PassTimes
-from semu.validation.row import BadRow, Measure, Row, Scope, Shape, Trust
+from semu.validation.adapters import lora_table
+from semu.validation.multimodal import run_of_multimodal
+from semu.validation.open_sizes import complete_sizes
+from semu.validation.row import NO_TRANSFORMER, BadRow, Measure, Row, Scope, Shape, Trust
 
 PUBLISHED = Path(__file__).with_name("published.json")
 """Published runs that ship with semu, typed in from their sources."""
@@ -177,17 +180,24 @@ def _row(fields: _Fields) -> Row:
         raise ConfigError("missing field", where="trust", expected="one of " + ", ".join(t.value for t in Trust))
     overlap = _Fields(fields.child("overlap", is_optional=True) or {}, "overlap.")
     measured = _Fields(fields.child("measured_values", is_optional=True) or {}, "measured_values.")
-    model = fields.child("model")
-    assert model is not None
+    run, remarks = _run(fields)
+    sizes = {name: fields.size(name) for name in ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep")}
+    open_: dict[str, Any] = {}
+    if run is not None:
+        run, sizes, batch = complete_sizes(fields.table, run, sizes, remarks)
+        open_ = {"micro_batch": batch[0], "global_batch": batch[1], "iteration_time_s": batch[2]}
     row = Row(
         id=fields.word("id"),
         group=fields.word("group"),
         trust=trust,
-        shape=_shape(_Fields(model, "model.")),
+        shape=NO_TRANSFORMER if run is not None and "model" in run else _shape(_Fields(_model(fields), "model.")),
         profile=fields.word("profile"),
-        **{name: fields.size(name) for name in ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep", "global_batch")},
+        **sizes,
+        global_batch=open_["global_batch"] if open_ else fields.size("global_batch"),
         vp=fields.size_or_none("vp"),
-        micro_batch=fields.size_or_none("micro_batch"),
+        micro_batch=open_["micro_batch"] if open_ else fields.size_or_none("micro_batch"),
+        lora=lora_table(fields.child("lora", is_optional=True)),
+        run=run,
         precision=fields.word("precision_kind"),
         recompute=fields.word("recompute_kind"),
         sharding=fields.word("sharding_kind"),
@@ -203,14 +213,37 @@ def _row(fields: _Fields) -> Row:
         layout=fields.child("layout", is_optional=True),
         scope=fields.member("peak_mem_scope", Scope),
         measure=fields.member("peak_mem_measure", Measure),
-        iteration_time_s=fields.amount_or_none("iteration_time_s"),
+        iteration_time_s=open_["iteration_time_s"] if open_ else fields.amount_or_none("iteration_time_s"),
         peak_mem_bytes=fields.amount_or_none("peak_mem_bytes"),
         activation_bytes=measured.amount_or_none("activation_bytes", is_optional=True),
         static_bytes=measured.amount_or_none("params_grads_optimizer_bytes", is_optional=True),
+        remarks=tuple(remarks),
         pass_times=_pass_times(measured.child("profiled_ms_per_microbatch", is_optional=True)),
     )
     _check(row)
     return row
+
+
+def _model(fields: _Fields) -> Mapping[str, object]:
+    model = fields.child("model")
+    assert model is not None
+    return model
+
+
+def _run(fields: _Fields) -> tuple[Mapping[str, Mapping[str, object]] | None, list[str]]:
+    """A row's ``run``, or what its ``multimodal`` object says where it has no transformer; None: it has neither."""
+    told, multimodal = fields.child("run", is_optional=True), fields.child("multimodal", is_optional=True)
+    if told is not None:
+        tables = _Fields(told, "run.")
+        return {name: tables.child(name) or {} for name in told}, []
+    model = fields.child("model", is_optional=True) or {}
+    if multimodal is None or ("layers" in model and "hidden" in model):
+        return None, []
+    tables_of, remarks = run_of_multimodal(multimodal)
+    software = fields.table.get("software")
+    if software in ("megatron", "torch"):
+        tables_of["training"] = {"software": software}
+    return tables_of, list(remarks)
 
 
 def _pass_times(table: Mapping[str, object] | None) -> PassTimes | None:

@@ -18,6 +18,7 @@ Everything here is numbers about data, never data, and independent of any model.
 
 from semu.workload.batch import AbstractBatch, Microbatch, TextBatch, shape_columns, text_batch
 from semu.workload.distributions import TextPerImage
+from semu.workload.fixed import FixedBatch, fixed_batch
 from semu.workload.listed import ListedBatch, listed_batch
 from semu.workload.metadata import Contents, Metadata, read_metadata
 from semu.workload.mixed import MixedBatch, mixed_batch
@@ -33,6 +34,7 @@ __all__ = [
     "BatchKind",
     "Contents",
     "FileBatch",
+    "FixedBatch",
     "ListedBatch",
     "Metadata",
     "Microbatch",
@@ -44,6 +46,7 @@ __all__ = [
     "VideoTokenizer",
     "VlmBatch",
     "file_batch",
+    "fixed_batch",
     "listed_batch",
     "make_batch",
     "mixed_batch",

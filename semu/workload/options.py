@@ -1,6 +1,6 @@
 """``make_batch``: the options of run.toml's ``[batch]`` become a batch; every key is checked.
 
-    kind                  text | vlm | t2v | mixed | pairs | file; default: what the model reads, else text
+    kind                  text | vlm | t2v | mixed | pairs | fixed | file; default: what the model reads, else text
     seed                  an integer >= 0 (text has nothing to draw and ignores it); default 0
 
 ``_KEYS`` has the other keys of each kind; ``path`` is required. ``contents`` (text | vlm | t2v | mixed) says what
@@ -20,6 +20,7 @@ from semu.checks import check_count, check_member, check_seed
 from semu.errors import ConfigError, unknown_name
 from semu.nn.merging import Merging
 from semu.workload.batch import AbstractBatch, text_batch
+from semu.workload.fixed import STREAMS, fixed_batch
 from semu.workload.metadata import contents_for
 from semu.workload.mixed import mixed_batch
 from semu.workload.pairs import pair_batch
@@ -36,6 +37,7 @@ class BatchKind(Enum):
     T2V = "t2v"
     MIXED = "mixed"
     PAIRS = "pairs"
+    FIXED = "fixed"
     FILE = "file"
 
 
@@ -47,6 +49,7 @@ _KEYS: Mapping[BatchKind, tuple[str, ...]] = {
     BatchKind.T2V: ("resolution", "max_seconds", "max_clips"),
     BatchKind.MIXED: (*_SHARES, "audio_seconds", "text_per_image", *_PER_IMAGE, "attend_across_samples"),
     BatchKind.PAIRS: ("text_tokens", "patches_per_image"),
+    BatchKind.FIXED: STREAMS,
     BatchKind.FILE: ("path", "contents", "images_max", "attend_across_samples", "max_seconds", "max_clips"),
 }
 _COMMON = ("kind", "seed")
@@ -148,11 +151,12 @@ _BUILDERS: Mapping[BatchKind, Callable[..., AbstractBatch]] = {
     BatchKind.T2V: t2v_batch,
     BatchKind.MIXED: mixed_batch,
     BatchKind.PAIRS: pair_batch,
+    BatchKind.FIXED: fixed_batch,
 }
 
 
 def _build(kind: BatchKind, arguments: dict[str, Any], base_dir: str | Path | None) -> AbstractBatch:
-    if kind in (BatchKind.TEXT, BatchKind.PAIRS):  # nothing to draw
+    if kind in (BatchKind.TEXT, BatchKind.PAIRS, BatchKind.FIXED):  # nothing to draw
         check_seed(arguments.pop("seed", 0), "batch.seed")
     if kind is not BatchKind.FILE:
         return _BUILDERS[kind](**arguments)

@@ -138,11 +138,16 @@ def tower_model(name: str, config: ImageTowerConfig, body: Module) -> Model:
     return Model(name, [ModalityModule("vision", ModalityRole.BACKBONE, body, inputs, merging=merging)])
 
 
+def make_vit(name: str, config: ClassicViTConfig) -> Model:
+    """A ViT of any size. ``name``: for reports."""
+    return tower_model(name, config, ClassicViT(config))
+
+
 def vit_base_patch16() -> Model:
     """ViT-B/16 with a classifier of 1000 classes."""
-    return tower_model("vit-base-patch16", VIT_BASE_16, ClassicViT(VIT_BASE_16))
+    return make_vit("vit-base-patch16", VIT_BASE_16)
 
 
 def vit_large_patch16() -> Model:
     """ViT-L/16 with a classifier of 1000 classes."""
-    return tower_model("vit-large-patch16", VIT_LARGE_16, ClassicViT(VIT_LARGE_16))
+    return make_vit("vit-large-patch16", VIT_LARGE_16)

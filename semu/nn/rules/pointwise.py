@@ -201,6 +201,27 @@ def modulate(x: Tensor, condition: Tensor) -> Tensor:
     return x.trace.recorded([x, condition], y, _backward)
 
 
+def add_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """``x`` and one row per sequence, added.
+
+    Args:
+        x: [tokens, h]. rows: [sequences, h].
+    Saves nothing; the gradient of ``x`` is that of the result, that of the rows a sum over each sequence.
+    """
+    y = x.trace.emit(OpKind.MODULATE, [x, rows], like=x, mem_bytes=2 * x.size_bytes + rows.size_bytes, name="add_rows")
+
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        summed = None
+        if rows.requires_grad:
+            traffic = grad.size_bytes + rows.size_bytes
+            summed = x.trace.emit(
+                OpKind.MODULATE, [grad], like=rows, mem_bytes=traffic, phase=Phase.INPUT_GRADIENT, name="add_rows_bw"
+            )
+        return [grad if x.requires_grad else None, summed]
+
+    return x.trace.recorded([x, rows], y, _backward)
+
+
 def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     """``x + gate * branch`` with one gate per sequence (AdaLN-Zero, 2212.09748 §3.2).
 

@@ -89,6 +89,15 @@ def pool_tokens(x: Tensor, pooled: Sequences) -> Tensor:
     return x.trace.recorded([x], y, lambda grad: [_like(x, grad, "pool_tokens_bw", grad.size_bytes)])
 
 
+def repeat_tokens(x: Tensor, repeated: Sequences) -> Tensor:
+    """Every token several times: [tokens, h] -> [repeated.tokens, h] (nearest-neighbour upsampling).
+
+    Saves nothing. Backward: the sum over each group.
+    """
+    y = _rows(x, [x], repeated, "repeat_tokens", x.size_bytes)
+    return x.trace.recorded([x], y, lambda grad: [_like(x, grad, "repeat_tokens_bw", grad.size_bytes)])
+
+
 def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride: int = 1) -> Tensor:
     """A convolution along every sequence, padded to ceil(length / stride) tokens (cuDNN's implicit matrix product).
 

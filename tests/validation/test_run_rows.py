@@ -1,0 +1,123 @@
+"""Rows that are no plain transformer: adapters, tables of a run file, multimodal objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semu.runfile import make_job
+from semu.validation import Row, parse_rows
+from semu.validation.evaluate import evaluate_row
+from semu.validation.jobs import Settings, run_tables
+from semu.validation.multimodal import run_of_multimodal
+from semu.validation.row import BadRow
+from semu.validation.row_result import Quantity, Status
+from tests.validation.rows_kit import run
+
+UNET = {"kind": "U-Net", "image_size": 512, "unet": {"params": 8.6e8}, "text": "77 tokens, run in the loop (frozen)"}
+VIT = {"vision": {"layers": 2, "hidden": 128, "ffn": 512, "heads": 2}, "image_size": 56, "patch": 14}
+TOWER = {"layers": 2, "hidden": 128, "ffn": 512, "heads": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "vit": VIT,
+    "dual": {**VIT, "text": {**TOWER, "context": 16, "vocab": 256}},
+    "llava": {**VIT, "llm": {**TOWER, "vocab": 256}, "frozen": ["CLIP ViT", "LLM"]},
+    "dit": {**TOWER, "tokens": 256},
+    "stdit": {**TOWER, "tokens": 1024, "image_size": 256, "frames": 4, "attention": "spatial then temporal"},
+}
+
+
+def read(changes: dict[str, Any]) -> Row:
+    """A row without a transformer."""
+    bare = run(model={"name": "m"}, **changes)
+    (result,) = parse_rows([bare])
+    assert isinstance(result, Row), result
+    return result
+
+
+def tables_of(row: Row) -> dict[str, dict[str, Any]]:
+    return run_tables(row, Settings(row.micro_batch or 1, 1, "none"), row.profile)
+
+
+def test_adapters_are_all_that_trains() -> None:
+    (row,) = parse_rows([run(lora={"rank": 4, "targets": "attention (linear_qkv, linear_proj)"})])
+    assert isinstance(row, Row)
+    model = make_job(tables_of(row)).model
+    assert model.num_parameters(trainable_only=True) == 4 * 4 * ((256 + 768) + (256 + 256))  # rank 4 in 4 layers
+
+
+def test_a_bad_rank_is_named() -> None:
+    (row,) = parse_rows([run(lora={"targets": ["linear_qkv"]})])
+    assert isinstance(row, BadRow) and "lora.rank" in row.reason
+
+
+def test_a_run_replaces_the_model_and_keeps_the_rest() -> None:
+    tables = {"model": {"name": "sd-2"}, "batch": {"kind": "fixed", "text": 77, "video": 1024}}
+    row = read({"run": tables})
+    job = make_job(tables_of(row))
+    assert job.model.name == "sd-2"
+    assert (job.parallel.dp, job.training.global_batch) == (2, 8)
+
+
+def test_an_unknown_table_of_a_run_is_refused_by_name() -> None:
+    row = read({"run": {"model": {"name": "sd-2"}, "modle": {"a": 1}}})
+    result = evaluate_row(row, make_job)
+    assert result.status is Status.REFUSED and "modle" in str(result.reason)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_runs(kind: str) -> None:
+    result = evaluate_row(read({"multimodal": KINDS[kind]}), make_job)
+    assert result.status is Status.OK, result.reason
+    assert (result.compared[Quantity.TIME].predicted or 0) > 0
+
+
+def test_frozen_parts_do_not_train() -> None:
+    row = read({"multimodal": KINDS["llava"]})
+    trained = {path.split(".")[1] for path, p in make_job(tables_of(row)).model.named_parameters() if p.requires_grad}
+    assert trained == {"projector"}
+
+
+def test_time_follows_from_a_rate() -> None:
+    row = read({"multimodal": VIT, "iteration_time_s": None, "measured_values": {"images_per_s": 4.0}})
+    assert row.iteration_time_s == 8 / 4.0
+    assert "iteration_time_s follows from images_per_s" in row.remarks
+
+
+def test_open_batches_are_said() -> None:
+    changes = {"multimodal": KINDS["dit"], "micro_batch": None, "global_batch": None, "iteration_time_s": None}
+    row = read(changes | {"measured_values": {"tokens_per_s_per_gpu": 1024.0}})
+    assert row.global_batch == 2 * 32768 // 256
+    assert row.iteration_time_s == row.global_batch / (1024 * 2 / 256)
+
+
+def test_ranks_that_share_samples_have_a_part_each() -> None:
+    changes = {"gpus": 4, "sequence_parallel_size": 2, "software": "torch", "multimodal": KINDS["stdit"]}
+    row = read(changes)
+    assert (row.dp, row.cp, row.global_batch) == (4, 1, 16)
+    tables = tables_of(row)
+    assert tables["batch"]["video"] == 512 and tables["training"]["software"] == "torch"
+    assert read(changes | {"multimodal": KINDS["dit"]}).cp == 2  # full attention
+
+
+def test_a_model_is_never_read_from_a_name() -> None:
+    (bad,) = parse_rows([run(model={"name": "sd-2"}, multimodal={"kind": "U-Net"})])
+    assert isinstance(bad, BadRow) and "multimodal" in bad.reason
+
+
+def test_encoders_in_the_loop_are_said_by_the_object() -> None:
+    (with_text, _) = run_of_multimodal({**UNET, "vae": "latents precomputed"})
+    assert "caption" in with_text["model"]["unet"] and "vae" not in with_text["model"]["unet"]
+    (with_vae, remarks) = run_of_multimodal({**UNET, "vae": "run in the loop (frozen)"})
+    assert with_vae["model"]["frozen"] == ["text", "vae"] and with_vae["batch"]["vision"] == 512**2
+    assert any("num_res_blocks" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [], {}, [{}], True, -1, float("nan")])
+@pytest.mark.parametrize(
+    "field", ["unet", "vision", "llm", "text", "layers", "image_size", "frames", "tokens", "patch"]
+)
+def test_nothing_makes_the_reader_crash(field: str, value: object) -> None:
+    for kind in KINDS.values():
+        (row,) = parse_rows([run(model={}, multimodal={**kind, field: value})])
+        assert isinstance(row, Row | BadRow)
