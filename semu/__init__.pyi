@@ -12,6 +12,9 @@ from semu import parallel as parallel
 from semu import schedule as schedule
 from semu import workload as workload
 from semu.costs.result_cache import ResultCache as ResultCache
+from semu.door.searching import grid as grid
+from semu.door.searching import search as search
+from semu.door.simulating import simulate as simulate
 from semu.engine.checkpoint import Checkpoint as Checkpoint
 from semu.engine.shapes import ShapeSweep as ShapeSweep
 from semu.engine.shapes import sweep as sweep
@@ -57,15 +60,12 @@ from semu.present.report import Report as Report
 from semu.runfile.resolve import load_run as load_run
 from semu.schedule.schedule import Schedule as Schedule
 from semu.schedule.stage_plan import StagePlan as StagePlan
-from semu.searcher.grid.grid_search import grid as grid
 from semu.searcher.grid.result import GridResult as GridResult
-from semu.searcher.job_search import search as search
 from semu.searcher.planner.planner import Planner as Planner
 from semu.searcher.report import SearchReport as SearchReport
 from semu.searcher.what_if.sensitivity import what_if as what_if
 from semu.simulation import JobCheckpoint as JobCheckpoint
 from semu.simulation import prepare as prepare
-from semu.simulation import simulate as simulate
 from semu.simulation.estimate import evaluate as evaluate
 from semu.simulation.schedules.comparing import compare_schedules as compare_schedules
 

@@ -82,8 +82,14 @@ class Cluster:
         """
         match = re.fullmatch(r"(.+):(\d+)x(\d+)", text.strip())
         if match is None:
+            one = re.fullmatch(r"(.+):([1-9]\d{0,8})", text.strip())  # so many GPUs
+            gpus = int(one[2]) if one is not None else 0
             raise ConfigError(
-                "not a cluster", where="cluster", expected="DEVICE:NODESxGPUS, e.g. h800:8x8", got=repr(text)
+                "not a cluster",
+                where="cluster",
+                expected="DEVICE:NODESxGPUS, e.g. h800:8x8",
+                got=repr(text),
+                nearest=None if one is None else f"{one[1]}:{gpus // 8}x8" if gpus % 8 == 0 else f"{one[1]}:1x{gpus}",
             )
         return cls(match[1], int(match[2]), int(match[3]), override or {})
 

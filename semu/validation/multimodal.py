@@ -38,6 +38,21 @@ _VAE_SIDE = 8
 """Pixels along a side that the autoencoder makes one of."""
 
 
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_layers", "depth", "blocks"),
+    "hidden": ("hidden_size", "width", "dim"),
+    "ffn": ("ffn_hidden", "ffn_hidden_size", "intermediate_size", "mlp"),
+    "heads": ("num_heads", "num_attention_heads"),
+    "patch": ("patch_size",),
+    "image_size": ("resolution", "image_px"),
+    "frames": ("num_frames",),
+    "context": ("text_tokens", "seq_len"),
+}
+"""Field -> other names by which sources call it."""
+_STREAMS = re.compile("(double|single|dual|joint)(_stream)?_(layers|blocks)")
+"""Layers of networks with two kinds of them (FLUX, SD3)."""
+
+
 class _Object:
     """An object with missing fields; what stands in for them is said.
 
@@ -50,7 +65,7 @@ class _Object:
 
     def size(self, name: str, default: int | None = None) -> int:
         """An integer >= 1; the first number of a text."""
-        value = self.table.get(name)
+        value = self.value(name)
         if isinstance(value, str) and (found := re.search(r"\d+", value)):
             value = int(found.group())
         if is_number(value) and value >= 1 and value == int(value):
@@ -65,9 +80,16 @@ class _Object:
             got=value,
         )
 
+    def value(self, name: str) -> object:
+        """A field by its name or another that it goes by; ``layers`` also as the sum of two kinds of them."""
+        names = (name, *_ALIASES.get(name, ()))
+        found = next((value for key in names if (value := self.table.get(key)) is not None), None)
+        parts = [value for key, value in self.table.items() if _STREAMS.fullmatch(key) and is_integer(value)]
+        return sum(parts) if found is None and name == "layers" and parts else found
+
     def has(self, name: str) -> bool:
         """Whether a field is there and not null."""
-        return self.table.get(name) is not None
+        return self.value(name) is not None
 
     def text(self, name: str) -> str:
         """A remark in lower case; empty where there is none."""
@@ -108,8 +130,8 @@ def run_of_multimodal(table: Mapping[str, object]) -> tuple[Run, tuple[str, ...]
         run = _dual(item, vision, text)
     elif vision is not None:
         run = _vit(item, vision)
-    elif item.has("hidden") or item.has("layers"):
-        run = _dit(item, item.part("dit", "transformer") or item)
+    elif (item.has("hidden") or item.has("layers")) and item.part("dit", "transformer", "denoiser") is None:
+        run = _dit(item, item)
     elif (dit := item.part("dit", "transformer", "denoiser")) is not None:
         run = _dit(item, dit)
     else:

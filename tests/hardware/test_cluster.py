@@ -172,3 +172,13 @@ def test_clusters_are_values() -> None:
     assert hash(cluster) == hash(Cluster("h100", 2, override={"nic_bytes_per_s": 1e10}))
     assert cluster != Cluster("h100", 2)
     assert pickle.loads(pickle.dumps(cluster)) == cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"), [("h800:8", "h800:1x8"), ("a100-80g:64", "a100-80g:8x8"), ("h100:4", "h100:1x4")]
+)
+def test_a_number_of_gpus_is_answered_with_nodes_of_them(text: str, nearest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cluster.parse(text)
+    assert caught.value.nearest == nearest
+    assert Cluster.parse(nearest).num_gpus == int(text.partition(":")[2])

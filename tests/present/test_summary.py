@@ -135,6 +135,8 @@ def test_some_job_is_advised() -> None:
     found = advise(full, semu.simulate(full))
     assert found.reasons and any("training.recompute" in line for line in found.advice)
     assert any("recomputation takes" in line for line in found.reasons)
+    asked = semu.simulate("lm-7b", ["training.recompute=full"], advice=True)
+    assert (asked.reasons, asked.advice) == (found.reasons, found.advice) and asked.settings
 
 
 def test_nothing_is_advised_about_what_does_not_fit() -> None:

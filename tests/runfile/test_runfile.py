@@ -154,10 +154,51 @@ def test_a_model_alone_gets_the_fewest_gpus_on_which_it_fits(
 
 
 def test_a_name_is_no_job() -> None:
-    for function in (semu.simulate, semu.evaluate, semu.prepare):
+    for function in (semu.evaluate, semu.prepare):
         with pytest.raises(ConfigError, match=r"semu\.load_run makes one") as caught:
             function("gpt2")  # type: ignore[operator]
         assert (caught.value.where, caught.value.got) == ("job", "'gpt2'")
+
+
+@pytest.mark.parametrize(("name", "cluster", "parallel"), [("gpt2", "h100:1x8", "tp2"), ("lm-7b", None, None)])
+def test_a_run_is_simulated_by_its_name(name: str, cluster: str | None, parallel: str | None) -> None:
+    run = resolve_run(name, Overrides(("training.global_batch=16",), cluster, parallel))
+    expected = simulate(run.job())
+    found = semu.simulate(name, ["training.global_batch=16"], cluster=cluster, parallel=parallel)
+    assert (found.iteration_time_s, found.held_memory_bytes) == (expected.iteration_time_s, expected.held_memory_bytes)
+    assert found.settings == run.settings() and set(run.notes) <= set(found.warnings) and not expected.settings
+    assert not found.reasons and not found.advice
+
+
+def test_options_of_a_run_beside_a_job_are_refused() -> None:
+    job = resolve_run("lm-7b").job()
+    for where, call in (
+        ("cluster", lambda: semu.simulate(job, cluster="h100:1x8")),
+        ("parallel", lambda: semu.simulate(job, parallel="tp2")),
+        ("overrides", lambda: semu.simulate(job, ["parallel.tp=2"])),
+    ):
+        with pytest.raises(ConfigError, match="options of a run beside a job") as caught:
+            call()
+        assert caught.value.where == where
+    with pytest.raises(ConfigError, match="advice") as caught:
+        semu.simulate(job, samples=3, advice=True)
+    assert caught.value.where == "samples"
+
+
+def test_search_and_grid_of_no_run_are_refused_as_load_run_does() -> None:
+    for function in (semu.load_run, semu.simulate, semu.search, semu.grid):
+        with pytest.raises(ConfigError, match="unknown") as caught:
+            function("gtp2")  # type: ignore[operator]
+        assert caught.value.nearest == "gpt2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lm-7b", "gpt3-175b"])
+def test_search_and_grid_of_a_name(name: str) -> None:
+    searched, of_job = (semu.search(run, rollouts=0) for run in (name, load_run(name)))
+    assert searched.to_dicts() == of_job.to_dicts()
+    found, expected = (semu.grid(run, {"micro_batch": [1, 2]}, top=1) for run in (name, load_run(name)))
+    assert found.to_dicts() == expected.to_dicts()
 
 
 def test_a_model_by_its_name_in_python() -> None:

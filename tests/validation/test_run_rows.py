@@ -105,6 +105,13 @@ def test_a_model_is_never_read_from_a_name() -> None:
     assert isinstance(bad, BadRow) and "multimodal" in bad.reason
 
 
+def test_sizes_go_by_several_names() -> None:
+    two_kinds = {"double_blocks": 19, "single_blocks": 38, "hidden_size": 3072, "num_heads": 24, "tokens": 4096}
+    run_tables_of, _ = run_of_multimodal(two_kinds)
+    sizes = run_tables_of["model"]["dit"]
+    assert (sizes["layers"], sizes["hidden"], sizes["heads"]) == (57, 3072, 24)
+
+
 def test_encoders_in_the_loop_are_said_by_the_object() -> None:
     (with_text, _) = run_of_multimodal({**UNET, "vae": "latents precomputed"})
     assert "caption" in with_text["model"]["unet"] and "vae" not in with_text["model"]["unet"]

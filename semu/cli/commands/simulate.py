@@ -6,7 +6,6 @@ import argparse
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from semu.checks import check_member, check_number
 from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written
 from semu.cli.resolved import dump_run, read_run, say_notes
-from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError, SemuError
+from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError
 from semu.units import GIB
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             say_notes(run)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
+        from semu.door.simulating import advised, of_run
         from semu.simulation import simulate
 
         cache = result_cache(arguments.cache)
@@ -60,22 +60,17 @@ def simulate_command(arguments: argparse.Namespace) -> int:
                 seed=arguments.seed or 0,
                 contention=arguments.contention,
             )
-        # files and --json have the notes of stderr too
-        report = replace(report, settings=run.settings(), warnings=(*report.warnings, *run.notes))
+        report = of_run(report, run)  # files and --json have the notes of stderr too
         if arguments.strict:
             refuse_defaults(report)
-        if not report.fits:
-            from semu.simulation.memory.changes_that_fit import nearest_fit
-
-            fitting = nearest_fit(
-                job, report, lambda other: simulate(other, cache=cache, contention=arguments.contention), progress
-            )
-            report = replace(report, nearest_fit=fitting)
-        elif arguments.samples == 0 and not arguments.contention:
-            from semu.searcher.what_if.advice import advise
-
-            with suppress(SemuError):
-                report = advise(job, report, progress)
+        report = advised(
+            job,
+            report,
+            progress=progress,
+            cache=cache,
+            contention=arguments.contention,
+            has_reasons=arguments.samples == 0 and not arguments.contention,
+        )
         budget = _budget(arguments, run)
         if arguments.out is not None:
             progress("drawing the timeline and the memory")

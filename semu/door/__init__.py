@@ -1,0 +1,1 @@
+"""``semu.simulate``, ``semu.search`` and ``semu.grid``: of a job, or of whatever ``semu.load_run`` reads."""
