@@ -379,7 +379,7 @@ def test_evaluating_many_batches_stays_within_the_bounds() -> None:
     model, sizes = small(), []
     for number in range(400):
         evaluate(job_of(model, text_items(2, seed=number), Parallel(pp=2)))
-        if number in (299, 399):
-            sizes.append(sum(row.values for row in memo.statistics()))
-    assert sizes[0] * 0.98 <= sizes[1] <= sizes[0] * 1.02
+        sizes.append(sum(row.values for row in memo.statistics()))
+    # large tables are emptied now and then, so the most counts
+    assert max(sizes[300:]) <= max(sizes[:300]) * 1.02
     assert all(row.values <= row.bound * row.owners for row in memo.statistics())
