@@ -151,6 +151,7 @@ class ModelTracer:
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,
             eager_modules=training.eager_modules,
+            keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
         )
         self._options_key = _both_keys(self.options)

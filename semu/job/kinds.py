@@ -52,6 +52,14 @@ class CrossEntropy(Enum):
     FUSED = "fused"
 
 
+class GatheredInputs(Enum):
+    """What a column-split linear under sequence parallelism reads for its weight's gradient: the gathered input, kept
+    from the forward pass, or the rank's own part, gathered again (2205.05198 §4.2.2)."""
+
+    KEPT = "kept"
+    AGAIN = "again"
+
+
 class RecomputeMethod(Enum):
     """Which layers of a stage full recomputation covers (Megatron-LM's ``--recompute-method``)."""
 

@@ -35,6 +35,7 @@ from semu.job.kinds import (
     Attention,
     CrossEntropy,
     Fp8Weights,
+    GatheredInputs,
     Optimizer,
     Precision,
     Recompute,
@@ -239,6 +240,13 @@ class MemoryOptions(AbstractOptions):
     workspaces: Word[Workspaces] = option(
         Workspaces.NONE, word(Workspaces), "whose workspaces count into the peaks", influence=STEP
     )
+    gradient_as_bucket_view: bool = option(
+        False,
+        SWITCH,
+        "gradients lie in the buckets of PyTorch's DistributedDataParallel; false: they are copied there. Under"
+        " software = torch only",
+        influence=STEP,
+    )
     memory_margin: float | None = option(
         None,
         number(most=1.0),
@@ -310,6 +318,12 @@ class KernelOptions(AbstractOptions):
         "products for weight gradients add into the gradient buffers themselves, as in Megatron-LM; false: they write a"
         " tensor of the parameters' type, which is added",
         shown=ALWAYS,
+    )
+    gathered_inputs: OptionalWord[GatheredInputs] = option(
+        None,
+        word(GatheredInputs),
+        "inputs of column-split linears under sequence parallelism: the gathered ones are kept for the weight's"
+        " gradient, or gathered again; None: kept under torch, again otherwise",
     )
     eager_modules: bool = option(
         False,

@@ -11,7 +11,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
 from semu.job.experts import check_experts
-from semu.job.kinds import Fp8Weights, Precision
+from semu.job.kinds import Fp8Weights, GatheredInputs, Precision
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
@@ -224,6 +224,23 @@ class TrainingJob:
         PyTorch's checkpoint does, Megatron-LM's does not.
         """
         return self.training.software is Software.TORCH
+
+    @property
+    def has_gradient_buckets(self) -> bool:
+        """Whether gradients that are reduced whole are copied into buckets that stay: PyTorch's
+        DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
+        gradients. Megatron-LM's gradients lie in its buffers."""
+        return self.training.software is Software.TORCH and not self.training.gradient_as_bucket_view
+
+    @property
+    def keeps_gathered_inputs(self) -> bool:
+        """Whether a column-split linear keeps its gathered input for the weight's gradient; None: under PyTorch.
+
+        Autograd saves what a product reads, which under DTensor's and nanotron's sequence parallelism is the whole
+        input. Megatron-LM saves the rank's part and gathers it again (2205.05198 §4.2.2).
+        """
+        chosen = self.training.gathered_inputs
+        return self.training.software is Software.TORCH if chosen is None else chosen is GatheredInputs.KEPT
 
     @property
     def overlaps_tensor_parallel(self) -> bool:

@@ -88,6 +88,7 @@ def static_bytes(
     fp8_primary: int = 0,
     shards_are_masters: bool = False,
     fp8_scale_bytes: int = 0,
+    has_buckets: bool = False,
 ) -> StaticBytes:
     """Static memory of mixed-precision Adam.
 
@@ -101,6 +102,8 @@ def static_bytes(
         fp8_primary: those of them that have no other copy in ``tensor_dtype``.
         shards_are_masters: ZeRO-3 keeps one copy of its shards, in ``master_dtype``, and casts what it gathers.
         fp8_scale_bytes: scales of one such copy of all of them [bytes].
+        has_buckets: gradients that are reduced whole are copied into buckets that stay, as PyTorch's
+            DistributedDataParallel does with ``gradient_as_bucket_view = False``, its default.
     Returns:
         Parameters; gradient buffers; master weights (only where their type is another one) and two moments.
     Source:
@@ -115,6 +118,6 @@ def static_bytes(
         held -= share
     return StaticBytes(
         parameters=held * tensor_dtype.size_bytes + 2 * (fp8_elements * DType.FP8.size_bytes + fp8_scale_bytes),
-        gradients=(share if zero >= 2 else trainable) * grad_dtype.size_bytes,
+        gradients=(share if zero >= 2 else (2 if has_buckets and dp > 1 else 1) * trainable) * grad_dtype.size_bytes,
         optimizer=(share if zero >= 1 else trainable) * (master + 2 * state_dtype.size_bytes),
     )

@@ -249,6 +249,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "replica_group": CommGroup("replicas", 4, 2),
     "stop_early": True,
     "eager_modules": True,
+    "keeps_gathered": True,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}
 

@@ -82,7 +82,7 @@ def fp8_linear(
         columns = x8.transposed
         if split.is_gathered and trains:
             assert x8.plain is not None
-            columns = _transpose(split.gathered(x8.plain), "transpose")
+            columns = _transpose(whole if trace.options.keeps_gathered else split.gathered(x8.plain), "transpose")
         grad_x = None
         if needs:
             assert g8.plain is not None

@@ -40,7 +40,7 @@ def linear(
         GraphError: ``in`` differs, or a sharding that does not fit (heads or features not divisible).
     Source:
         Column and row split: 1909.08053 §3; gather and reduce-scatter over tokens: 2205.05198 §4.2.2, where the
-        gathered input is not kept but gathered again for the weight gradient.
+        gathered input is not kept but gathered again for the weight gradient, unless ``keeps_gathered``.
     """
     trace = x.trace
     if x.shape[-1] != weight.shape[1]:
@@ -54,12 +54,13 @@ def linear(
     b = trace.parameter(bias, (split.out_shards,)) if bias is not None else None
     read = [w] if b is None else [w, b]
     with trace.no_grad():
-        y = split.reduced(_forward_product(split.gathered(x), read, split.out_shards, parts))
+        gathered = split.gathered(x)
+        y = split.reduced(_forward_product(gathered, read, split.out_shards, parts))
     y = replace(y, requires_grad=trace.grad_enabled and trace.any_trainable([x, *read]))
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         whole = all_gather_tokens(grad) if split.is_scattered else grad
-        again = split.gathered(x) if w.gradient is not None else x
+        again = x if w.gradient is None else gathered if trace.options.keeps_gathered else split.gathered(x)
         grad_x = split.reduced_gradient(_input_gradient(whole, w, split.in_shards)) if x.requires_grad else None
         m, n, k = sizes = _sizes(whole, w)
         accumulate_weight_gradient(

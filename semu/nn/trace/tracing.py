@@ -58,6 +58,7 @@ class TraceOptions:
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.trace.keep``.
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
+        keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
         eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
     """
 
@@ -77,6 +78,7 @@ class TraceOptions:
     keep_products: bool = False
     stop_early: bool = False
     eager_modules: bool = False
+    keeps_gathered: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE

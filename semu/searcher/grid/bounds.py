@@ -248,6 +248,7 @@ class Floors:
                 master_dtype=training.master_dtype,
                 state_dtype=training.optimizer_state_dtype,
                 shards_are_masters=point.zero >= 3 and job_at(job, point).shards_are_masters,
+                has_buckets=job.has_gradient_buckets,
             )
             total = total + found.total
         return total

@@ -32,6 +32,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             fp8_primary=primary,
             fp8_scale_bytes=scales,
             shards_are_masters=job.shards_are_masters,
+            has_buckets=job.has_gradient_buckets,
         )
     if job.training.offload_plan.optimizer:
         master = job.training.master_dtype

@@ -129,6 +129,11 @@ class CutModel:
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion,
             eager_modules=job.training.eager_modules,
+            keeps_gathered=(
+                job.training.software.value == "torch"
+                if job.training.gathered_inputs is None
+                else job.training.gathered_inputs.value == "kept"
+            ),
             fp8_recipe=job.training.fp8_recipe,
         )
         self.sizes = [sizes_of(job, module.name) for module in job.model.modules]
