@@ -50,13 +50,15 @@ def grid_command(arguments: argparse.Namespace) -> int:
             return dump_run(run, is_json=arguments.json)
         if arguments.out is not None:  # a long grid does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
+        from semu.searcher.grid.framework import framework_of, framework_values
         from semu.searcher.grid.grid_search import grid
         from semu.searcher.grid.pictures import heat_axes
         from semu.searcher.grid.space import Space, with_gpus
 
         with run.places.located(), named_by_flags(*_NAMES):
             job = job if arguments.gpus is None else with_gpus(job, arguments.gpus)
-            space = Space.of(job, vary, fix)
+            whose = framework_of(arguments.framework, job)
+            space = Space.of(job, vary, fix, framework_values(whose, job))
             axes = heat_axes(space.varied, arguments.axes)
             found = grid(
                 job,
@@ -64,7 +66,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
                 top=arguments.top,
                 rank_by=arguments.rank_by,
                 price=arguments.price,
-                framework=arguments.framework,
+                framework=whose,
                 exhaustive=arguments.exhaustive,
                 results=arguments.results,
                 workers=arguments.workers,
