@@ -36,6 +36,7 @@ import semu
 from semu.errors import ConfigError, ScheduleError
 from semu.files import toml_string
 from semu.fitting.write import number_text, replace_blocks
+from semu.hardware.attention_kernels import PASSES, AttentionKernel
 from semu.hardware.profile import PROFILE_DIR
 from semu.hardware.software import FACTORS, Software
 from semu.job import TrainingJob
@@ -48,8 +49,12 @@ from semu.validation.resolve import Run, choose
 ROW_SPREAD = 0.04
 HUBER = 0.08
 ROUNDS = 4
-LEAST_RUNS = 4
-"""Runs that a device needs, and runs that a fitted factor must matter to."""
+LEAST_RUNS, LEAST_GROUPS = 8, 2
+"""Runs and groups that a device needs."""
+LEAST_MOVED = 4
+"""Runs that a fitted factor must matter to."""
+SAME_DIE: Mapping[str, str] = {"h100-96g": "h100"}
+"""Devices that take the factors of another one: the same compute die under another clock or with another memory."""
 MATTERS = 0.01
 """A factor matters to a run whose time its prior spread changes by this share."""
 
@@ -70,17 +75,20 @@ class Factor:
     step: float
 
 
+KERNEL = AttentionKernel.TRITON_FA1.value
+"""The attention kernel that nobody measured by itself: its factor comes from the runs."""
 HOW: Mapping[str, Factor] = {
     "matmul": Factor(1.5, 0.05, 0.03),
-    "attention": Factor(4.0, 0.5, 0.1),
+    KERNEL: Factor(4.0, 0.5, 0.1),
     "memory_bound": Factor(2.5, 0.5, 0.05),
     "interference": Factor(1.5, 1.0, 0.1),
     "transfer_s": Factor(2e-3, 3e-4, 1e-4),
 }
-"""Products are measured under sustained load, so little is left for their factor; a framework of its time may have
-another attention kernel altogether."""
+"""Products are measured under sustained load, so little is left for their factor. Attention kernels have factors from
+measurements of their own but one."""
 NAMES = tuple(HOW)
-NEUTRAL = np.array([FACTORS[name] for name in NAMES])
+NEUTRALS: Mapping[str, float] = {KERNEL: 1.0, **FACTORS}
+NEUTRAL = np.array([NEUTRALS[name] for name in NAMES])
 MOST = np.array([HOW[name].most for name in NAMES])
 
 
@@ -96,7 +104,13 @@ class Sample:
     def predicted_s(self, factors: F64) -> float:
         """Time of an iteration under some factors [s]."""
         software = self.job.training.software.value
-        numbers = {f"software.{software}.{name}": float(value) for name, value in zip(NAMES, factors, strict=True)}
+        numbers: dict[str, object] = {}
+        for name, value in zip(NAMES, factors.tolist(), strict=True):
+            keys = [f"attention_kernel.{name}.{side}" for side in PASSES]
+            if name != KERNEL:
+                numbers[f"software.{software}.{name}"] = value
+            elif AttentionKernel.TRITON_FA1 in self.job.cluster.profile.attention_kernels:
+                numbers |= dict.fromkeys(keys, value)
         cluster = replace(self.job.cluster, override={**self.job.cluster.override, **numbers})
         return semu.evaluate(replace(self.job, cluster=cluster)).iteration_time_s
 
@@ -111,7 +125,7 @@ def read_samples(path: Path) -> dict[tuple[str, Software], list[Sample]]:
             job = chosen_job(row)
         except (ConfigError, ScheduleError):
             continue
-        key = row.profile, job.training.software
+        key = SAME_DIE.get(row.profile, row.profile), job.training.software
         result.setdefault(key, []).append(Sample(row.id, row.group, job, row.iteration_time_s))
     return result
 
@@ -160,7 +174,7 @@ def worth_fitting(line: Line) -> list[int]:
     """Positions of the factors that matter to enough runs; at most half as many as runs."""
     values = np.where(NEUTRAL > 0, line.at, 1.0)
     moves = np.abs(line.slope) * values * np.array([HOW[name].prior for name in NAMES]) / line.time[:, None]
-    candidates = [number for number in range(len(NAMES)) if (moves[:, number] >= MATTERS).sum() >= LEAST_RUNS]
+    candidates = [number for number in range(len(NAMES)) if (moves[:, number] >= MATTERS).sum() >= LEAST_MOVED]
     ranked = sorted(candidates, key=lambda number: -moves[:, number].mean())
     return sorted(ranked[: len(line.time) // 2])
 
@@ -182,7 +196,7 @@ def solve(line: Line, measured: F64, groups: Sequence[str], free: Sequence[int])
         curvature = (gradient * weight[:, None]).T @ gradient
         descent = -(gradient.T @ (weight * error))
         for number, name in enumerate(NAMES):
-            neutral, value = FACTORS[name], factors[number]
+            neutral, value = NEUTRALS[name], factors[number]
             pull = (ROW_SPREAD / HOW[name].prior) ** 2
             inner = 1.0 / value if neutral else 1.0
             curvature[number, number] += pull * inner * inner
@@ -256,20 +270,28 @@ class Result:
     group_errors: Mapping[str, float]
     left_out: Mapping[str, float]
 
-    def table(self) -> str:
-        """The profile's table."""
+    def tables(self) -> dict[str, str]:
+        """The profile's tables: header -> text."""
         held = ", ".join(f"{value:.1f}" for value in self.left_out.values())
         groups = f"{len(self.group_errors)} group" + ("s" if len(self.group_errors) > 1 else "")
         source = f"{self.n} dense runs of {groups}, error {self.error:.1f}% "
         source += f"(kernels by themselves: {self.neutral:.1f}%; left out: {held}%)"
-        lines = [f"[software.{self.software}]"]
-        for name, value in self.factors.items():
-            error = number_text(self.error / 100)
-            origin = f'provenance = "fitted", source = {toml_string(source)}, relative_error = {error}'
-            if value == FACTORS[name]:  # said, lest it be inherited from another device
+        error = number_text(self.error / 100)
+        fitted = f'provenance = "fitted", source = {toml_string(source)}, relative_error = {error}'
+        header = f"software.{self.software}"
+        lines = [f"[{header}]"]
+        for name in FACTORS:
+            value = self.factors.get(name, NEUTRALS[name])
+            origin = fitted
+            if value == NEUTRALS[name]:  # said, lest it be inherited from another device
                 origin = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
             lines.append(f"{name} = {{ value = {number_text(value)}, {origin} }}")
-        return "\n".join(lines)
+        result = {header: "\n".join(lines)}
+        if self.factors[KERNEL] != NEUTRALS[KERNEL]:
+            header = f"attention_kernel.{KERNEL}"
+            number = f"{{ value = {number_text(self.factors[KERNEL])}, {fitted} }}"
+            result[header] = "\n".join([f"[{header}]", *(f"{side} = {number}" for side in PASSES)])
+        return result
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""
@@ -311,17 +333,18 @@ def main(argv: list[str] | None = None) -> int:
     results = []
     for (device, software), samples in sorted(read_samples(arguments.runs).items(), key=lambda item: str(item[0])):
         is_asked = arguments.device in (None, device) and arguments.software in (None, software.value)
-        if not is_asked or len(samples) < LEAST_RUNS:
+        groups = {sample.group for sample in samples}
+        if not is_asked or len(samples) < LEAST_RUNS or len(groups) < LEAST_GROUPS:
             continue
         result = refit(device, software, samples)
         results.append(result)
         if not arguments.json:
-            print(result.table())
+            print("\n\n".join(result.tables().values()))
             print(f"# {device}: error by group " + text_of(result.group_errors))
             print(f"# {device}: left out " + text_of(result.left_out) + "\n", flush=True)
         if arguments.write:
             path = PROFILE_DIR / f"{device}.toml"
-            text = replace_blocks(path.read_text("utf-8"), {f"software.{software.value}": result.table()})
+            text = replace_blocks(path.read_text("utf-8"), result.tables())
             path.write_text(text, encoding="utf-8")
     if arguments.json:
         print(json.dumps([result.to_json() for result in results], indent=1))

@@ -251,6 +251,8 @@ def _bytes_of(value: object, seen: set[int], depth: int = 4) -> int:
 
 def clear() -> None:
     """Forget everything that semu remembers in this process."""
+    global _new_bytes
+    _new_bytes = 0
     for table in [*_TABLES]:
         table.clear()
     for function in [*_FUNCTIONS]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from semu.checks import check_number
 from semu.errors import ConfigError, unknown_name
+from semu.hardware.attention_kernels import PASSES, RELATIVES, SAME, AttentionFactors, AttentionKernel, times
 from semu.hardware.efficiency import (
     CollectiveEfficiency,
     Efficiency,
@@ -19,7 +20,7 @@ from semu.hardware.efficiency import (
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
-from semu.hardware.software import FACTORS, Software, SoftwareFactors
+from semu.hardware.software import FACTORS, Software, SoftwareFactors, slowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class DeviceProfile:
         host: launch time and memory of the host.
         description: one line for ``semu list devices``.
         software: factors of training frameworks on the kernels; a framework without factors changes nothing.
+        attention_kernels: factors of attention kernels; ``attention_factors`` finds those of any.
         interference, transfer_s: see ``SoftwareFactors``; of the framework that ``under`` applied, else 0.
     Raises:
         ConfigError: a missing kind, port or bf16 peak, or a peak that is not positive.
@@ -78,6 +80,7 @@ class DeviceProfile:
     host: Host
     description: str = ""
     software: Mapping[Software, SoftwareFactors] = field(default_factory=dict)
+    attention_kernels: Mapping[AttentionKernel, AttentionFactors] = field(default_factory=dict)
     interference: float = 0.0
     transfer_s: float = 0.0
     memory_margin: Number = _NO_MARGIN
@@ -101,7 +104,7 @@ class DeviceProfile:
         for port in Port:
             if port not in self.links:
                 raise ConfigError("missing link efficiency", where="link", expected=port.value)
-        for name in ("flop_per_s", "efficiencies", "variants", "links", "software"):
+        for name in ("flop_per_s", "efficiencies", "variants", "links", "software", "attention_kernels"):
             object.__setattr__(self, name, dict(getattr(self, name)))
 
     def __hash__(self) -> int:
@@ -141,26 +144,52 @@ class DeviceProfile:
             return self.variants.get((kind, nearest), self.efficiencies[kind])
         return self.efficiencies[kind]
 
-    def under(self, software: Software) -> DeviceProfile:
-        """The device with the factors of a training framework; KERNELS: without."""
-        slowed = self._under.get(software)
-        if slowed is None:
-            slowed = self._under[software] = self._slowed(software)
-        return slowed
+    def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
+        """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""
+        while kernel is not None:
+            if kernel in self.attention_kernels:
+                return self.attention_kernels[kernel]
+            kernel = RELATIVES.get(kernel)
+        return SAME
+
+    def under(
+        self, software: Software, kernel: AttentionKernel | None = None, *, is_deterministic: bool = False
+    ) -> DeviceProfile:
+        """The device with the factors of a training framework (KERNELS: without) and of an attention kernel.
+
+        Args:
+            software: the framework. kernel: that attention calls; None: the one that the profile was measured with.
+            is_deterministic: whether its backward adds in a fixed order.
+        """
+        key = software, kernel, is_deterministic
+        changed = self._under.get(key)
+        if changed is None:
+            changed = self._under[key] = self._slowed(*key)
+        return changed
 
     @cached_property
-    def _under(self) -> dict[Software, DeviceProfile]:
+    def _under(self) -> dict[tuple[Software, AttentionKernel | None, bool], DeviceProfile]:
         return {}
 
-    def _slowed(self, software: Software) -> DeviceProfile:
-        factors = self.software.get(software)
-        if factors is None or factors.is_neutral:
+    def _slowed(self, software: Software, kernel: AttentionKernel | None, is_deterministic: bool) -> DeviceProfile:
+        factors = self.software.get(software, SoftwareFactors.of({}))
+        attention = self.attention_factors(kernel)
+        if is_deterministic:
+            attention = attention.deterministic()
+        if factors.is_neutral and attention == SAME:
             return self
+
+        def _in_run(kind: OpKind, item: Efficiency) -> Efficiency:
+            of_kernel = attention.of_kind(kind)
+            factor = factors.of_kind(kind)
+            return slowed(item, factor if of_kernel is None else times(of_kernel, factor))
+
         return replace(
             self,
-            efficiencies={kind: factors.slowed(kind, item) for kind, item in self.efficiencies.items()},
-            variants={key: factors.slowed(key[0], item) for key, item in self.variants.items()},
+            efficiencies={kind: _in_run(kind, item) for kind, item in self.efficiencies.items()},
+            variants={key: _in_run(key[0], item) for key, item in self.variants.items()},
             software={},
+            attention_kernels={},
             interference=factors.interference.value,
             transfer_s=factors.transfer_s.value,
         )
@@ -191,6 +220,9 @@ class DeviceProfile:
         for software, factors in self.software.items():
             for name in FACTORS:
                 yield f"software.{software.value}.{name}", getattr(factors, name)
+        for kernel, attention in self.attention_kernels.items():
+            for name in PASSES:
+                yield f"attention_kernel.{kernel.value}.{name}", getattr(attention, name)
 
     def sections(self) -> dict[str, Efficiency | CollectiveEfficiency]:
         """Dotted key -> coefficients, e.g. ``efficiency.matmul.fp8`` or ``link.nic.all_gather``."""
@@ -262,6 +294,11 @@ class DeviceProfile:
             with located(".".join([group, path[0]])):
                 factors = replace(self.software[framework], **{path[1]: number})
             changed = {group: {**self.software, framework: factors}}
+        elif group == "attention_kernel":
+            kernel = AttentionKernel(path[0])
+            with located(".".join([group, path[0]])):
+                attention = replace(self.attention_kernels[kernel], **{path[1]: number})
+            changed = {"attention_kernels": {**self.attention_kernels, kernel: attention}}
         else:
             changed = self._with_coefficient(key.rpartition(".")[0], path[-1], value)
         return replace(self, **changed)

@@ -1,9 +1,10 @@
 """Reading device profiles from TOML: ``load_profile``, ``list_profiles``.
 
-A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]``, ``[link.PORT.KIND]`` and
-``[software.NAME]`` tables. A plain number is ``{ value = ..., provenance = "spec", source = "..." }`` or, short, a bare
-number (provenance spec, source "user"). An efficiency table has bare numbers, one ``provenance`` and one ``source``;
-the coefficients of ``[link.PORT.KIND]`` are those of ``semu.hardware.network.COEFFICIENTS``.
+A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]``, ``[link.PORT.KIND]``,
+``[software.NAME]`` and ``[attention_kernel.NAME]`` tables. A plain number is ``{ value = ..., provenance = "spec",
+source = "..." }`` or, short, a bare number (provenance spec, source "user"). An efficiency table has bare numbers, one
+``provenance`` and one ``source``; the coefficients of ``[link.PORT.KIND]`` are those of
+``semu.hardware.network.COEFFICIENTS``.
 
 With ``base = "h100"`` the file inherits all numbers that it does not give. Inherited spec and default numbers keep
 their provenance; measured and fitted numbers become ``transferred``, unless the device is the same: the file changes no
@@ -31,6 +32,7 @@ from typing import Any
 from semu import memo
 from semu.checks import check_member, check_number, check_word
 from semu.errors import ConfigError, nearest_name, unknown_name
+from semu.hardware.attention_kernels import PASSES, SAME, AttentionFactors, AttentionKernel
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
@@ -192,8 +194,8 @@ def _transfer(parts: _Parts, base: str, others: set[str]) -> _Parts:
 
 def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
     """Check a file's table and lay it over the numbers below."""
-    legal = {"name", "description", "base", *PEAKS, "flop_per_s", "host", "efficiency", "link", "software"} | set(NOTES)
-    _refuse_unknown(table, legal, "")
+    groups = ("flop_per_s", "host", "efficiency", "link", "software", "attention_kernel")
+    _refuse_unknown(table, {"name", "description", "base", *PEAKS, *groups, *NOTES}, "")
     description = table.get("description", "")
     if not isinstance(description, str):
         raise ConfigError("not a text", where="description", expected="a string", got=description)
@@ -204,13 +206,14 @@ def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
     for group, names in (("flop_per_s", [dtype.value for dtype in DType]), ("host", ["launch_s", "memory_bytes"])):
         numbers = _table(table, group, group, names)
         parts.numbers.update({f"{group}.{name}": _number(numbers[name], f"{group}.{name}") for name in numbers})
-    names = [item.value for item in Software if item is not Software.KERNELS]
-    frameworks = _table(table, "software", "software", names)
-    for name in frameworks:
-        numbers = _table(frameworks, name, f"software.{name}", FACTORS)
-        parts.numbers.update(
-            {f"software.{name}.{key}": _number(numbers[key], f"software.{name}.{key}") for key in numbers}
-        )
+    frameworks = [item.value for item in Software if item is not Software.KERNELS]
+    kernels = [item.value for item in AttentionKernel]
+    for group, names, keys in (("software", frameworks, FACTORS), ("attention_kernel", kernels, PASSES)):
+        tables = _table(table, group, group, names)
+        for name in tables:
+            header = f"{group}.{name}"
+            numbers = _table(tables, name, header, keys)
+            parts.numbers.update({f"{header}.{key}": _number(numbers[key], f"{header}.{key}") for key in numbers})
     compute = [kind.value for kind in OpKind if not kind.is_communication]
     efficiency = _table(table, "efficiency", "efficiency", compute)
     for name in efficiency:
@@ -340,6 +343,14 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
             factors = {name: numbers[f"{prefix}.{name}"] for name in FACTORS if f"{prefix}.{name}" in numbers}
             with located(prefix):
                 software[framework] = SoftwareFactors.of(factors)
+    attention_kernels: dict[AttentionKernel, AttentionFactors] = {}
+    for kernel in AttentionKernel:
+        prefix = f"attention_kernel.{kernel.value}"
+        if any(f"{prefix}.{name}" in numbers for name in PASSES):
+            with located(prefix):
+                attention_kernels[kernel] = AttentionFactors(
+                    *(numbers.get(f"{prefix}.{name}", getattr(SAME, name)) for name in PASSES)
+                )
     return DeviceProfile(
         name=name,
         flop_per_s={**flop_per_s, **given},
@@ -349,6 +360,7 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         host=Host(numbers["host.launch_s"], numbers["host.memory_bytes"]),
         description=parts.description,
         software=software,
+        attention_kernels=attention_kernels,
         interference=0.0,
         transfer_s=0.0,
         **{key: numbers[key] for key in PEAKS},

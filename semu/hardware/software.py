@@ -76,24 +76,30 @@ class SoftwareFactors:
         """Whether all factors are neutral."""
         return all(getattr(self, name).value == value for name, value in FACTORS.items())
 
+    def name_of(self, kind: OpKind) -> str | None:
+        """The name of a compute kind's factor; None: the optimizer and custom kinds have none."""
+        if kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
+            return "matmul"
+        if kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD):
+            return "attention"
+        return None if kind in (OpKind.OPTIMIZER, OpKind.CUSTOM) else "memory_bound"
+
     def of_kind(self, kind: OpKind) -> Number:
         """The factor of a compute kind; neutral for the optimizer and for custom kinds."""
-        if kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
-            return self.matmul
-        if kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD):
-            return self.attention
-        return _neutral(1.0) if kind in (OpKind.OPTIMIZER, OpKind.CUSTOM) else self.memory_bound
+        name = self.name_of(kind)
+        factor: Number = _neutral(1.0) if name is None else getattr(self, name)
+        return factor
 
-    def slowed(self, kind: OpKind, efficiency: Efficiency) -> Efficiency:
-        """A kind's coefficients in a run: both rates divided by its factor, the fixed time kept."""
-        factor = self.of_kind(kind)
-        if factor.value == 1:
-            return efficiency
-        return replace(
-            efficiency,
-            flop=efficiency.flop / factor.value,
-            mem=efficiency.mem / factor.value,
-            provenance=worst_provenance(efficiency.provenance, factor.provenance),
-            source=f"{efficiency.source}; in a run {factor.value:g} x its time: {factor.source}",
-            relative_error=None,
-        )
+
+def slowed(efficiency: Efficiency, factor: Number) -> Efficiency:
+    """A kind's coefficients in a run: both rates divided by a factor, the fixed time kept."""
+    if factor.value == 1:
+        return efficiency
+    return replace(
+        efficiency,
+        flop=efficiency.flop / factor.value,
+        mem=efficiency.mem / factor.value,
+        provenance=worst_provenance(efficiency.provenance, factor.provenance),
+        source=f"{efficiency.source}; in a run {factor.value:g} x its time: {factor.source}",
+        relative_error=None,
+    )

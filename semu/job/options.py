@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from semu.checks import is_number
 from semu.errors import ConfigError
+from semu.hardware.attention_kernels import AttentionKernel
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.software import Software
@@ -48,6 +49,7 @@ from semu.parallel.config import Overlap
 
 ALWAYS, ELSEWHERE = Shown.ALWAYS, Shown.ELSEWHERE
 STEP, MICROBATCHES = Influence.STEP, Influence.MICROBATCHES
+_DATE = re.compile(r"(19|20)\d\d-(0[1-9]|1[0-2])")
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)?\s*p")
 
 
@@ -85,6 +87,12 @@ def _read_limit(value: object, where: str) -> float:
 def _read_path(value: object, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError("not a path", where=where, expected="a file, text or .csv", got=value)
+    return value
+
+
+def _read_date(value: object, where: str) -> str:
+    if not isinstance(value, str) or not _DATE.fullmatch(value):
+        raise ConfigError("not a month", where=where, expected="YYYY-MM, like 2024-07", got=repr(value))
     return value
 
 
@@ -276,6 +284,22 @@ class KernelOptions(AbstractOptions):
     )
     attention: Word[Attention] = option(
         Attention.FUSED, word(Attention), "one FlashAttention kernel, or kernels that keep the scores", shown=ALWAYS
+    )
+    attention_kernel: OptionalWord[AttentionKernel] = option(
+        None,
+        word(AttentionKernel),
+        "which fused kernel attention = fused is (semu.hardware.attention_kernels); None: what the software called at"
+        " its date",
+    )
+    attention_deterministic: bool = option(
+        False,
+        SWITCH,
+        "the attention kernel's backward adds in a fixed order, as under Megatron-LM's --deterministic-mode",
+    )
+    software_date: str | None = option(
+        None,
+        Value(ValueKind.STRING, _read_date),
+        "month of the software's release, YYYY-MM; None: today's; decides which attention kernel it called",
     )
     cross_entropy: Word[CrossEntropy] = option(
         CrossEntropy.IN_PLACE, word(CrossEntropy), "how the token loss is made", shown=ALWAYS

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from semu.errors import ConfigError, unknown_name
+from semu.hardware.attention_kernels import AttentionFactors, AttentionKernel, usual_kernel
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
@@ -167,7 +168,22 @@ class TrainingJob:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The device as the job's software and its fp8 recipe find it."""
-        return self.cluster.profile.scaled(self.training.fp8_recipe).under(self.training.software)
+        training = self.training
+        return self.cluster.profile.scaled(training.fp8_recipe).under(
+            training.software, self.attention_kernel, is_deterministic=training.attention_deterministic
+        )
+
+    @property
+    def attention_kernel(self) -> AttentionKernel | None:
+        """The fused attention kernel: as told, else what the software called at its date; None: the profile's."""
+        training = self.training
+        return training.attention_kernel or usual_kernel(training.software, training.software_date)
+
+    @property
+    def attention_factors(self) -> AttentionFactors:
+        """How much slower the attention kernel is than the profile's coefficients."""
+        factors = self.cluster.profile.attention_factors(self.attention_kernel)
+        return factors.deterministic() if self.training.attention_deterministic else factors
 
     @property
     def is_interlaced(self) -> bool:

@@ -181,12 +181,12 @@ def _assumed(report: ReportData) -> list[str]:
         f"ZeRO-{parallel.get('zero')}",
         f"recompute {training.get('recompute')}",
         f"schedule {report.title.rpartition(', ')[2]}",
-        f"kernels of {training.get('software')}",
+        f"software {training.get('software')}",
     ]
     shown = _wrapped("assumed", ", ".join(words)) if training else []
     weak = sum(share for name, share in report.coverage.items() if name in ("transferred", "spec", "default"))
     if weak >= 0.005:
-        shown += _wrapped("coefficients", f"{weak:.0%} of the time is not measured on this device (--provenance)")
+        shown += _wrapped("coefficients", f"{weak:.0%} of the time rests on no measurement of this GPU (--provenance)")
     return shown
 
 

@@ -26,9 +26,10 @@ leaves open follows rules that hold for every row:
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
   and the memory of ZeRO-1.
 * ZeRO-2 of PyTorch's FSDP is its SHARD_GRAD_OP: parameters are sharded too, and stay gathered until the backward.
-* software: PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless the row tells
-  ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); and where the optimizer is sharded within groups of
-  ranks, which Megatron-LM's distributed optimizer does not do unless asked; else Megatron-LM's.
+* software: the row's; where it has none, PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless
+  the row tells ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); else Megatron-LM's.
+* attention kernel: the row's; where it has none, what the software called at its date
+  (``semu.hardware.attention_kernels``).
 * transfers between pipeline ranks: not hidden unless the row says so.
 * tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
   what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
@@ -65,6 +66,8 @@ VOCAB_MULTIPLE = 128
 """Megatron-LM's ``make-vocab-size-divisible-by``."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
+_RECOMPUTED: Mapping[str, tuple[str, ...]] = MappingProxyType({"mla_up_proj": ("*.query_up", "*.kv_up")})
+"""Words of ``recompute_modules`` that semu does not have -> the modules that they stand for."""
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
 _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -118,20 +121,32 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "moe_grouped_gemm": grouped if isinstance(grouped, bool) else None,
         "optimizer_post_validation": True if (row.schedule or "").startswith("zb-") else None,
         "attention": "unfused" if is_unfused else None,
+        "attention_kernel": None if is_unfused else row.attention_kernel,
+        "attention_deterministic": row.attention_deterministic,
+        "software_date": row.software_date,
+        "gradient_accumulation_fusion": row.gradient_accumulation_fusion,
         "eager_modules": True if row.compiled is False else None,
         "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
-        "cross_entropy": "unfused" if is_torch_fsdp and row.sharding == "fsdp" and row.tp == 1 else None,
+        "cross_entropy": row.cross_entropy
+        or ("unfused" if is_torch_fsdp and row.sharding == "fsdp" and row.tp == 1 else None),
     }
     tables: Tables = {
-        "model": {"transformer": _transformer(row, is_unfused=is_unfused)},
-        "cluster": {"device": device, "nodes": nodes, "gpus_per_node": row.gpus // nodes},
+        "model": {
+            "transformer": _transformer(row, is_unfused=is_unfused),
+        },
+        "cluster": {
+            "device": device,
+            "nodes": nodes,
+            "gpus_per_node": row.gpus // nodes,
+            **_links(row, device),
+        },
         "parallel": _parallel(row, settings.vp),
         "training": {
             "micro_batch": settings.micro_batch,
             "global_batch": 2 * row.pp * row.dp * settings.micro_batch if is_analytic else row.global_batch,
             "seq_len": row.shape.seq_len,
             "precision": row.precision,
-            "recompute": settings.recompute,
+            "recompute": _recompute(row, settings),
             "schedule": _schedule(row, settings.vp),
             "software": _software(row),
             **{name: value for name, value in decided.items() if value is not None},
@@ -155,10 +170,27 @@ def _with_run(row: Row, tables: Tables, run: Mapping[str, Mapping[str, Any]]) ->
     return {name: {**tables.get(name, {}), **run.get(name, {})} for name in (*tables, *run)}
 
 
+def _links(row: Row, device: str) -> dict[str, Any]:
+    """What the row's network has otherwise than the device's profile: a node of more GPUs than NVLink joins in the
+    profile is an NVLink domain of several trays (GB200 NVL72)."""
+    numbers = {} if row.nic_bytes_per_s is None else {"nic_bytes_per_s": row.nic_bytes_per_s}
+    if row.gpus_per_node > load_profile(device).nvlink_gpus.value:
+        numbers["nvlink_gpus"] = row.gpus_per_node
+    return {"override": numbers} if numbers else {}
+
+
+def _recompute(row: Row, settings: Settings) -> str | list[str]:
+    """The mode, or what selective recomputation covers, in semu's words."""
+    if settings.recompute != "selective" or not row.recompute_modules:
+        return settings.recompute
+    return [word for name in row.recompute_modules for word in _RECOMPUTED.get(name, (name,))]
+
+
 def _is_unfused(row: Row) -> bool:
     """Whether attention keeps the s x s matrices."""
-    if row.measure is Measure.ANALYTIC or row.attention:
-        return row.measure is Measure.ANALYTIC or row.attention in UNFUSED
+    told = row.attention_kernel or row.attention
+    if row.measure is Measure.ANALYTIC or told:
+        return row.measure is Measure.ANALYTIC or told in UNFUSED
     is_early = row.precision == "fp16" or (row.precision == "bf16" and not _has_fp8(row.profile))
     return is_early and row.shape.position in _LEARNED and row.cp == 1 and _software(row) == "megatron"
 
@@ -172,12 +204,13 @@ def _has_fp8(device: str) -> bool:
 
 
 def _software(row: Row) -> str:
-    return "torch" if _is_torch_fsdp(row) or row.zero_group is not None else "megatron"
+    return row.software or ("torch" if _is_torch_fsdp(row) else "megatron")
 
 
 def _is_torch_fsdp(row: Row) -> bool:
     told = row.overlap or {}
-    return row.sharding in ("fsdp", "zero2") and told.get("dp_grad_reduce") is None
+    is_torch = told.get("dp_grad_reduce") is None if row.software is None else row.software == "torch"
+    return is_torch and row.sharding in ("fsdp", "zero2")
 
 
 def layers_of_chunks(layers: int, chunks: int) -> list[int]:

@@ -99,7 +99,15 @@ class Row:
         zero_group: ranks among which ZeRO shards, None: all data-parallel ranks.
         activation_limit: of automatic zero-bubble schedules. etp: tensor parallelism of the experts.
         sequence_parallel: as in ``[parallel]``. overlap: switches by the file's names, None or absent: unknown.
+        software, software_date: whose kernels and collectives ran (``megatron``, ``torch``), and the month of the
+            release; None: not published.
         attention: first word of the file's remark on the attention kernel, lower case; empty: none.
+        attention_kernel: a word of ``training.attention_kernel``, or ``unfused``; None: not published.
+        attention_deterministic: whether its backward adds in a fixed order.
+        cross_entropy: a word of ``training.cross_entropy``; None: not published.
+        gradient_accumulation_fusion: as in ``[training]``; None: not published.
+        recompute_modules: what selective recomputation covers; empty: the attention core.
+        nic_bytes_per_s: of a GPU, where it differs from the profile's; None: the profile's [byte/s].
         grad_dtype: first word of the file's remark on the gradients' type; empty: none.
         compiled: whether ``torch.compile`` made the kernels; None: the source does not say.
         layout: keys of ``[parallel.layout]``, where a file has them; None: none.
@@ -135,7 +143,15 @@ class Row:
     activation_limit: str | None = None
     etp: int | None = None
     overlap: Mapping[str, object] | None = None
+    software: str | None = None
+    software_date: str | None = None
     attention: str = ""
+    attention_kernel: str | None = None
+    attention_deterministic: bool | None = None
+    cross_entropy: str | None = None
+    gradient_accumulation_fusion: bool | None = None
+    recompute_modules: tuple[str, ...] = ()
+    nic_bytes_per_s: float | None = None
     grad_dtype: str = ""
     compiled: bool | None = None
     layout: Mapping[str, object] | None = None

@@ -145,6 +145,15 @@ class _Fields:
         """A text that is not empty, or null."""
         return None if self._is_null(name, "a word", is_optional=is_optional) else self.word(name)
 
+    def words(self, name: str) -> tuple[str, ...]:
+        """A list of words; absent or null: none."""
+        value = self.table.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
+            raise self._refuse(name, "a list of words")
+        return tuple(value)
+
     def member(self, name: str, kind: type[_E]) -> _E | None:
         """One of an enum's words; None: absent or null."""
         value = self.word_or_none(name, is_optional=True)
@@ -207,7 +216,15 @@ def _row(fields: _Fields) -> Row:
         activation_limit=fields.word_or_none("activation_limit", is_optional=True),
         etp=fields.size_or_none("etp", is_optional=True),
         overlap={name: overlap.switch_or_none(name) for name in _OVERLAPS},
+        software=fields.word_or_none("software", is_optional=True),
+        software_date=fields.word_or_none("software_date", is_optional=True),
         attention=_first_word(fields.word_or_none("attention", is_optional=True)),
+        attention_kernel=fields.word_or_none("attention_kernel", is_optional=True),
+        attention_deterministic=fields.switch_or_none("attention_deterministic"),
+        cross_entropy=fields.word_or_none("cross_entropy", is_optional=True),
+        gradient_accumulation_fusion=fields.switch_or_none("gradient_accumulation_fusion"),
+        recompute_modules=fields.words("recompute_modules"),
+        nic_bytes_per_s=fields.amount_or_none("nic_bytes_per_s", is_optional=True),
         grad_dtype=_first_word(fields.word_or_none("grad_dtype", is_optional=True)),
         compiled=fields.switch_or_none("torch_compile"),
         layout=fields.child("layout", is_optional=True),

@@ -56,6 +56,8 @@ class BiaslessCrossAttention(CrossAttention):
 class BasicTransformer(Module):
     """Self-attention, cross-attention on the caption and a gated feed-forward network, each behind a layer norm."""
 
+    fp8_region = True
+
     def __init__(self, width: int, heads: int, context: int) -> None:
         super().__init__()
         self.norm1, self.attention = LayerNorm(width), SelfAttention(width, heads, causal=False, qkv_bias=False)

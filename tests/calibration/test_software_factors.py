@@ -41,6 +41,7 @@ def job(seq_len: int, hidden: int, micro_batch: int) -> object:
                 "global_batch": 2 * micro_batch,
                 "seq_len": seq_len,
                 "software": "torch",
+                "attention_kernel": "triton-fa1",
             },
         }
     )
@@ -60,7 +61,7 @@ def test_factors_that_made_the_times_come_back(script: ModuleType, jobs: list[ob
     factors, line, free = script.fit(samples)
     measured = np.array([sample.measured_s for sample in samples])
     assert script.mape(np.array([sample.predicted_s(factors) for sample in samples]), measured) < 1.0
-    assert [script.NAMES[number] for number in free] == ["matmul", "attention", "memory_bound"]
+    assert [script.NAMES[number] for number in free] == ["matmul", "triton-fa1", "memory_bound"]
     assert factors[1] == pytest.approx(1.8, rel=0.1)
     assert list(factors[3:]) == [0.0, 0.0]  # one GPU: nothing tells of them
     assert max(script.left_out(samples, line, free).values()) < 2.0
@@ -109,12 +110,18 @@ def test_a_factor_needs_runs_that_tell_of_it(script: ModuleType) -> None:
 def test_the_command_prints_a_profile_table(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [run({"model.seq_len": 256 * 2**n}, id=str(n), iteration_time_s=0.004 * 2**n) for n in range(5)]
+    rows = [
+        run({"model.seq_len": 256 * 2 ** (n % 5)}, id=str(n), group="gh"[n % 2], iteration_time_s=0.004 * 2 ** (n % 5))
+        for n in range(10)
+    ]
     rows += [run(id="untold", trust="D"), run(id="other device", profile="h100")]
     runs = write_runs(tmp_path / "runs.json", *rows)
     assert script.main(["--runs", runs]) == 0
     out = capsys.readouterr().out
     table = tomllib.loads(out)["software"]["megatron"]
-    assert set(table) == set(script.NAMES)
+    assert set(table) == set(script.FACTORS)
     assert all(number["provenance"] in ("fitted", "default") for number in table.values())
-    assert "# a100-80g: left out g, every second run" in out
+    assert "# a100-80g: left out g " in out
+    few = write_runs(tmp_path / "few.json", *rows[::2])  # one group
+    assert script.main(["--runs", few]) == 0
+    assert "software" not in capsys.readouterr().out

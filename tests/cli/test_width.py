@@ -152,7 +152,7 @@ def test_what_to_try_is_pasted(words: str, label: str, capsys: pytest.CaptureFix
         said = " ".join(entry.partition("#")[2].split())
         assert after["fits"]
         if label == "try":
-            assert said == f"{1 - after['iteration_time_s'] / before['iteration_time_s']:.0%} faster"
+            assert said == f"{1 - after['iteration_time_s'] / before['iteration_time_s']:.0%} less time"
         else:
             peak = max(after["peak_memory_bytes"]) / GIB
             assert said == f"{peak:.1f} GiB allocated, {format_time(after['iteration_time_s'])}"

@@ -8,6 +8,7 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -374,12 +375,14 @@ def test_nothing_keeps_what_it_is_remembered_of_alive() -> None:
     assert {row.name for row in memo.statistics() if row.values} == set()
 
 
-def test_evaluating_many_batches_stays_within_the_bounds() -> None:
+def test_evaluating_many_batches_stays_within_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that sees one distinct batch after another remembers no more after many than after some."""
+    monkeypatch.setattr(memo, "LARGE_BYTES", 1e5)  # large tables are emptied every dozen batches
+    memo.clear()
     model, sizes = small(), []
     for number in range(400):
         evaluate(job_of(model, text_items(2, seed=number), Parallel(pp=2)))
         sizes.append(sum(row.values for row in memo.statistics()))
-    # large tables are emptied now and then, so the most counts
-    assert max(sizes[300:]) <= max(sizes[:300]) * 1.02
+    assert sum(after < before for before, after in pairwise(sizes[:200])) >= 3
+    assert max(sizes[200:]) <= max(sizes[:200]) * 1.02
     assert all(row.values <= row.bound * row.owners for row in memo.statistics())

@@ -121,7 +121,7 @@ def test_advice_gains_what_it_says_and_fits(name: str) -> None:
     found = advise(job, semu.simulate(job))
     assert is_screen(repr(found))
     for line in found.advice:
-        match = re.fullmatch(r"((?:--set \S+ )*--set \S+): (\d+)% faster", line)
+        match = re.fullmatch(r"((?:--set \S+ )*--set \S+): (\d+)% less time", line)
         assert match is not None
         other = semu.simulate(load_run(name, match[1].replace("--set ", "").split()))
         gain = 1 - other.iteration_time_s / found.iteration_time_s

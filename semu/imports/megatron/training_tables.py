@@ -133,6 +133,7 @@ def _kernels(settings: Settings) -> dict[str, Any]:
         settings.refuse("masked_softmax_fusion", "a softmax in separate kernels")
     return {
         "attention": "unfused" if is_unfused else "fused",
+        **({"attention_deterministic": True} if settings.get("deterministic_mode") else {}),
         "cross_entropy": "fused" if is_fused_loss else "in_place",
         "workspaces": "torch" if is_local else "transformer_engine",
     }

@@ -135,7 +135,7 @@ class TrainingReport(Tabular):
         if not self.rows:
             return f"no iteration was trained; ended by {self.ended_by}"
         names = [name for name in self.rows[0].items if not name.endswith("_tokens")]
-        head = ["iteration", *names, "plan from", "plan", "heuristic", "Megatron-LM", "gain", "planned in"]
+        head = ["iteration", *names, "plan from", "plan", "heuristic", "Megatron-LM", "vs Megatron-LM", "planned in"]
         table = [head]
         half = SHOWN // 2
         shown = self.rows if len(self.rows) <= SHOWN else [*self.rows[:half], None, *self.rows[-half:]]

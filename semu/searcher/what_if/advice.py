@@ -49,7 +49,7 @@ def advise(job: TrainingJob, report: Report, progress: Callable[[str], None] | N
                     break
                 gains[label] = 1 - found.iteration_time_s / report.iteration_time_s
     best = sorted(gains.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]
-    advice = [f"--set {label.replace(' ', ' --set ')}: {gain:.0%} faster" for label, gain in best if gain >= GAIN]
+    advice = [f"--set {label.replace(' ', ' --set ')}: {gain:.0%} less time" for label, gain in best if gain >= GAIN]
     return replace(report, reasons=tuple(text for text, _ in reasons), advice=tuple(advice))
 
 

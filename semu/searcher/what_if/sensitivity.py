@@ -102,7 +102,7 @@ class WhatIf(Tabular):
         }
 
     def __repr__(self) -> str:
-        rows = [("what", "now", "instead", "time", "faster", "peak GiB", "--set")]
+        rows = [("what", "now", "instead", "time", "less time", "peak GiB", "--set")]
         rows.append(("(as it is)", "", "", format_time(self.base.iteration_time_s), "", _peak(self.base), ""))
         for key, own in self.ranked():
             for answer in own:

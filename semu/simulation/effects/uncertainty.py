@@ -15,6 +15,7 @@ from semu.costs.roofline import CostModel
 from semu.costs.shape_factors import ATTENTION_KEY
 from semu.engine.timeline import IterationTimeline, OuterSlice
 from semu.graph.operator import Phase
+from semu.hardware.attention_kernels import times
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, worst_provenance
@@ -84,6 +85,7 @@ class _Spreads:
         self._plain: DeviceProfile = job.cluster.profile.scaled(job.training.fp8_recipe)
         software = job.training.software
         self._factors = None if software is Software.KERNELS else job.cluster.profile.software.get(software)
+        self._attention = job.attention_factors
         self._transfer_s = job.profile.transfer_s
         self._spreads: dict[object, tuple[str, float]] = {}
 
@@ -117,8 +119,11 @@ class _Spreads:
         """The software factor of a compute kind with its spread; None: there is none."""
         if self._factors is None or "." in kind or kind in (OpKind.OPTIMIZER.value, OpKind.CUSTOM.value):
             return None
+        name = self._factors.name_of(OpKind(kind))
         number = self._factors.of_kind(OpKind(kind))
-        name = next(name for name in ("matmul", "attention", "memory_bound") if getattr(self._factors, name) is number)
+        if name == "attention":
+            of_kernel = self._attention.of_kind(OpKind(kind))
+            number = number if of_kernel is None else times(of_kernel, number)
         return f"software.{name}", _factor_spread(number)
 
     def of_outer(self, piece: OuterSlice, time_s: float) -> list[tuple[str, float, float]]:

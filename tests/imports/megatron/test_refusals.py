@@ -132,7 +132,7 @@ def test_all_that_is_not_modelled_in_one_message() -> None:
         ("--context-parallel-size 2 --cp-comm-type p2p a2a", "--cp-comm-type"),
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", "--exp-avg-sq-dtype"),
         ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "--fp8-recipe"),
-        ("--deterministic-mode", "--deterministic-mode"),
+        ("--batch-invariant-mode", "--batch-invariant-mode"),
         ("--use-tp-pp-dp-mapping", "--use-tp-pp-dp-mapping"),
         ("--empty-unused-memory-level 1", "--empty-unused-memory-level"),
     ],
