@@ -14,6 +14,8 @@ from semu import workload as workload
 from semu.costs.result_cache import ResultCache as ResultCache
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
+from semu.door.simulating import evaluate as evaluate
+from semu.door.simulating import prepare as prepare
 from semu.door.simulating import simulate as simulate
 from semu.engine.checkpoint import Checkpoint as Checkpoint
 from semu.engine.shapes import ShapeSweep as ShapeSweep
@@ -65,8 +67,6 @@ from semu.searcher.planner.planner import Planner as Planner
 from semu.searcher.report import SearchReport as SearchReport
 from semu.searcher.what_if.sensitivity import what_if as what_if
 from semu.simulation import JobCheckpoint as JobCheckpoint
-from semu.simulation import prepare as prepare
-from semu.simulation.estimate import evaluate as evaluate
 from semu.simulation.schedules.comparing import compare_schedules as compare_schedules
 
 __version__: str

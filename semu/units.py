@@ -37,11 +37,13 @@ def format_bytes(size_bytes: float) -> str:
 
 def format_time(time_s: float) -> str:
     """Seconds for a person: ``4.07 s``, ``31.2 ms``, ``8.4 us``."""
-    if abs(time_s) >= 1:
-        return f"{time_s:.3f} s"
-    if abs(time_s) >= 1e-3:
-        return f"{time_s * 1e3:.2f} ms"
-    return f"{time_s * 1e6:.2f} us"
+    scale, unit = time_unit(time_s)
+    return f"{time_s * scale:.{3 if scale == 1 else 2}f} {unit}"
+
+
+def time_unit(time_s: float) -> tuple[float, str]:
+    """The unit in which a person reads a time, and how many of it make a second."""
+    return next((found for found in ((1.0, "s"), (1e3, "ms")) if abs(time_s) * found[0] >= 1), (1e6, "us"))
 
 
 def format_count(count: float) -> str:

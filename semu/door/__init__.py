@@ -1,1 +1,1 @@
-"""``semu.simulate``, ``semu.search`` and ``semu.grid``: of a job, or of whatever ``semu.load_run`` reads."""
+"""``semu.simulate``, ``prepare``, ``evaluate``, ``search``, ``grid``: of a job, or of what ``semu.load_run`` reads."""

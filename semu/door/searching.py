@@ -3,35 +3,64 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from semu.door.runs import RunName, job_of, of_runs
+from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
 from semu.job import TrainingJob
+from semu.parallel.config import Parallel
 from semu.searcher.grid import grid_search
+from semu.searcher.grid.space import on_cluster
 from semu.searcher.job_search import search as search_job
 
-_Options = ParamSpec("_Options")
-_Result = TypeVar("_Result")
+if TYPE_CHECKING:
+    from semu.runfile.config import RunConfig
 
 
-def _of_runs(
-    function: Callable[Concatenate[TrainingJob, _Options], _Result],
-) -> Callable[Concatenate[TrainingJob | str | os.PathLike[str], _Options], _Result]:
-    """The function, of what ``semu.load_run`` reads too: a name, a run file, a config.json."""
+def run_to_vary(
+    read: Callable[[str | None], RunConfig], cluster: str | None, gpus: int | None
+) -> tuple[RunConfig, TrainingJob]:
+    """A run and its job, whose axes will vary: on another cluster it need not be legal before they do.
 
-    @wraps(function)
-    def _function(
-        job: TrainingJob | str | os.PathLike[str], /, *options: _Options.args, **named: _Options.kwargs
-    ) -> _Result:
-        if isinstance(job, str | os.PathLike):
-            from semu.runfile import load_run
+    Args:
+        read: the cluster that replaces the run's, or None -> the run. cluster: as on the command line. gpus: of the
+            grid; None: the cluster's.
+    Raises:
+        ConfigError: a run that cannot be read, one that is not legal where nothing replaces its cluster.
+    """
+    try:
+        run = read(cluster)
+        return run, run.job()
+    except ConfigError:
+        if cluster is None and gpus is None:
+            raise
+    wanted = None if cluster is None else Cluster.parse(cluster)
+    run = read(None)
+    if wanted is not None:
+        return run, on_cluster(run.job(), wanted)
+    own = Cluster(**run.config["cluster"])
+    enough = {**run.config["cluster"], "nodes": 1, "gpus_per_node": Parallel(**run.config["parallel"]).num_gpus}
+    return run, on_cluster(replace(run, config={**run.config, "cluster": enough}).job(), own)
 
-            job = load_run(job)
-        return function(job, *options, **named)
 
-    return _function
+def _job_to_vary(
+    job: TrainingJob | RunName,
+    overrides: Sequence[str],
+    cluster: str | None,
+    parallel: str | None,
+    options: Mapping[str, Any],
+) -> TrainingJob:
+    if not isinstance(job, str | os.PathLike):
+        return job_of(job, overrides, cluster, parallel)[0]
+    from semu.runfile import Overrides, resolve_run
+
+    return run_to_vary(
+        lambda other: resolve_run(job, Overrides(overrides, other, parallel)), cluster, options.get("gpus")
+    )[1]
 
 
-search = _of_runs(search_job)
-grid = _of_runs(grid_search.grid)
+search = of_runs(search_job)
+grid = of_runs(grid_search.grid, _job_to_vary)

@@ -1,8 +1,7 @@
-"""``simulate`` of a job or of a run; ``of_run`` and ``advised``: what a report of a run has besides."""
+"""``simulate``, ``prepare``, ``evaluate`` of a job or a run; ``of_run``, ``advised``: what reports have besides."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,18 +10,20 @@ from typing import TYPE_CHECKING
 from semu import simulation
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
+from semu.door.runs import RunName, job_of, of_runs
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
+from semu.simulation import estimate
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
 
 
 def simulate(
-    job: TrainingJob | str | os.PathLike[str],
+    job: TrainingJob | RunName,
     overrides: Sequence[str] = (),
     *,
     cluster: str | None = None,
@@ -54,19 +55,7 @@ def simulate(
             what it does not try its changes with.
         ScheduleError: the schedule cannot order this pipeline.
     """
-    run: RunConfig | None = None
-    if isinstance(job, str | os.PathLike):
-        from semu.runfile import Overrides, resolve_run
-
-        run = resolve_run(job, Overrides(overrides, cluster, parallel))
-        job = run.job()
-    elif overrides or cluster is not None or parallel is not None:
-        raise ConfigError(
-            "options of a run beside a job",
-            where="overrides" if overrides else "cluster" if cluster is not None else "parallel",
-            expected="a run's name or file, or a semu.TrainingJob that has its own cluster and parallel",
-            got=overrides or cluster or parallel,
-        )
+    job, run = job_of(job, overrides, cluster, parallel)
     other = {"latency_rules": latency_rules, "samples": samples, "contention": contention, "plan": plan}
     given = [key for key, value in {**other, "schedule": schedule}.items() if value]
     if advice and given:
@@ -124,3 +113,7 @@ def advised(
         with suppress(SemuError):
             return advise(job, report, progress)
     return report
+
+
+prepare = of_runs(simulation.prepare)
+evaluate = of_runs(estimate.evaluate)

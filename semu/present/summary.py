@@ -11,14 +11,19 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.present.report_data import ReportData
 from semu.present.uncertainty import LEVEL
-from semu.units import GIB, fit_options, format_count, format_time
+from semu.units import GIB, fit_options, format_count, format_time, time_unit
 
 WIDTH, LINES = 80, 24
 """Columns and lines of the screen."""
 _LABEL = 15
 _SHORT = {"exposed_communication": "waiting for", "bubble": "pipeline bubble"}
 GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
-GROUPS |= {"ep": "expert all-to-all", "fsdp": "FSDP gathers", "pcie": "host copies"}
+GROUPS |= {
+    "ep": "expert all-to-all",
+    "etp": "tensor parallelism of experts",
+    "fsdp": "FSDP gathers",
+    "pcie": "host copies",
+}
 """What those wait for who wait for the communication of a group."""
 _KINDS = ("parameters", "gradients", "optimizer", "activations", "workspace", "communication")
 
@@ -74,17 +79,24 @@ def summarize(report: ReportData, budget: Budget | None = None, *, has_notes: bo
     lines += ["", *_assumed(report)]
     if not has_notes:
         return "\n".join(lines)
-    said = sorted(report.warnings, key=lambda text: text.startswith("not modelled"))
-    notes = [line for text in said for line in _wrapped("note", text)]
-    if len(lines) + len(notes) > LINES:
-        notes = [*notes[: max(0, LINES - len(lines) - 1)], f"{'':<{_LABEL}}more with --details"]
-    return "\n".join([*lines, *notes][:LINES])
+    notes = [_wrapped("note", text) for text in sorted(report.warnings, key=_place)]
+    is_short = len(lines) + sum(map(len, notes)) <= LINES
+    for note in notes:
+        lines += note if is_short or len(lines) + len(note) < LINES else []
+    return "\n".join([*lines, *([] if is_short else [f"{'':<{_LABEL}}more with --details"])][:LINES])
+
+
+def _place(note: str) -> int:
+    """Of a note among others: how many GPUs first, what is not modelled last."""
+    return -1 if note.startswith(("cluster: ", "parallel: ")) else int(note.startswith("not modelled"))
 
 
 def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[str, str]]:
     """Labels and texts of what is found."""
     interval = report.iteration_time_interval_s
-    sure = f", {LEVEL:.0%} interval {interval[0]:.3g} to {interval[1]:.3g} s" if interval is not None else ""
+    scale, unit = time_unit(report.iteration_time_s)
+    ends = [] if interval is None else [f"{end * scale:.3g}" for end in interval]
+    sure = f", {LEVEL:.0%} interval {' to '.join(ends)} {unit}" if ends else ""
     yield "iteration", f"{format_time(report.iteration_time_s)}{sure}"
     if report.samples is not None:
         drawn = report.samples
@@ -94,7 +106,8 @@ def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[st
         more = format_time(max(0.0, report.iteration_time_s - seen.iteration_time_alone_s))
         yield "contention", f"+{more}: {seen.slowed:,} of {seen.transfers:,} transfers slowed"
     rate = report.tokens_per_s_per_gpu
-    yield "throughput", f"{rate:,.0f} tokens/s per GPU, {rate * report.num_gpus:,.0f} on {report.num_gpus} GPUs"
+    on_all = f", {rate * report.num_gpus:,.0f} on {report.num_gpus} GPUs" if report.num_gpus > 1 else ""
+    yield "throughput", f"{rate:,.0f} tokens/s per GPU{on_all}"
     yield "MFU", f"{report.mfu:.1%}, {report.model_tflop_per_s_per_gpu:.0f} TFLOP/s per GPU (HFU {report.hfu:.1%})"
     if budget is not None and budget.tokens:
         yield f"{_tokens(budget.tokens)} tokens", _cost(budget.of(report))
@@ -109,6 +122,10 @@ def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[st
         yield "why", reason
     for change in report.advice:
         yield "try", change
+    if report.reasons and not report.advice:
+        yield "try", "no change that was tried makes it faster"
+    if report.reasons and not report.advice:
+        yield "try", "no change that was tried makes it faster"
     if report.nearest_fit:
         fitting = report.nearest_fit[0]
         seconds = format_time(fitting.iteration_time_s)

@@ -41,6 +41,21 @@ from semu.workload.derived import with_derived
 _RESULTS = memo.Table[ResultCache]("results of all simulations that bring no cache", 1)
 
 
+def check_job(job: object) -> None:
+    """A job is a ``TrainingJob``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(job, TrainingJob):
+        raise ConfigError(
+            "not a training job",
+            where="job",
+            expected="a semu.TrainingJob; semu.load_run makes one of a name or a file",
+            got=repr(job)[:80],
+        )
+
+
 def prepare(
     job: TrainingJob,
     *,
@@ -56,13 +71,7 @@ def prepare(
         ScheduleError: a plan for another problem.
         ConfigError: sizes or options that do not fit together, or that this version does not model.
     """
-    if not isinstance(job, TrainingJob):
-        raise ConfigError(
-            "not a training job",
-            where="job",
-            expected="a semu.TrainingJob; semu.load_run makes one of a name or a file",
-            got=repr(job)[:80],
-        )
+    check_job(job)
     say = progress if progress is not None else lambda _: None
     results = cache if cache is not None else _RESULTS.get((), ResultCache)
     plan = plan if plan is not None else plan_of_file(job)

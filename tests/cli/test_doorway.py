@@ -191,6 +191,34 @@ def test_a_framework_can_cut_what_is_legal(
         assert any(cut["rule"] == "framework" for cut in found["cuts"])
 
 
+@pytest.mark.parametrize("run_name", ["lm-7b", "vlm-s"])
+def test_a_framework_says_what_it_does_not_run(run_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("grid", run_name, "--vary", "pp=2:4,vpp=1:2,zero,placement=circular:v-shape,schedule=1f1b:zb-v:gpipe")
+    words += ("--fix", "micro_batch=1", "--fix", "tp=2", "--set", "training.global_batch=16")
+    zero_2 = "Megatron-LM shards the optimizer alone in a pipeline (ZeRO-1); pp = 2 with ZeRO-2"
+    for framework, zeros, schedules, said in (
+        ("megatron", {0, 1}, {"1f1b"}, {"Megatron-LM has 1F1B and interleaved 1F1B, no zb-v", zero_2}),
+        ("torchtitan", {2, 3}, {"1f1b", "gpipe", "zb-v"}, {"torch has no schedule zb-v with one stage per rank"}),
+    ):
+        found = document(capsys, *words, "--framework", framework)
+        assert {row["zero"] for row in found["rows"] if row["dp"] > 1} <= zeros
+        assert {row["schedule"] for row in found["rows"]} <= schedules
+        cuts = [cut for cut in found["cuts"] if cut["rule"] == "framework"]
+        assert said <= {cut["example"] for cut in cuts}
+        assert all(cut["source"] and "asks that" in cut["says"] for cut in cuts)
+        legal = sum(cut["count"] for cut in found["cuts"]) + found["legal"]
+        assert legal == found["combinations"]
+
+
+def test_torchtitan_brings_zero_3(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("grid", "lm-7b", "--vary", "tp=1:2", "--fix", "pp=1", "--framework", "torchtitan")
+    words += ("--set", "training.global_batch=16")
+    found = document(capsys, *words)
+    assert {row["zero"] for row in found["rows"]} == {3} and "zero" in found["axes"]
+    code, _, err = run(capsys, *words, "--fix", "zero=1")
+    assert code == 2 and "it has no ZeRO-1" in err and 'framework "any"' in err
+
+
 def test_heads_that_torchtitan_does_not_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.toml"
     file.write_text(

@@ -511,7 +511,10 @@ def tables() -> Iterator[Case]:
     for word, options in {
         "usual": {},
         "exhaustive": {**small, "exhaustive": True},
-        "schedules": {"vary": {"pp": [2, 4], "dp": None, "vpp": [1, 2], "schedule": None, "placement": None}},
+        "schedules": {
+            "vary": {"pp": [2, 4], "dp": None, "vpp": [1, 2], "schedule": None, "placement": None},
+            "framework": "any",
+        },
         "zero": {"vary": {"dp": None, "pp": [1, 2, 4], "cp": [1, 2], "zero": None, "micro_batch": [1, 2]}},
         "tokens": {**small, "rank_by": "tokens", "top": 3},
         "cost": {**small, "rank_by": "cost", "price": 2.0},

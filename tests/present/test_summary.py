@@ -139,6 +139,38 @@ def test_some_job_is_advised() -> None:
     assert (asked.reasons, asked.advice) == (found.reasons, found.advice) and asked.settings
 
 
+@pytest.mark.parametrize(
+    ("name", "where", "reason", "option"),
+    [
+        ("gpt2-xl", ("h100:1x8", "tp1-pp2"), "kernels reach", "--set training.micro_batch=4"),
+        ("deepseek-v2-lite", ("h100:1x4", "dp4-ep4"), "while 3 GiB stay free", "--set parallel.tp=2"),
+    ],
+)
+def test_a_misfit_does_not_end_the_tries(name: str, where: tuple[str, str], reason: str, option: str) -> None:
+    """Of deepseek-v2-lite the first tries of the reason do not fit; a later one does, and is faster."""
+    words = ["training.recompute=full"] if reason.startswith("while") else ["training.seq_len=256"]
+    job = load_run(name, words, cluster=where[0], parallel=where[1])
+    found = advise(job, semu.simulate(job))
+    assert any(reason in text for text in found.reasons)
+    assert any(option in line for line in found.advice)
+
+
+def test_where_nothing_helps_it_is_said() -> None:
+    job = load_run("mixtral-8x7b", cluster="h100:2x8", parallel="dp8-pp2-ep8", overrides=["training.recompute=full"])
+    found = advise(job, semu.simulate(job))
+    assert any("recomputation takes" in text for text in found.reasons) and not found.advice
+    assert "no change that was tried makes it faster" in repr(found) and is_screen(repr(found))
+
+
+@pytest.mark.parametrize(("name", "unit"), [("gpt2", "ms"), ("lm-7b", "s")])
+def test_an_interval_has_the_unit_of_its_time(name: str, unit: str) -> None:
+    shown = repr(semu.simulate(name))
+    match = re.search(r"iteration +([\d.]+) (m?s), 90% interval ([\d.]+) to ([\d.]+) (m?s)", shown)
+    assert match is not None and match[2] == match[5] == unit
+    assert float(match[3]) < float(match[1]) < float(match[4])
+    assert "1 GPUs" not in shown
+
+
 def test_nothing_is_advised_about_what_does_not_fit() -> None:
     small = load_run("lm-7b", ["cluster.override.memory_bytes=2e10"])
     report = semu.simulate(small)

@@ -19,7 +19,8 @@ import semu_models
 from semu.errors import ConfigError, ScheduleError
 from semu.job import Precision, Recompute, TrainingJob
 from semu.runfile import Overrides, Places, format_toml, load_run, resolve_run
-from semu.simulation import simulate
+from semu.simulation import prepare, simulate
+from semu.simulation.estimate import evaluate
 from semu.workload import make_batch
 
 DESIGN_EXAMPLE = """\
@@ -153,8 +154,8 @@ def test_a_model_alone_gets_the_fewest_gpus_on_which_it_fits(
         assert not any_fits(name, memory, smaller)
 
 
-def test_a_name_is_no_job() -> None:
-    for function in (semu.evaluate, semu.prepare):
+def test_a_name_is_no_job_inside() -> None:
+    for function in (evaluate, prepare):
         with pytest.raises(ConfigError, match=r"semu\.load_run makes one") as caught:
             function("gpt2")  # type: ignore[operator]
         assert (caught.value.where, caught.value.got) == ("job", "'gpt2'")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,13 +49,15 @@ def grid_command(arguments: argparse.Namespace) -> int:
             return dump_run(run, is_json=arguments.json)
         if arguments.out is not None:  # a long grid does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
+        from semu.searcher.grid.framework import framework_of, framework_values
         from semu.searcher.grid.grid_search import grid
         from semu.searcher.grid.pictures import heat_axes
         from semu.searcher.grid.space import Space, with_gpus
 
         with run.places.located(), named_by_flags(*_NAMES):
             job = job if arguments.gpus is None else with_gpus(job, arguments.gpus)
-            space = Space.of(job, vary, fix)
+            whose = framework_of(arguments.framework, job)
+            space = Space.of(job, vary, fix, framework_values(whose, job))
             axes = heat_axes(space.varied, arguments.axes)
             found = grid(
                 job,
@@ -64,7 +65,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
                 top=arguments.top,
                 rank_by=arguments.rank_by,
                 price=arguments.price,
-                framework=arguments.framework,
+                framework=whose,
                 exhaustive=arguments.exhaustive,
                 results=arguments.results,
                 workers=arguments.workers,
@@ -115,33 +116,13 @@ def _refuse(found: GridResult) -> int:
 
 def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:
     """The run and its job; under ``--cluster`` and ``--gpus`` the run need not be legal before its axes vary."""
-    try:
-        run = read_run(arguments, progress)
-        return run, run.job()
-    except ConfigError:
-        if arguments.cluster is None and arguments.gpus is None:
-            raise
-    from semu.hardware.cluster import Cluster
-    from semu.searcher.grid.space import on_cluster
+    from semu.door.searching import run_to_vary
 
-    wanted = None if arguments.cluster is None else Cluster.parse(arguments.cluster)
-    arguments.cluster = None
-    run = read_run(arguments, progress)
-    if wanted is None:
-        return run, _on_any_cluster(run)
-    return run, on_cluster(run.job(), wanted)
+    def _run_on(cluster: str | None) -> RunConfig:
+        arguments.cluster = cluster
+        return read_run(arguments, progress)
 
-
-def _on_any_cluster(run: RunConfig) -> TrainingJob:
-    """The run's job on its nodes, where its parallelism need not fit their number."""
-    from semu.hardware.cluster import Cluster
-    from semu.parallel.config import Parallel
-    from semu.searcher.grid.space import on_cluster
-
-    cluster = Cluster(**run.config["cluster"])
-    size = Parallel(**run.config["parallel"]).num_gpus
-    enough = {**run.config["cluster"], "nodes": 1, "gpus_per_node": size}
-    return on_cluster(replace(run, config={**run.config, "cluster": enough}).job(), cluster)
+    return run_to_vary(_run_on, arguments.cluster, arguments.gpus)
 
 
 def _axes(text: str) -> dict[str, Sequence[Value] | None]:

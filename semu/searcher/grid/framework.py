@@ -1,7 +1,8 @@
 """Which configurations a training framework can run: ``framework_rule``, by the table ``RULES``.
 
-The rules were written without the frameworks' sources at hand and are of no particular release: a source says where to
-look. docs/grid.md has the same table, and what is left out of it.
+Torch's schedules were read in torch 2.13 (``torch.distributed.pipelining.schedules``) and are tested against it. All
+else is believed, as of 2026-11: it was written without Megatron-LM's and torchtitan's sources at hand and is of no
+particular release; a source says where to look. docs/grid.md has the same table, and what is left out of it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+from semu.checks import check_member
 from semu.hardware.software import Software
 from semu.job import TrainingJob
+from semu.job.experts import mixtures
 from semu.nn import SelfAttention
 from semu.nn.model import ModalityModule, ModalityRole
+from semu.nn.trace.sharding import ContextKind
 from semu.parallel.stage_layers import layer_parts
+from semu.searcher.grid.space import Axis, Point, Value
 
 
 class Framework(StrEnum):
@@ -25,8 +30,23 @@ class Framework(StrEnum):
     ANY = "any"
 
 
-Misfit = Callable[[int, int, int, int], str | None]
-"""tp, pp, vpp, microbatches -> what the framework cannot run, as a sentence; None: it can."""
+NAMES = {Framework.MEGATRON: "Megatron-LM", Framework.TORCHTITAN: "torchtitan"}
+"""As people write them."""
+
+TORCH_SCHEDULES = {
+    "1f1b": ("1F1B", "Interleaved1F1B"),
+    "gpipe": ("GPipe", "LoopedBFS"),
+    "interleaved": ("1F1B", "Interleaved1F1B"),
+    "looped-bfs": ("GPipe", "LoopedBFS"),
+    "interleaved-zb": (None, "InterleavedZeroBubble"),
+    "zb-v": (None, "ZBVZeroBubble"),
+    "dualpipe-v": (None, "DualPipeV"),
+}
+"""Schedules that torch has -> its names for one stage per rank and for several (``get_schedule_class``)."""
+_IN_A_V = ("zb-v", "dualpipe-v")
+
+Misfit = Callable[[Point, int], str | None]
+"""Configuration, microbatches -> what the framework cannot run, as a sentence; None: it can."""
 
 
 class FrameworkRule(NamedTuple):
@@ -47,47 +67,71 @@ def own_framework(job: TrainingJob) -> Framework:
     return Framework.MEGATRON if job.training.software is Software.MEGATRON else Framework.ANY
 
 
-def framework_rule(framework: Framework, job: TrainingJob) -> Misfit:
-    """What a framework refuses of a job's sizes."""
-    misfits = [rule.misfit(job) for rule in RULES if rule.framework is framework]
+def framework_of(framework: Framework | str | None, job: TrainingJob) -> Framework:
+    """Whose rules hold for a job's configurations.
 
-    def _misfit(tp: int, pp: int, vpp: int, microbatches: int) -> str | None:
-        for misfit in misfits:
-            if (said := misfit(tp, pp, vpp, microbatches)) is not None:
-                return said
+    Raises:
+        ConfigError: an unknown name.
+    """
+    return own_framework(job) if framework is None else check_member(framework, Framework, "framework")
+
+
+def framework_values(framework: Framework, job: TrainingJob) -> dict[Axis, Value]:
+    """Values of axes that a framework always has and the job has not: torchtitan's FSDP is ZeRO-3."""
+    return {Axis.ZERO: 3} if framework is Framework.TORCHTITAN and job.parallel.zero < 2 else {}
+
+
+def framework_rule(framework: Framework, job: TrainingJob) -> Callable[[Point, int], tuple[FrameworkRule, str] | None]:
+    """The first rule of a framework that a configuration with so many microbatches breaks, and how."""
+    misfits = [(rule, rule.misfit(job)) for rule in RULES if rule.framework is framework]
+
+    def _broken(point: Point, microbatches: int) -> tuple[FrameworkRule, str] | None:
+        for rule, misfit in misfits:
+            if (said := misfit(point, microbatches)) is not None:
+                return rule, said
         return None
 
-    return _misfit
+    return _broken
 
 
 def _even_stages(job: TrainingJob) -> Misfit:
     language = _language_model(job)
     layers, is_named = len(layer_parts(language)), job.parallel.layout is not None
 
-    def _misfit(tp: int, pp: int, vpp: int, microbatches: int) -> str | None:
-        if is_named or layers % (pp * vpp) == 0:
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        if is_named or layers % (point.pp * point.vpp) == 0:
             return None
-        return f"{layers} layers of {language.name} do not divide into pp x vpp = {pp} x {vpp} stages"
+        return f"{layers} layers of {language.name} do not divide into pp x vpp = {point.pp} x {point.vpp} stages"
 
     return _misfit
 
 
 def _whole_turns(job: TrainingJob) -> Misfit:
-    def _misfit(tp: int, pp: int, vpp: int, microbatches: int) -> str | None:
-        if vpp == 1 or microbatches % pp == 0:
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        if point.vpp == 1 or microbatches % point.pp == 0:
             return None
-        return f"{microbatches} microbatches are no multiple of pp = {pp}, which vpp > 1 needs"
+        return f"{microbatches} microbatches are no multiple of pp = {point.pp}, which vpp > 1 needs"
 
     return _misfit
 
 
 def _whole_heads(job: TrainingJob) -> Misfit:
-    found = [item for _, item in _language_model(job).body.named_modules() if isinstance(item, SelfAttention)]
-    heads = sorted({count for item in found for count in (item.heads, item.kv_heads)})
+    return _heads(job, lambda heads, tp: heads % tp == 0)
 
-    def _misfit(tp: int, pp: int, vpp: int, microbatches: int) -> str | None:
-        odd = [count for count in heads if count % tp]
-        return f"tp = {tp} does not divide {odd[0]} heads" if odd else None
+
+def _shared_heads(job: TrainingJob) -> Misfit:
+    return _heads(job, lambda heads, tp: heads % tp == 0 or tp % heads == 0)
+
+
+def _heads(job: TrainingJob, can_share: Callable[[int, int], bool]) -> Misfit:
+    """Query heads that tp divides, and key-value heads that it can share out."""
+    found = [item for _, item in _language_model(job).body.named_modules() if isinstance(item, SelfAttention)]
+    queries, keys = sorted({item.heads for item in found}), sorted({item.kv_heads for item in found})
+
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        odd = [count for count in keys if not can_share(count, point.tp)]
+        odd += [count for count in queries if count % point.tp]
+        return f"tp = {point.tp} does not divide {odd[0]} heads" if odd else None
 
     return _misfit
 
@@ -95,8 +139,9 @@ def _whole_heads(job: TrainingJob) -> Misfit:
 def _full_stages(job: TrainingJob) -> Misfit:
     layers = len(layer_parts(_language_model(job)))
 
-    def _misfit(tp: int, pp: int, vpp: int, microbatches: int) -> str | None:
-        return f"{pp * vpp} stages, and {layers} layers" if pp * vpp > layers else None
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        stages = point.pp * point.vpp
+        return f"{stages} stages, and {layers} layers" if stages > layers else None
 
     return _misfit
 
@@ -106,9 +151,82 @@ def _without(key: str, name: str) -> Callable[[TrainingJob], Misfit]:
 
     def _rule(job: TrainingJob) -> Misfit:
         said = None if getattr(job.training, key) is None else f"{name} has no option like training.{key}"
-        return lambda tp, pp, vpp, microbatches: said
+        return lambda point, microbatches: said
 
     return _rule
+
+
+def _distributed_optimizer(job: TrainingJob) -> Misfit:
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        if point.zero < 2 or point.pp == 1:
+            return None
+        return f"Megatron-LM shards the optimizer alone in a pipeline (ZeRO-1); pp = {point.pp} with ZeRO-{point.zero}"
+
+    return _misfit
+
+
+def _megatron_schedules(job: TrainingJob) -> Misfit:
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        if point.schedule not in ("1f1b", "interleaved"):
+            return f"Megatron-LM has 1F1B and interleaved 1F1B, no {point.schedule}"
+        return None if point.placement == "circular" else f"Megatron-LM deals chunks in turn, not {point.placement}"
+
+    return _misfit
+
+
+def _sharded_sequences(job: TrainingJob) -> Misfit:
+    is_bare = bool(mixtures(job.model)) and not job.parallel.sequence_parallel
+
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        return f"experts under tp = {point.tp} without sequence parallelism" if is_bare and point.tp > 1 else None
+
+    return _misfit
+
+
+def _fully_sharded(job: TrainingJob) -> Misfit:
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        if point.zero >= 2 or point.dp * point.cp == 1:
+            return None
+        if point.zero == 1:
+            return "torchtitan's FSDP shards parameters and gradients too; it has no ZeRO-1"
+        others = [axis for axis in ("tp", "pp", "cp", "ep") if getattr(point, axis) > 1]
+        return f"torchtitan replicates (DDP) only without {others[0]}; ZeRO-0 with {others[0]} > 1" if others else None
+
+    return _misfit
+
+
+def _torch_schedules(job: TrainingJob) -> Misfit:
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        found = TORCH_SCHEDULES.get(point.schedule, (None, None))[point.vpp > 1]
+        if found is None:
+            each = "one stage per rank" if point.vpp == 1 else f"{point.vpp} stages per rank"
+            return f"torch has no schedule {point.schedule} with {each}"
+        placement = "v-shape" if point.schedule in _IN_A_V else "circular"
+        return None if point.placement == placement else f"torch's {found} is {placement}, not {point.placement}"
+
+    return _misfit
+
+
+def _borrowed_ranks(job: TrainingJob) -> Misfit:
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        etp = point.tp if job.parallel.etp is None else job.parallel.etp
+        if point.ep == 1:
+            return None
+        if etp not in (1, point.tp):
+            return f"etp = {etp} is neither 1 nor tp = {point.tp}"
+        lent = point.cp if etp == point.tp else point.cp * point.tp
+        return f"ep = {point.ep} is no multiple of the {lent} ranks that it borrows" if point.ep % lent else None
+
+    return _misfit
+
+
+def _ring(job: TrainingJob) -> Misfit:
+    is_other = job.parallel.cp_kind is ContextKind.ALL_TO_ALL
+
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        return "torch's context parallelism has no all-to-all over heads" if is_other and point.cp > 1 else None
+
+    return _misfit
 
 
 RULES = (
@@ -128,7 +246,31 @@ RULES = (
         Framework.MEGATRON,
         "recomputation is none, selective, full, or of some layers; not of every n-th (`training.recompute_every`)",
         "`--recompute-granularity`, `--recompute-method`, `--recompute-num-layers`",
-        _without("recompute_every", "Megatron-LM"),
+        _without("recompute_every", NAMES[Framework.MEGATRON]),
+    ),
+    FrameworkRule(
+        Framework.MEGATRON,
+        "in a pipeline the optimizer alone is sharded (ZeRO-0 or 1)",
+        "`--use-distributed-optimizer`; `--use-torch-fsdp2` asks for pp = 1",
+        _distributed_optimizer,
+    ),
+    FrameworkRule(
+        Framework.MEGATRON,
+        "the schedule is 1F1B, with virtual stages interleaved; rank r has chunks r, r + pp, ...",
+        "`get_forward_backward_func`",
+        _megatron_schedules,
+    ),
+    FrameworkRule(
+        Framework.MEGATRON,
+        "tp divides the query heads, and divides or is a multiple of the key-value heads",
+        "`TransformerConfig.__post_init__`: `num_query_groups`, of which older releases ask a multiple of tp",
+        _shared_heads,
+    ),
+    FrameworkRule(
+        Framework.MEGATRON,
+        "experts under tp > 1 have sequence parallelism",
+        "`MoELayer.forward`",
+        _sharded_sequences,
     ),
     FrameworkRule(
         Framework.TORCHTITAN,
@@ -147,7 +289,31 @@ RULES = (
         "recomputation is none, selective, full, or of every n-th layer; not of the first few or in groups "
         "(`training.recompute_layers`)",
         "`activation_checkpoint.mode`, `activation_checkpoint.selective_ac_option`",
-        _without("recompute_layers", "torchtitan"),
+        _without("recompute_layers", NAMES[Framework.TORCHTITAN]),
+    ),
+    FrameworkRule(
+        Framework.TORCHTITAN,
+        "parameters are sharded (ZeRO-3, or 2), or all are replicated without tp, pp, cp and ep",
+        "`data_parallel_shard_degree`, `data_parallel_replicate_degree`, `fsdp_reshard_after_forward`; `apply_ddp`",
+        _fully_sharded,
+    ),
+    FrameworkRule(
+        Framework.TORCHTITAN,
+        "the schedule and its placement are among torch's",
+        "`pipeline_parallel_schedule`; `get_schedule_class`",
+        _torch_schedules,
+    ),
+    FrameworkRule(
+        Framework.TORCHTITAN,
+        "with experts on ranks of their own, etp is 1 or tp, and ep a multiple of cp (of cp x tp where etp is 1)",
+        "`ParallelDims._validate`",
+        _borrowed_ranks,
+    ),
+    FrameworkRule(
+        Framework.TORCHTITAN,
+        "context parallelism passes or gathers keys and values",
+        "`context_parallel_rotate_method`",
+        _ring,
     ),
 )
 """What the frameworks ask; semu's own rules (whole tensor-parallel heads, experts, sequences, batches) hold for all."""

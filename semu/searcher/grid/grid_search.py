@@ -12,9 +12,9 @@ from semu.collector import without_collector
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.engines import Engine, make_engine
-from semu.searcher.grid.framework import Framework, own_framework
+from semu.searcher.grid.framework import Framework, framework_of, framework_values
 from semu.searcher.grid.hunt import Hunt
-from semu.searcher.grid.legal import SENTENCES, Legal, legal_points
+from semu.searcher.grid.legal import Legal, legal_points
 from semu.searcher.grid.result import GridResult
 from semu.searcher.grid.space import RankBy, Space, Value, with_gpus
 
@@ -48,8 +48,8 @@ def grid(
         rank_by: time of an iteration, tokens/s per GPU, dollars per token (with ``price``), or memory that is left.
         price: of a GPU for an hour [USD].
         framework: ``"megatron"``, ``"torchtitan"`` (``semu.searcher.grid.framework``): only configurations that it can
-            cut; ``"any"``: all that semu can. None, as for ``semu grid``: Megatron-LM's where
-            ``training.software`` says so, else any.
+            run, with its kind of ZeRO where neither job nor axes have one; ``"any"``: all that semu can. None, as for
+            ``semu grid``: Megatron-LM's where ``training.software`` says so, else any.
         exhaustive: evaluate every configuration that is not surely too large, without bounds of its time.
         results: SQLite file with what has been evaluated; it is taken from there, and added.
         workers: processes; None: this one, or all cores of an ``engine``. engine: ``"local"`` (processes of this
@@ -65,11 +65,11 @@ def grid(
     check_integer(1 if workers is None else workers, "workers")
     begin = time.monotonic()
     base = job if gpus is None else with_gpus(job, gpus)
-    space = vary if isinstance(vary, Space) else Space.of(base, vary, fix)
+    whose = framework_of(framework, base)
+    space = vary if isinstance(vary, Space) else Space.of(base, vary, fix, framework_values(whose, base))
     tell = progress or (lambda _: None)
     tell("looking for legal configurations")
     with without_collector():
-        whose = own_framework(base) if framework is None else check_member(framework, Framework, "framework")
         legal = legal_points(base, space, tell, whose)
     if not legal.points:
         raise _none_legal(base, legal)
@@ -113,9 +113,9 @@ def _none_legal(job: TrainingJob, legal: Legal) -> ConfigError:
     said = f"; {last.example}" if last.example else ""
     return ConfigError(
         f"no legal configuration: the last {last.count:,} of {legal.total:,} combinations were cut because "
-        f"{SENTENCES[last.rule]}{said}",
+        f"{last.says}{said}",
         where=f"grid, {last.rule.value}",
         expected=f"axes with a legal configuration on {job.cluster.num_gpus} GPUs, global batch "
-        f"{job.training.global_batch}",
+        f"{job.training.global_batch}" + ("" if last.asked is None else ', or framework "any"'),
         got=", ".join(f"{cut.count:,} by {cut.rule.value}" for cut in legal.cuts),
     )

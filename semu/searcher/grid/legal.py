@@ -16,7 +16,7 @@ from itertools import product
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
-from semu.searcher.grid.framework import Framework, framework_rule
+from semu.searcher.grid.framework import NAMES, Framework, FrameworkRule, framework_rule
 from semu.searcher.grid.space import Axis, Point, Space, job_at, num_blocks
 
 
@@ -41,7 +41,7 @@ SENTENCES = {
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
     Rule.BATCH: "the global batch does not divide by dp x micro_batch",
-    Rule.FRAMEWORK: "the framework cannot cut the model like this",
+    Rule.FRAMEWORK: "the framework cannot run it",
     Rule.GROUPS: "interleaving needs a multiple of pp microbatches",
     Rule.RECOMPUTE: "the recomputation does not go with the job",
     Rule.SCHEDULE: "the schedule cannot run the pipeline",
@@ -55,15 +55,30 @@ class Cut:
 
     Attributes:
         rule: which. count: combinations. example: what was wrong with one of them, "" where the rule says it all.
+        asked: of ``Rule.FRAMEWORK``: what the framework asks.
     """
 
     rule: Rule
     count: int
     example: str = ""
+    asked: FrameworkRule | None = None
+
+    @property
+    def says(self) -> str:
+        """The rule as a sentence."""
+        if self.asked is None:
+            return SENTENCES[self.rule]
+        return f"{NAMES[self.asked.framework]} asks that {self.asked.asks}"
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        return {"rule": self.rule.value, "count": self.count, "says": SENTENCES[self.rule], "example": self.example}
+        found: dict[str, object] = {
+            "rule": self.rule.value,
+            "count": self.count,
+            "says": self.says,
+            "example": self.example,
+        }
+        return found | ({} if self.asked is None else {"source": self.asked.source})
 
 
 @dataclass(frozen=True)
@@ -82,18 +97,20 @@ class Legal:
 
 @dataclass
 class _Cuts:
-    count: dict[Rule, int] = field(default_factory=lambda: dict.fromkeys(Rule, 0))
-    example: dict[Rule, str] = field(default_factory=dict)
+    found: dict[tuple[Rule, FrameworkRule | None], Cut] = field(default_factory=dict)
 
-    def add(self, rule: Rule, count: int, error: SemuError | str | None = None) -> None:
+    def add(
+        self, rule: Rule, count: int, error: SemuError | str | None = None, asked: FrameworkRule | None = None
+    ) -> None:
         """Count configurations that a rule leaves out; its first error is the example."""
-        self.count[rule] += count
-        if error is not None and rule not in self.example:
-            self.example[rule] = str(error)
+        old = self.found.get((rule, asked)) or Cut(rule, 0, asked=asked)
+        example = old.example or ("" if error is None else str(error))
+        self.found[rule, asked] = replace(old, count=old.count + count, example=example)
 
     def all(self) -> tuple[Cut, ...]:
         """The rules that left out something, with counts and an example each."""
-        return tuple(Cut(rule, count, self.example.get(rule, "")) for rule, count in self.count.items() if count)
+        order = list(Rule)
+        return tuple(sorted((cut for cut in self.found.values() if cut.count), key=lambda cut: order.index(cut.rule)))
 
 
 def legal_points(
@@ -137,11 +154,14 @@ def legal_points(
                 continue
             microbatches = job.training.global_batch // step
             odd = microbatches % pp != 0
-            uncut = cannot_cut(sizes[1], pp, vpp, microbatches)
-            if uncut is not None:
-                cuts.add(Rule.FRAMEWORK, count // len(v[Axis.MICRO_BATCH]), uncut)
-                continue
+            broken = {}
+            for name in map(str, v[Axis.SCHEDULE]):
+                point = Point(*sizes[:6], int(micro_batch), "", name, sizes[6], placement)
+                broken[name] = cannot_cut(point, microbatches)
             for recompute, schedule in product(v[Axis.RECOMPUTE], v[Axis.SCHEDULE]):
+                if (uncut := broken[str(schedule)]) is not None:
+                    cuts.add(Rule.FRAMEWORK, 1, uncut[1], uncut[0])
+                    continue
                 if odd and vpp > 1 and schedule in grouped:
                     cuts.add(Rule.GROUPS, 1)
                     continue

@@ -12,7 +12,7 @@ from pathlib import Path
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
 from semu.present.report import Report
-from semu.searcher.grid.legal import SENTENCES, Cut
+from semu.searcher.grid.legal import Cut
 from semu.searcher.grid.pictures import heat_map, pareto
 from semu.searcher.grid.rows import GridRows, Row
 from semu.searcher.grid.space import Axis, RankBy, job_at
@@ -71,7 +71,7 @@ class GridResult(GridRows):
     def _sentences(self) -> list[str]:
         """How many configurations there were, and what became of them."""
         words = [f"{self.num_legal:,} legal configurations of {self.total:,} combinations"]
-        words += [f"  {cut.count:,} cut: {SENTENCES[cut.rule]}" + _example(cut) for cut in self.cuts]
+        words += [f"  {cut.count:,} cut: {cut.says}" + _example(cut) for cut in self.cuts]
         if self.refused:
             point, why = next(iter(self.refused.items()))
             words.append(

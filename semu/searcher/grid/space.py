@@ -91,13 +91,15 @@ class Space:
         job: TrainingJob,
         vary: Sequence[str] | Mapping[str, Sequence[Value] | None] | None = None,
         fix: Mapping[str, Value] | None = None,
+        follow: Mapping[Axis, Value] | None = None,
     ) -> Space:
         """The space around a job.
 
         Args:
             job: what it says holds on every axis that does not vary. vary: names of axes, or axis -> values (None:
                 all that could be legal); None: ``USUAL``. ``dp`` follows from the other sizes unless it is fixed.
-            fix: axis -> its value.
+            fix: axis -> its value. follow: the same of axes that are neither varied nor fixed, in the place of the
+            job's; they are shown like those that vary.
         Raises:
             ConfigError: an unknown axis, one that is fixed and varied, a value that cannot be.
         """
@@ -105,6 +107,7 @@ class Space:
         named = dict(wanted) if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
         fixed = {_axis(name, "fix"): value for name, value in (fix or {}).items()}
         asked = {_axis(name, "vary"): own for name, own in named.items()}
+        follows = follow or {}
         for axis in asked:
             if axis in fixed:
                 raise ConfigError(
@@ -122,8 +125,9 @@ class Space:
             elif axis in asked or axis is Axis.DP:
                 values[axis] = every_value(axis, job)
             else:
-                values[axis] = (own_value(axis, job),)
-        varied = tuple(axis for axis in Axis if axis in asked or (axis is Axis.DP and axis not in fixed))
+                values[axis] = (follows.get(axis, own_value(axis, job)),)
+        shown = {*asked, Axis.DP, *follows} - {*fixed}
+        varied = tuple(axis for axis in Axis if axis in shown)
         return cls(values, varied, within_node=asked.get(Axis.TP) is None and Axis.TP not in fixed)
 
     @property

@@ -1,7 +1,7 @@
 """``advise``: why an iteration is slow, and which of a few changes makes it faster, as simulated.
 
 The reasons come from the report: a pipeline rank that is busy longer than the others, few microbatches, waiting for a
-group, recomputation with memory to spare. Each has one or two changes that people try first.
+group, recomputation, kernels of small microbatches. Each has a few changes that people try first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ SHARE = 0.08
 """Of the iteration: a wait that is worth a word."""
 GAIN = 0.01
 """Of the iteration: the least that a change must gain."""
+WEAK = 0.35
+"""Of the device's peak: kernels that reach less are worth a word."""
 SHOWN = 3
 
 
@@ -45,16 +47,15 @@ def advise(job: TrainingJob, report: Report, progress: Callable[[str], None] | N
                 progress(f"trying {label}")
             with suppress(ConfigError, ScheduleError):
                 found = evaluate(changed(job, settings))
-                if not found.fits:  # nor does the next, which keeps more
-                    break
-                gains[label] = 1 - found.iteration_time_s / report.iteration_time_s
+                if found.fits:
+                    gains[label] = 1 - found.iteration_time_s / report.iteration_time_s
     best = sorted(gains.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]
     advice = [f"--set {label.replace(' ', ' --set ')}: {gain:.0%} less time" for label, gain in best if gain >= GAIN]
     return replace(report, reasons=tuple(text for text, _ in reasons), advice=tuple(advice))
 
 
 def _reasons(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Settings]]]:
-    """What is slow, and what people change then; each change of a reason leaves more memory free than the next."""
+    """What is slow, and what people change then; a change that is not legal is not looked at."""
     parallel, training = job.parallel, job.training
     ranks = report.timeline.ranks
     busy = [sum(stage.end_s - stage.start_s for stage in rank.stages) for rank in ranks]
@@ -79,11 +80,29 @@ def _reasons(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Setti
             batch = {"training.global_batch": training.global_batch}
             halves = [{"parallel.tp": parallel.tp // 2, "parallel.dp": parallel.dp * 2, **batch}]
         yield f"computing waits {share:.0%} of the time for {GROUPS.get(worst[0], worst[0])}", halves
+    yield from _recomputation(job, report)
+    busy_s = report.breakdown_s.get("compute")
+    reached = report.hfu * report.iteration_time_s / busy_s if isinstance(busy_s, float) and busy_s else 1.0
+    if reached < WEAK:
+        size, length = training.micro_batch, training.seq_len
+        text = f"kernels reach {reached:.0%} of the GPU's peak with microbatches of {size}"
+        same: Settings = {"training.global_batch": training.global_batch}
+        yield text + (f" x {length} tokens" if length else ""), [{"training.micro_batch": 4 * size, **same}]
+
+
+def _recomputation(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Settings]]]:
+    """That it takes time; where memory has no room for less of it, more ranks for every replica make some."""
+    parallel, training = job.parallel, job.training
+    if training.recompute is Recompute.NONE or report.hfu <= 1.1 * report.mfu:
+        return
+    words = ["selective", "none"] if training.recompute is Recompute.FULL else ["none"]
+    less: list[Settings] = [{"training.recompute": word} for word in words]
     spare = report.room.usable_bytes - max(report.held_memory_bytes)
-    is_costly = training.recompute is not Recompute.NONE and report.hfu > 1.1 * report.mfu
-    if is_costly and spare > 0.15 * report.capacity_bytes:
-        text = (
-            f"recomputation takes {1 - report.mfu / report.hfu:.0%} of the FLOP while {spare / GIB:.0f} GiB stay free"
-        )
-        less = ["selective", "none"] if training.recompute is Recompute.FULL else ["none"]
-        yield text, [{"training.recompute": word} for word in less]
+    text = f"recomputation takes {1 - report.mfu / report.hfu:.0%} of the FLOP while {spare / GIB:.0f} GiB stay free"
+    if spare <= 0.15 * report.capacity_bytes and parallel.dp % 2 == 0:
+        same = {"parallel.dp": parallel.dp // 2, "training.global_batch": training.global_batch}
+        same |= {"parallel.etp": 1} if parallel.ep > 1 else {}
+        for axis in ("tp", "pp"):
+            wider = {f"parallel.{axis}": 2 * getattr(parallel, axis), **same}
+            less += [{**wider, "training.recompute": word} for word in words]
+    yield text, less

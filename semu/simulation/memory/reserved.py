@@ -9,6 +9,7 @@ iteration is then repeated until it reserves nothing more.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -139,8 +140,8 @@ def static_requests(layout: Layout, rank: int) -> list[int]:
 
 def shared_out(total: int, weights: Sequence[int]) -> list[int]:
     """Whole numbers in proportion to the weights that sum to a total; nothing where there is no weight."""
-    ends = np.cumsum(np.array(weights, dtype=object))
-    if not len(ends) or not ends[-1]:
+    ends = [*itertools.accumulate(map(int, weights))]
+    if not ends or not ends[-1]:
         return []
-    cut = [int(total * end // ends[-1]) for end in ends]
-    return [b - a for a, b in zip([0, *cut], cut, strict=False)]
+    cut = [int(total) * end // ends[-1] for end in ends]
+    return [b - a for a, b in itertools.pairwise([0, *cut])]
