@@ -6,6 +6,7 @@ out what a first run of the same files passed. It takes what the first did not s
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import zlib
@@ -72,6 +73,13 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--passed-to")
     if file and not hasattr(config, "workerinput"):  # processes of xdist report to the one that began them
         config.pluginmanager.register(PassedTests(Path(file)))
+
+
+def pytest_collection_finish() -> None:
+    """What collecting made stays to the end, and looking through it again and again took a sixth of the time of a run."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
