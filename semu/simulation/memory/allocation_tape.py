@@ -10,7 +10,7 @@ happens to which part of a chunk. Turns are found for all stages and transfers o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -54,6 +54,8 @@ _CHANGES = memo.ScopedTable[_Change](
     "what programs allocate and free under the costs of a batch, by program, shape and what of it", 4096, is_large=True
 )
 _ORDERS = memo.ScopedTable["tuple[I64, NDArray[np.bool_]]"]("allocations and frees of a stage's program, in order", 1)
+_FREED = memo.ScopedTable[_Change]("what goes of what stages hand on, by their program and positions", 64)
+_EVERY = slice(None)
 _FIRST, _ONE = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
 """The storage of a piece, and its size where it is freed."""
 
@@ -72,8 +74,10 @@ class _When(NamedTuple):
         """Together with the stages at some places."""
         return cls(place, np.full(len(place), np.inf), np.zeros_like(place))
 
-    def of(self, chosen: I64) -> _When:
+    def of(self, chosen: I64 | slice) -> _When:
         """Some of several."""
+        if chosen is _EVERY:
+            return self
         return _When(self.place[chosen], self.time[chosen], self.number[chosen], self.is_receive)
 
 
@@ -86,8 +90,9 @@ class AllocationTape:
         self._by_shape = timed.evaluation.by_shape
         self._known = _CHANGES.of(self._by_shape)
         self._shape_of = timed.run.shape[replica]
+        self._only_shape = int(self._shape_of[0]) if (self._shape_of == self._shape_of[0]).all() else None
         self._sizes: dict[int, I64] = {}
-        self._changes: list[_Change] = []
+        self._changes: dict[int, tuple[int, _Change]] = {}
         self._turns: list[NDArray[np.float64]] = []
         self._readers: list[tuple[tuple[int, int, int], int]] = []
         self._cells_of: dict[int, tuple[int, int]] = {}
@@ -105,9 +110,10 @@ class AllocationTape:
         place, time, number, is_receive, *rest = np.concatenate(self._turns, axis=1)
         turns = np.array(rest)[:, np.lexsort((number, is_receive, time, place))].astype(np.int64)
         turns = turns[:, self._happens(turns[3])]
-        first = np.cumsum([0, *(len(own.storage) for own in self._changes)])
+        changes = [change for _, change in self._changes.values()]
+        first = np.cumsum([0, *(len(change.storage) for change in changes)])
         tape = np.empty((2, int(np.diff(first)[turns[2]].sum())), dtype=np.int64)
-        entries = np.concatenate([np.array(change) for change in self._changes], axis=1)
+        entries = np.concatenate([np.array(change) for change in changes], axis=1)
         count = write_tape(np.ascontiguousarray(turns[:3]), first, entries, self._num_cells, tape)
         return tape[0, :count], tape[1, :count]
 
@@ -130,11 +136,13 @@ class AllocationTape:
             cell, source: first cells of the parts whose storages change, and of those that they are shared with.
             readers: numbers in ``_readers``: it happens when so many have what was sent; -1: at once.
         """
+        if not len(change.storage) and isinstance(readers, int):
+            return
+        number, _ = self._changes.setdefault(id(change), (len(self._changes), change))
         turns = np.empty((8, len(when.place)))  # whole numbers below 2^53, and times
-        for row, column in zip(turns, (*when, cell, source, len(self._changes), readers), strict=True):
-            row[:] = column
+        for row, column in enumerate((*when, cell, source, number, readers)):
+            turns[row] = column
         self._turns.append(turns)
-        self._changes.append(change)
 
     def _cells(self, chunk: int, part: I64 | int) -> I64 | int:
         """The first cells of a chunk's parts: there is one for every storage of every part."""
@@ -153,10 +161,21 @@ class AllocationTape:
             self._sizes[shape] = self._by_shape.sizes_of(np.array([shape]))[0]
         return self._sizes[shape]
 
-    def _programs(self, chunk: int, part: I64, code: int) -> Iterator[tuple[StageProgram, I64]]:
+    def _programs(self, chunk: int, part: I64, code: int) -> Iterator[tuple[StageProgram, I64 | slice]]:
         """The programs of a chunk's parts, and which parts run each."""
+        if len(kinds := self.layout.recipe.numbers[chunk]) == 1:
+            yield program_of(self.layout, int(kinds[0]), code), _EVERY
+            return
         for (kind,), at in _alike(self.layout.recipe.kind_of(chunk, part)):
             yield program_of(self.layout, kind, code), at
+
+    def _shapes(self, chunk: int, part: I64) -> Iterator[tuple[int, I64 | slice]]:
+        """The shapes of a chunk's parts, and which parts have each."""
+        if self._only_shape is not None:
+            yield self._only_shape, _EVERY
+            return
+        for (shape,), at in _alike(self._shape_of[self.layout.recipe.column_of(chunk, part)]):
+            yield shape, at
 
     # -- stages ------------------------------------------------------------------------------------------------------
     def _run_stages(self) -> None:
@@ -216,7 +235,6 @@ class AllocationTape:
         self, when: _When, chunk: int, part: I64, code: int, positions: tuple[int, ...] | None = None
     ) -> None:
         """Tensors that stages start from; ``positions``: among their arriving tensors, None: all."""
-        shapes = self._shape_of[self.layout.recipe.column_of(chunk, part)]
 
         def _arriving(program: StageProgram, shape: int) -> _Change:
             every = range(len(program.arriving)) if positions is None else positions
@@ -224,16 +242,18 @@ class AllocationTape:
             return _Change.of(np.array([*rows], dtype=np.int64), self._sizes_of(shape)[[*rows.values()]], True)
 
         for program, own in self._programs(chunk, part, code):
-            for (shape,), at in _alike(shapes[own]):
+            of_program, their_part = when.of(own), part[own]
+            for shape, at in self._shapes(chunk, their_part):
                 change = self._known.get((program, shape, positions), partial(_arriving, program, shape))
-                self._add(when.of(own[at]), self._cells(chunk, part[own[at]]), change)
+                self._add(of_program.of(at), self._cells(chunk, their_part[at]), change)
 
     def _share(self, when: _When, other: int, chunk: int, part: I64, code: int) -> None:
         """What a chunk of the same rank made is the same storage here."""
         ends = (other, chunk, Phase.FORWARD) if code == FORWARD else (other, chunk, Phase.BACKWARD)
         positions = leaving_positions(self.layout, *ends)
         for program, own in self._programs(chunk, part, code):
-            for theirs, at in self._programs(other, part[own], code):
+            of_program, own_part = when.of(own), part[own]
+            for theirs, at in self._programs(other, own_part, code):
                 here, there = program.arriving_storage, theirs.leaving_storage
                 if code == FORWARD:
                     here = tuple(here[k] for k in positions)
@@ -241,24 +261,22 @@ class AllocationTape:
                     there = tuple(there[k] for k in positions)
                 pairs = [pair for pair in zip(here, there, strict=False) if min(pair) >= 0]
                 storage, shared = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-                mine, their = (self._cells(own_chunk, part[own[at]]) for own_chunk in (chunk, other))
-                self._add(when.of(own[at]), mine, _Change(storage, np.zeros_like(storage), shared), their)
+                mine, their = (self._cells(own_chunk, own_part[at]) for own_chunk in (chunk, other))
+                self._add(of_program.of(at), mine, _Change(storage, np.zeros_like(storage), shared), their)
 
     def _free_sent(self, when: _When, chunk: int, part: I64, reader: int, code: int) -> None:
         """What stages made and do not keep goes when the last of the stages that read it has it."""
         shape = self.run.problem.shape
-        readers = np.full(len(part), -1)
+        readers: I64 | None = None
         if shape.joins or shape.part_counts or max(shape.chunk_split) > 1:
             readers = len(self._readers) + np.arange(len(part))
             self._readers += [((chunk, own, code), len(shape.shared(chunk, own, reader))) for own in part.tolist()]
         for program, at in self._programs(chunk, part, code):
-            positions: Iterable[int] = range(len(program.leaving))
+            handed = None
             if code != FORWARD:
-                positions = leaving_positions(self.layout, chunk, reader, Phase.BACKWARD)
-            gone = [k for k in positions if program.leaving[k] >= 0 and not program.leaving_kept[k]]
-            storage = np.array([program.leaving_storage[k] for k in gone], dtype=np.int64)
-            change = _Change.of(storage, np.ones_like(storage), False)
-            self._add(when.of(at), self._cells(chunk, part[at]), change, readers=readers[at])
+                handed = tuple(leaving_positions(self.layout, chunk, reader, Phase.BACKWARD))
+            change = _FREED.get(program, handed, partial(_freed, program, handed))
+            self._add(when.of(at), self._cells(chunk, part[at]), change, readers=-1 if readers is None else readers[at])
 
     # -- transfers ---------------------------------------------------------------------------------------------------
     def _transfer_all(self) -> None:
@@ -266,7 +284,7 @@ class AllocationTape:
         sent goes first."""
         run, problem, replica = self.run, self.run.problem, self.replica
         begins, ends = run.start[replica, self.nodes], run.end[replica, self.nodes]
-        rank_of, told = problem.shape.chunk_rank, 0
+        rank_of, told = list(map(int, problem.shape.chunk_rank)), 0
         for edge in run.sent:
             receives, sends = rank_of[edge.consumer] == self.rank, rank_of[edge.source] == self.rank
             first, told = told, told + len(edge.transfers)
@@ -297,6 +315,14 @@ class AllocationTape:
                 self._pieces[source, given, target, taken, code] = self._num_cells
                 self._add(when.of(np.array([at])), self._num_cells, _Change.of(_FIRST, _ONE * size, True))
                 self._num_cells += 1
+
+
+def _freed(program: StageProgram, positions: tuple[int, ...] | None) -> _Change:
+    """What a stage hands on and does not keep; ``positions``: among its leaving tensors, None: all."""
+    every = range(len(program.leaving)) if positions is None else positions
+    gone = [k for k in every if program.leaving[k] >= 0 and not program.leaving_kept[k]]
+    storage = np.array([program.leaving_storage[k] for k in gone], dtype=np.int64)
+    return _Change.of(storage, np.ones_like(storage), False)
 
 
 def _alike(*columns: NDArray[Any]) -> Iterator[tuple[tuple[int, ...], I64]]:
