@@ -16,11 +16,12 @@ from semu.units import GIB, fit_options, format_count, format_time, time_unit
 WIDTH, LINES = 80, 24
 """Columns and lines of the screen."""
 _LABEL = 15
+_REASONS = 3
 _SHORT = {"exposed_communication": "waiting for", "bubble": "pipeline bubble"}
 GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
 GROUPS |= {
     "ep": "expert all-to-all",
-    "etp": "tensor parallelism of experts",
+    "etp": "tensor-parallel experts",
     "fsdp": "FSDP gathers",
     "pcie": "host copies",
 }
@@ -118,12 +119,10 @@ def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[st
         sizes = [f"{name} {getattr(kinds, name) / GIB:.1f}" for name in _KINDS if getattr(kinds, name) >= GIB / 20]
         yield "", f"rank {rank} at its peak (GiB): {', '.join(sizes)}"
     yield "time goes to", ", ".join(f"{name} {share:.1%}" for name, share in _shares(report))
-    for reason in report.reasons:
+    for reason in report.reasons[:_REASONS]:
         yield "why", reason
     for change in report.advice:
         yield "try", change
-    if report.reasons and not report.advice:
-        yield "try", "no change that was tried makes it faster"
     if report.reasons and not report.advice:
         yield "try", "no change that was tried makes it faster"
     if report.nearest_fit:
@@ -203,7 +202,7 @@ def _assumed(report: ReportData) -> list[str]:
     shown = _wrapped("assumed", ", ".join(words)) if training else []
     weak = sum(share for name, share in report.coverage.items() if name in ("transferred", "spec", "default"))
     if weak >= 0.005:
-        shown += _wrapped("coefficients", f"{weak:.0%} of the time rests on no measurement of this GPU (--provenance)")
+        shown += _wrapped("coefficients", f"{weak:.0%} of the time is not measured on this GPU (--provenance)")
     return shown
 
 

@@ -1,13 +1,15 @@
 """``choose_layout``: a cluster and a parallelism for a model that came with neither.
 
-Clusters of H100 are tried from 1 GPU on (``_sizes``) until some layout fits in memory; of the layouts that fit on this
-one, that with the most samples per second is taken. Layouts are: tp up to 8, powers of two; pp up to 16; full
-recompute or none; experts spread over up to 8 data-parallel ranks, and over all; everything else as in any run.
+Clusters of H100 are tried from 1 GPU on (``_sizes``) until some layout fits in memory, then those between the last two;
+of the layouts that fit on the smallest, that with the most samples per second is taken. Layouts are: tp up to 8, powers
+of two; pp up to 16; full recompute or none; experts spread over up to 8 data-parallel ranks, and over all; modules that
+cannot be cut with a tp of 1 of their own; everything else as in any run.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -76,21 +78,28 @@ def choose_layout(
     weights = _weights(model)
     refusals: list[ConfigError | ScheduleError] = []
     refused: ConfigError | ScheduleError | None = None
-    smaller = ""
+    smaller, notes = "", list[str]()
     for nodes, per_node in [asked] if asked is not None else _sizes():
-        layouts = list(_layouts(config, nodes, per_node, weights, vocab))
-        tried = [(_seconds(tables, resolve), tables) for tables in layouts]
-        timed = [(found, tables) for found, tables in tried if isinstance(found, float)]
-        seconds, tables = min(timed, key=lambda item: item[0], default=(math.inf, config))
-        if seconds < math.inf:
-            config.update(tables)
-            return [_sentence(config, smaller, is_given=has_cluster)]
+        tried = _tried(config, (nodes, per_node), weights, vocab, resolve)
+        if (whole := _uncut(config, tried)) is not None:
+            config["parallel"] = {**parallel, "modules": {**parallel.get("modules", {}), whole: {"tp": 1}}}
+            notes.append(f"parallel.modules.{whole}.tp: not given, taken as 1, as semu does not cut its heads")
+            tried = _tried(config, (nodes, per_node), weights, vocab, resolve)
+        if (best := _fastest(tried)) is not None:
+            first = int(smaller.partition("x")[0] or nodes) + 1
+            for between in range(first, nodes if asked is None and nodes > PER_NODE else 0):
+                if (less := _fastest(_tried(config, (between, per_node), weights, vocab, resolve))) is not None:
+                    best = less
+                    break
+                smaller = f"{between}x{per_node}"
+            config.update(best)
+            return [_sentence(config, smaller, is_given=has_cluster), *notes]
         smaller = f"{nodes}x{per_node}"
         if asked is None and nodes & (nodes - 1):  # refusals count where the GPUs have doubled
             continue
         others = [found for found, _ in tried if not isinstance(found, float)]
         refused = others[0] if others else refused
-        refusals = [] if timed else refusals + others[:1]
+        refusals = [] if len(others) < len(tried) else refusals + others[:1]
         if len(refusals) == (1 if asked is not None else PATIENCE):
             raise refusals[0]
     size = f"{asked[0]}x{asked[1]}" if asked is not None else f"{MOST_NODES}x{PER_NODE}"
@@ -102,6 +111,37 @@ def choose_layout(
         expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",
         got=f"{model.num_parameters():,} parameters",
     )
+
+
+_Tried = list[tuple[float | ConfigError | ScheduleError, dict[str, Any]]]
+
+
+def _tried(
+    config: Mapping[str, Any],
+    size: tuple[int, int],
+    weights: _Weights,
+    vocab: int | None,
+    resolve: Callable[[Mapping[str, Any]], RunConfig],
+) -> _Tried:
+    """What became of every layout on so many nodes with so many GPUs, and its tables."""
+    return [(_seconds(tables, resolve), tables) for tables in _layouts(config, *size, weights, vocab)]
+
+
+def _fastest(tried: _Tried) -> dict[str, Any] | None:
+    """Tables of the fastest layout that fits."""
+    timed = [(found, tables) for found, tables in tried if isinstance(found, float) and found < math.inf]
+    return min(timed, key=lambda item: item[0])[1] if timed else None
+
+
+def _uncut(config: Mapping[str, Any], tried: _Tried) -> str | None:
+    """A module that refuses every tp but 1 and has none of its own."""
+    for found, _ in tried:
+        named = re.search(
+            r"\[parallel\.modules\.(\w+)\] tp = 1", "" if isinstance(found, float) else str(found.expected)
+        )
+        if named is not None and named[1] not in config["parallel"].get("modules", {}):
+            return named[1]
+    return None
 
 
 def _layouts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import semu
 from semu.cli import main
 from semu.errors import ConfigError
-from semu.runfile import load_run
+from semu.runfile import Overrides, choose, load_run, resolve_run
 
 FUNCTIONS = (semu.prepare, semu.evaluate, semu.search, semu.grid)
 SMALL: dict[str, Any] = {"vary": {"micro_batch": (1, 2)}, "top": 1}
@@ -85,3 +86,31 @@ def test_the_same_errors(function: Any) -> None:
 def test_the_signature_says_so(function: Any) -> None:
     assert [*inspect.signature(function).parameters][-3:] == ["overrides", "cluster", "parallel"]
     assert "semu.load_run" in (function.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base"])
+@pytest.mark.parametrize("least", [3, 8, 9, 11, 13, 17, 31, 45])
+def test_every_number_of_nodes_is_considered(name: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing fitted on fewer nodes than ``least``."""
+    tried = set()
+
+    def _seconds(tables: dict[str, Any], resolve: Any) -> float:
+        tried.add(tables["cluster"]["nodes"])
+        return 1.0 if tables["cluster"]["nodes"] >= least else math.inf
+
+    monkeypatch.setattr(choose, "_seconds", _seconds)
+    run = resolve_run(name)
+    assert run.config["cluster"]["nodes"] == least
+    (note,) = (note for note in run.notes if note.startswith("cluster"))
+    assert f"none fits on {least - 1}x8, the next smaller" in note and least - 1 in tried
+    assert resolve_run(name, Overrides(cluster="h100:50x8")).config["cluster"]["nodes"] == 50
+
+
+@pytest.mark.slow
+def test_an_encoder_that_tp_cannot_cut_gets_a_tp_of_its_own() -> None:
+    run = resolve_run("internvl3-78b")
+    assert run.config["parallel"]["tp"] > 1 and run.job().parallel.of_module("vision").tp == 1
+    assert any(note.startswith("parallel.modules.vision.tp: not given, taken as 1") for note in run.notes)
+    assert semu.evaluate(run.job()).fits
+    given = semu.evaluate("internvl3-78b", cluster="h100:8x8")
+    assert given.fits

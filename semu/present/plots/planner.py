@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ _HUES = (VERMILLION, ORANGE, BLUE)
 _LATENCY, _ITEMS, _MISSED = GREEN, "#888888", LIMIT
 _HEIGHTS_IN = (3.6, 1.25, 1.25)
 _GAP_IN = 0.2
+_FEW = 20
+"""Iterations up to which each is a dot: a line of one point cannot be seen."""
 
 
 def draw_iterations(
@@ -45,17 +48,19 @@ def draw_iterations(
     sheet = make_sheet(sum(_HEIGHTS_IN) + _GAP_IN * (len(_HEIGHTS_IN) - 1), title, said, legend)
     frames = sheet.stacked_axes(_HEIGHTS_IN, _GAP_IN)
     across = np.arange(first, first + len(items))
+    dot: dict[str, Any] = {"linewidth": 1.5, "marker": "o" if len(items) <= _FEW else "", "markersize": 4}
     for (_, values), hue in zip(times.items(), _HUES, strict=False):
-        frames[0].plot(across, [np.nan if v is None else v for v in values], color=hue, linewidth=1.5)
+        frames[0].plot(across, [np.nan if v is None else v for v in values], color=hue, **dot)
     if missed:
         last = list(times.values())[-1]
         at = [(number, value) for number in missed if (value := last[number - first]) is not None]
-        frames[0].plot(*zip(*at, strict=True), color=_MISSED, marker="v", markersize=5, linewidth=0)
-    frames[1].plot(across, latency, color=_LATENCY, linewidth=1.5)
+        frames[0].plot(*zip(*at, strict=True), color=_MISSED, marker="v", markersize=7, linewidth=0)
+    frames[1].plot(across, latency, color=_LATENCY, **dot)
     frames[2].bar(across, items, color=_ITEMS, width=0.8, linewidth=0)
     for axes, up in zip(frames, ("iteration [s]", "planning [s]", counted), strict=True):
         is_last = axes is frames[-1]
         axes.set_xlim(first - 0.5, first + len(items) - 0.5)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
         frame(axes, "iteration" if is_last else "", up, labelbottom=is_last)
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     sheet.save(path)

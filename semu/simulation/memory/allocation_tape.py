@@ -136,6 +136,8 @@ class AllocationTape:
             cell, source: first cells of the parts whose storages change, and of those that they are shared with.
             readers: numbers in ``_readers``: it happens when so many have what was sent; -1: at once.
         """
+        if not len(change.storage) and isinstance(readers, int):
+            return
         number, _ = self._changes.setdefault(id(change), (len(self._changes), change))
         turns = np.empty((8, len(when.place)))  # whole numbers below 2^53, and times
         for row, column in enumerate((*when, cell, source, number, readers)):
@@ -265,7 +267,7 @@ class AllocationTape:
     def _free_sent(self, when: _When, chunk: int, part: I64, reader: int, code: int) -> None:
         """What stages made and do not keep goes when the last of the stages that read it has it."""
         shape = self.run.problem.shape
-        readers = np.full(len(part), -1)
+        readers: I64 | None = None
         if shape.joins or shape.part_counts or max(shape.chunk_split) > 1:
             readers = len(self._readers) + np.arange(len(part))
             self._readers += [((chunk, own, code), len(shape.shared(chunk, own, reader))) for own in part.tolist()]
@@ -274,7 +276,7 @@ class AllocationTape:
             if code != FORWARD:
                 handed = tuple(leaving_positions(self.layout, chunk, reader, Phase.BACKWARD))
             change = _FREED.get(program, handed, partial(_freed, program, handed))
-            self._add(when.of(at), self._cells(chunk, part[at]), change, readers=readers[at])
+            self._add(when.of(at), self._cells(chunk, part[at]), change, readers=-1 if readers is None else readers[at])
 
     # -- transfers ---------------------------------------------------------------------------------------------------
     def _transfer_all(self) -> None:

@@ -106,11 +106,14 @@ def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
     static = _STATIC.get(layout.place, rank, lambda: np.array(static_requests(layout, rank), dtype=np.int64))
     slot, size = AllocationTape(timed, rank, replica).record()
     unsharded = np.array(unsharded_bytes(layout, rank) if layout.job.gathers_once else [], dtype=np.int64)
-    behind = int(slot.max(initial=-1)) + 1 + np.arange(len(unsharded))
-    slots = np.concatenate((behind, slot, behind)) + len(static)
-    sizes = np.concatenate((unsharded, size, np.zeros_like(unsharded)))
-    every = np.concatenate((np.arange(len(static), dtype=np.int64), slots))
-    return AllocationTrace(every, np.concatenate((static, sizes)), len(static))
+    begin, end = len(static) + len(unsharded), len(static) + len(unsharded) + len(slot)
+    slots = np.arange(end + len(unsharded))
+    np.add(slot, len(static), out=slots[begin:end])
+    behind = int(slots[begin:end].max(initial=len(static) - 1)) + 1
+    slots[len(static) : begin] = slots[end:] = behind + np.arange(len(unsharded))
+    sizes = np.zeros_like(slots)
+    sizes[: len(static)], sizes[len(static) : begin], sizes[begin:end] = static, unsharded, size
+    return AllocationTrace(slots, sizes, len(static))
 
 
 _STATIC = memo.ScopedTable[NDArray[np.int64]](
