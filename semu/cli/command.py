@@ -14,7 +14,7 @@ from semu import __version__
 from semu.ahead import compiled_ahead, trouble
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, flush_output, prepare_streams, say
 from semu.cli.options.every import parse_arguments
-from semu.collector import without_collector
+from semu.collector import collect_rarely, without_collector
 from semu.errors import InternalError, SemuError
 
 LONGEST_LIST = 300
@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code (DESIGN §6).
     """
+    if argv is None:
+        collect_rarely()
     words = list(sys.argv[1:] if argv is None else argv)
     prepare_streams()
     is_json, is_debug = "--json" in words, "--debug" in words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -86,6 +87,20 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
     assert sorted(document["error"]) == ["expected", "got", "kind", "message", "nearest", "where"]
     assert err.startswith("semu: error: ")
     return code, document["error"]
+
+
+@pytest.mark.parametrize(("argv", "expected"), [(None, 100_000), (["list"], 700)])
+def test_only_a_process_of_its_own_collects_rarely(
+    argv: list[str] | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["semu", "list"])
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        assert main(argv) == 0
+        assert gc.get_threshold()[0] == expected
+    finally:
+        gc.set_threshold(*before)
 
 
 # -- simulate ------------------------------------------------------------------------------------------------------
