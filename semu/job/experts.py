@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from semu import memo
 from semu.errors import ConfigError
+from semu.hardware.network import CommGroup
+from semu.job.kinds import Dispatcher
 from semu.job.training import Training
 from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
@@ -185,11 +188,20 @@ def expert_plan(model: Model, parallel: Parallel, training: Training, mesh: Mesh
     return ExpertPlan(
         parallel.ep,
         parallel.expert_tensor_ranks,
-        mesh.worst_ep_group,
+        dispatch_group(mesh.worst_ep_group, min(item.top_k for _, item in mixtures(model)), training.moe_dispatcher),
         mesh.worst_etp_group,
         routing,
         training.moe_grouped_gemm,
     )
+
+
+def dispatch_group(group: CommGroup, top_k: int, dispatcher: Dispatcher) -> CommGroup:
+    """The group as dispatch uses it: with DeepEP a token with k experts, drawn evenly from m nodes, is wanted on
+    m (1 - (1 - 1/m)^k) of them."""
+    if dispatcher is Dispatcher.ALLTOALL or group.num_nodes == 1:
+        return group
+    nodes = group.num_nodes
+    return replace(group, nic_share=nodes * (1 - (1 - 1 / nodes) ** top_k) / top_k)
 
 
 def worst_load(loads: Sequence[float], ep: int) -> float:

@@ -52,6 +52,14 @@ class CrossEntropy(Enum):
     FUSED = "fused"
 
 
+class Dispatcher(Enum):
+    """How rows reach their experts' ranks: an all-to-all of every row, or DeepEP's kernels, in which a token crosses to
+    each node once, however many of its experts are there (2412.19437 §3.2.2)."""
+
+    ALLTOALL = "alltoall"
+    DEEPEP = "deepep"
+
+
 class GatheredInputs(Enum):
     """What a column-split linear under sequence parallelism reads for its weight's gradient: the gathered input, kept
     from the forward pass, or the rank's own part, gathered again (2205.05198 §4.2.2)."""

@@ -34,6 +34,7 @@ from semu.job.declare import (
 from semu.job.kinds import (
     Attention,
     CrossEntropy,
+    Dispatcher,
     Fp8Weights,
     GatheredInputs,
     Optimizer,
@@ -357,6 +358,11 @@ class ExpertOptions(AbstractOptions):
         shown=ELSEWHERE,
     )
     moe_pad_to_capacity: bool = option(False, SWITCH, "every expert computes its whole capacity", shown=ELSEWHERE)
+    moe_dispatcher: Word[Dispatcher] = option(
+        Dispatcher.ALLTOALL,
+        word(Dispatcher),
+        "how rows reach experts: each by an all-to-all, or once to every node that has an expert of its token",
+    )
     moe_grouped_gemm: bool = option(
         True,
         SWITCH,

@@ -118,6 +118,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "activation_limit": row.activation_limit,
         "workspaces": _workspaces(row),
         "grad_dtype": settings.grad_dtype or _grad_dtype(row),
+        "moe_dispatcher": row.moe_dispatcher,
         "moe_grouped_gemm": grouped if isinstance(grouped, bool) else None,
         "optimizer_post_validation": True if (row.schedule or "").startswith("zb-") else None,
         "attention": "unfused" if is_unfused else None,

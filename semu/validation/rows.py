@@ -222,6 +222,7 @@ def _row(fields: _Fields) -> Row:
         attention_kernel=fields.word_or_none("attention_kernel", is_optional=True),
         attention_deterministic=fields.switch_or_none("attention_deterministic"),
         cross_entropy=fields.word_or_none("cross_entropy", is_optional=True),
+        moe_dispatcher=fields.word_or_none("moe_dispatcher", is_optional=True),
         gradient_accumulation_fusion=fields.switch_or_none("gradient_accumulation_fusion"),
         recompute_modules=fields.words("recompute_modules"),
         nic_bytes_per_s=fields.amount_or_none("nic_bytes_per_s", is_optional=True),

@@ -366,7 +366,13 @@ def test_what_is_wrong_with_every_layout_is_told(folder: Path, flags: dict[str, 
         resolve_run(path, Overrides(('training.schedule="nope"',), **flags))
 
 
-def test_what_keeps_other_layouts_from_being_is_told_too() -> None:
+@pytest.mark.slow
+def test_an_encoder_that_cannot_be_cut_gets_a_tp_of_its_own() -> None:
     """Its vision tower has norms over all heads, which are not split, and the rest is too large for tp = 1."""
-    with pytest.raises(ConfigError, match=r"memory of h100:4x8; others cannot be.*norms over all heads"):
-        resolve_run(CONFIGS / "internvl3-78b.json", Overrides(cluster="h100:4x8"))
+    config = CONFIGS / "internvl3-78b.json"
+    run = resolve_run(config, Overrides(cluster="h100:4x8"))
+    assert run.config["parallel"]["tp"] > 1
+    assert run.config["parallel"]["modules"] == {"vision": {"tp": 1}}
+    assert any("parallel.modules.vision.tp: not given, taken as 1" in note for note in run.notes)
+    with pytest.raises(ConfigError, match=r"memory of h100:2x8"):
+        resolve_run(config, Overrides(cluster="h100:2x8"))

@@ -22,6 +22,8 @@ class CommGroup:
         num_nodes: nodes that they occupy, 1 to num_ranks.
         ranks_per_node: ranks on the node that has the fewest; 0 (default): num_ranks // num_nodes.
         local_port: what joins the ranks within a node: NVLink, or PCIe where NVLink does not reach.
+        nic_share: of what an all-to-all has for other nodes, the share that crosses to them: below 1 where a row that
+            several ranks of a node want crosses once and is forwarded within the node.
     Raises:
         ConfigError: counts that do not fit together.
     """
@@ -31,6 +33,7 @@ class CommGroup:
     num_nodes: int = 1
     ranks_per_node: int = 0
     local_port: Port = Port.NVLINK
+    nic_share: float = 1.0
 
     def __post_init__(self) -> None:
         where = f"communicator {self.name}"
