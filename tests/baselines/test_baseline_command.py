@@ -42,6 +42,7 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.sampled(2)
 def test_the_command_is_the_function(path: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = BASELINES[name](load_run(path))
     code = main(["simulate", path, "--baseline", name, "--json"])

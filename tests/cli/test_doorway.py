@@ -176,6 +176,7 @@ GRID = ("--vary", "pp=2:4,vpp=1:2:3:4,tp=1:2", "--fix", "micro_batch=1")
 
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan", "any", None])
 @pytest.mark.parametrize(("run_name", "layers"), [("lm-7b", 32), ("vlm-s", 32)])
+@pytest.mark.sampled(2)
 def test_a_framework_can_cut_what_is_legal(
     framework: str | None, run_name: str, layers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +270,7 @@ def test_rows_within_noise_are_one_line(capsys: pytest.CaptureFixture[str]) -> N
     "words",
     ["list models", "list setups", "list devices", "list schedules", "list", "schedules lm-7b", "grid lm-7b"],
 )
+@pytest.mark.sampled(2)
 def test_tables_fit_the_terminal(
     words: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_value_in_a_message_is_short() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 3000, '{"a": "' + "b" * 10**6 + '"}', "words " * 10**5, "w" * 10**5])
+@pytest.mark.sampled(2)
 def test_import_does_not_print_a_file_back(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("big.json", "big.sh", "big.txt"):
         (tmp_path / name).write_text(text)
@@ -123,6 +124,7 @@ def test_stdout_on_a_full_disk(words: tuple[str, ...], run_file: str) -> None:
         (("search", "--rollouts", "1"), "schedule.json"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_text_outlives_a_full_disk(
     words: tuple[str, ...], file: str, run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def test_every_command_is_tried() -> None:
 
 @pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", ["--help", "--version", *CASES])
+@pytest.mark.sampled(2)
 def test_it_fits(
     words: str, columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +142,7 @@ def told(screen: str, label: str) -> list[str]:
         ("vlm-s --set cluster.override.memory_bytes=2.2e10", "fits with"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_to_try_is_pasted(words: str, label: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(printed(capsys, f"simulate {words}")[0], label)
     assert found
@@ -185,6 +187,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("words", MODELS)
+@pytest.mark.sampled(2)
 def test_text_and_json_agree(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     document: dict[str, Any] = json.loads(printed(capsys, f"simulate {words} --json")[0])
     screen, _, details = printed(capsys, f"simulate {words} --details")[0].partition("\n\niteration time")

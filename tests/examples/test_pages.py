@@ -144,6 +144,7 @@ def shown_run_files() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "text"), shown_run_files(), ids=[name for name, _ in shown_run_files()])
+@pytest.mark.sampled(2)
 def test_run_files_of_the_pages_run(name: str, text: str, folder: Path) -> None:
     if "[cluster]" not in text:
         text += '[cluster]\ndevice = "h100"\n[parallel]\ntp = 4\npp = 2\n[training]\nglobal_batch = 4\n'

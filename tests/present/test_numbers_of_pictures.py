@@ -42,6 +42,7 @@ def drawn(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> tu
         "lm-7b --set cluster.override.memory_bytes=1.5e10",  # does not fit
     ],
 )
+@pytest.mark.sampled(2)
 def test_of_a_simulation(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures, report = drawn(["simulate", *words.split(), "--trace", "none"], tmp_path, monkeypatch)
     timeline, memory = (" · ".join(picture) for picture in pictures)

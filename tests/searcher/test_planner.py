@@ -362,6 +362,7 @@ def test_a_plan_is_never_slower_than_the_heuristic(make: Any, stream: Any, monke
 
 @pytest.mark.parametrize(("step", "outcome"), [("prepared", Outcome.FALLBACK), ("search", Outcome.HEURISTIC)])
 @pytest.mark.parametrize("error", [RuntimeError("disk on fire"), MemoryLimitError("too full", where="rank 1")])
+@pytest.mark.sampled(2)
 def test_a_planner_that_raises(step: str, outcome: Outcome, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with Planner(vision_job(), vision_stream(3), rollouts=10, patience_s=None) as planner:
         inner, calls = getattr(planner.batches, step), []

@@ -46,6 +46,7 @@ def check_legal(problem: SearchProblem, solution: Solution) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.sampled(2)
 def test_every_strategy_finds_the_best_sequence(strategy: str) -> None:
     """Of all legal sequences, each interleaved: the least makespan."""
     problem = small(3)

@@ -42,6 +42,7 @@ with open("/proc/self/status") as status:
     ("kind", "count"),
     [("text", 200), ("vlm", 60), pytest.param("text", 3000, marks=pytest.mark.slow)],
 )
+@pytest.mark.sampled(2)
 def test_a_loop_of_different_batches_stays_small(kind: str, count: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WORK, kind, str(count)],

@@ -90,6 +90,7 @@ LONG = ("experts", "text-to-video", "vision-language, recomputed", "torch", "con
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in KINDS]
 )
+@pytest.mark.sampled(2)
 def test_kinds_of_jobs(name: str) -> None:
     check(KINDS[name]())
 

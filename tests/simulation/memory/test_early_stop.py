@@ -97,6 +97,7 @@ def test_a_recomputation_inside_another_one() -> None:
 
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.sampled(2)
 def test_as_the_reference(pp: int, tp: int) -> None:
     parallel = Parallel(pp=pp, tp=tp)
     options: dict[str, Any] = {"recompute": "full", "software": "torch"}

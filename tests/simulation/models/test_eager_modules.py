@@ -59,6 +59,7 @@ def test_fused_kernels_of_eager_mode_are_left_alone() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"recompute": "full", "software": "torch"}, {"precision": "fp8"}], ids=str)
 @pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.sampled(2)
 def test_as_the_reference(options: dict[str, Any], pp: int) -> None:
     assert_tails_equal(job_of(gpt(), text_items(3), Parallel(pp=pp, tp=2), eager_modules=True, **options))
     assert_tails_equal(job_of(vlm(), vlm_items(3), Parallel(pp=pp), eager_modules=True, **options))

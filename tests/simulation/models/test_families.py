@@ -234,6 +234,7 @@ def test_flop_by_hand(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "recompute"), [*((name, "none") for name in FAMILIES), ("gemma2", "full"), ("gpt-oss", "full")]
 )
+@pytest.mark.sampled(2)
 def test_times_and_memory_are_the_reference_s(name: str, recompute: str) -> None:
     member = FAMILIES[name]
     parallel = parallel_of(member)

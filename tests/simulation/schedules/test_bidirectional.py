@@ -112,6 +112,7 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
 
 
 @pytest.mark.parametrize("name", JOBS)
+@pytest.mark.sampled(2)
 def test_as_the_reference_says(name: str) -> None:
     compare(JOBS[name]())
 

@@ -164,6 +164,7 @@ def test_schedules_by_name(name: str) -> None:
         ("zb-v", Parallel(pp=2, vpp=2, dp=2, zero=3, placement="v-shape")),
     ],
 )
+@pytest.mark.sampled(2)
 def test_contention(name: str, parallel: Parallel) -> None:
     job = job_of(gpt(4), text_items(8), parallel, overlap=ALL, schedule=name, override={"nvlink_bytes_per_s": 2e9})
     report = simulate(job, contention=True)
