@@ -34,7 +34,8 @@ class RayEngine:
         self._limit = workers if address is not None else None
         self._patience_s = patience_s
         if not self._ray.is_initialized():
-            options: dict[str, Any] = {"address": address} if address is not None else {"num_cpus": workers}
+            own = {"address": "local", "num_cpus": workers}  # also where one runs on this machine already
+            options: dict[str, Any] = own if address is None else {"address": address}
             try:
                 self._ray.init(
                     **options,

@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from semu.errors import ConfigError, ExecutorError
 from semu.searcher.engines import ENGINES, make_engine
+from semu.searcher.engines.cluster import RayEngine
 from semu.searcher.engines.engine import ATTEMPTS, SerialEngine
 from semu.searcher.engines.local import LocalEngine
 
@@ -184,3 +186,22 @@ def test_ray_that_is_not_there_is_named_with_its_extra(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match="pip install ray"):
         make_engine("ray")
     assert "ray" in ENGINES
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (None, {"address": "local", "num_cpus": 2}),
+        ("auto", {"address": "auto"}),
+        ("host:6379", {"address": "host:6379"}),
+    ],
+)
+def test_ray_starts_a_cluster_of_its_own_whatever_runs_on_this_machine(
+    address: str | None, expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an address, Ray joins a cluster that runs on this machine, and takes no number of CPUs for it."""
+    told: dict[str, object] = {}
+    ray = SimpleNamespace(is_initialized=lambda: False, init=told.update)
+    monkeypatch.setattr("semu.searcher.engines.cluster._import_ray", lambda: ray)
+    RayEngine(address=address, workers=2)
+    assert {name: told[name] for name in ("address", "num_cpus") if name in told} == expected
