@@ -184,6 +184,7 @@ def test_a_time_is_told_and_not_reproducible(capsys: pytest.CaptureFixture[str])
     assert found["rollouts"] == 0
 
 
+@pytest.mark.slow
 def test_a_batch_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*SMALL, "--set", "batch.images_mean=0")
     code, out, _ = run(capsys, *words, "--rollouts", "5", "--out", str(tmp_path))

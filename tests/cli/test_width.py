@@ -163,6 +163,7 @@ def test_what_to_try_is_pasted(words: str, label: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "words", [f"search {FEW} --rollouts 8 --out found", "schedules lm-7b --compare zb-v --csv a.csv"]
 )
+@pytest.mark.sampled(2)
 def test_what_runs_again_is_pasted(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     err = printed(capsys, words)[1]
     pasted = as_shell(err.partition("it runs again with:\n")[2])

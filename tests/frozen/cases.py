@@ -298,7 +298,7 @@ def options() -> Iterator[Case]:
                 name,
                 settings(name, schedule, zero, option),
                 options=option.simulate,
-                is_quick=name == "lm-7b" or (turn == 2 and number % 3 == 0),
+                is_quick=name == "lm-7b" or (turn == 2 and number % 6 == 0),
             )
             if turn not in (0, 2 + 2 * (number % 3)) and (number % 4 or turn != 3 + number // 4 % 2 * 2):
                 continue
@@ -313,7 +313,7 @@ def options() -> Iterator[Case]:
                 settings(name, schedule, zero, option),
                 plan=plan,
                 options=option.simulate,
-                is_quick=turn == 0 and number % 2 == 0,
+                is_quick=turn == 0 and number % 4 == 0,
             )
 
 

@@ -51,6 +51,7 @@ def test_what_differs_is_named_with_what_to_do() -> None:
     assert freeze.differences({"new": value}, {}) == ["new: not in hashes.json"]
 
 
+@pytest.mark.slow
 def test_hash_seed_and_order_of_cases_change_nothing(tmp_path: Path) -> None:
     """Two processes: other seeds of Python's hashes, and the cases from first to last and from last to first."""
     for seed, words in (("1", []), ("2", ["--reverse"])):

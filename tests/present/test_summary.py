@@ -116,6 +116,7 @@ def test_a_budget_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("name", ["vlm-s", "lm-7b", "gpt3-175b", "t2v-s"])
+@pytest.mark.sampled(2)
 def test_advice_gains_what_it_says_and_fits(name: str) -> None:
     job = load_run(name, [])
     found = advise(job, semu.simulate(job))

@@ -100,6 +100,7 @@ def test_like_for_like_recomputes_as_a_flag_of_its_own_would() -> None:
 
 
 @pytest.mark.parametrize("run", ["llama3-70b", "lm-7b", "vlm-s"])
+@pytest.mark.sampled(2)
 def test_a_planner_begins_with_no_less(run: str) -> None:
     """Its cut is that with which a search begins; what it plans for its own batch is no slower than Megatron-LM."""
     job = job_of(run)
