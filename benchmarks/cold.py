@@ -1,7 +1,6 @@
 """First use: seconds of each command with an empty kernel cache, and right after.
 
-Every command runs as a process of its own with a cache of its own, twice. ``semu search`` takes the time that it is
-given, so it tries few sequences here. ``--quick``: one command.
+Every command runs as a process of its own with a cache of its own, twice. ``--quick``: one command.
 
     python benchmarks/cold.py [--quick] [--json]
 """
@@ -27,7 +26,7 @@ COMMANDS = (
     ("simulate", "lm-7b"),
     ("simulate", "vlm-s"),
     ("grid", "lm-7b"),
-    ("search", "vlm-s", "--rollouts", "64"),
+    ("search", "vlm-s"),
     ("what-if", "vlm-s"),
     ("schedules", "lm-7b"),
     ("plan", "vlm-s", "-o", "{folder}/plan.json"),

@@ -30,13 +30,33 @@ class Host:
     Attributes:
         launch_s: CPU time to launch one kernel [s]; it costs only when the GPU runs dry.
         memory_bytes: host memory per GPU, for offload [bytes].
+        eager_launch_s: like launch_s, where modules run operator by operator: with Python, dispatch and autograd [s].
     """
 
     launch_s: Number
     memory_bytes: Number
+    eager_launch_s: Number
+
+    def launch(self, *, is_eager: bool) -> tuple[str, Number]:
+        """What a launch takes, with its dotted key. ``is_eager``: modules run operator by operator."""
+        return ("host.eager_launch_s", self.eager_launch_s) if is_eager else ("host.launch_s", self.launch_s)
 
 
 _NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A network between nodes, where it is another than the one that profiles were measured with.
+
+    Attributes:
+        name: in ``cluster.fabric``. has_trees: whether all-reduces run on trees over nodes, or on rings alone.
+        links: coefficients of collectives over it, in place of the profile's.
+    """
+
+    name: str
+    has_trees: bool
+    links: Mapping[OpKind, CollectiveEfficiency]
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,7 @@ class DeviceProfile:
         description: one line for ``semu list devices``.
         software: factors of training frameworks on the kernels; a framework without factors changes nothing.
         attention_kernels: factors of attention kernels; ``attention_factors`` finds those of any.
+        has_trees: whether the library builds trees over nodes, see ``Fabric``.
         interference, transfer_s: see ``SoftwareFactors``; of the framework that ``under`` applied, else 0.
     Raises:
         ConfigError: a missing kind, port or bf16 peak, or a peak that is not positive.
@@ -84,6 +105,7 @@ class DeviceProfile:
     interference: float = 0.0
     transfer_s: float = 0.0
     memory_margin: Number = _NO_MARGIN
+    has_trees: bool = True
 
     def __post_init__(self) -> None:
         for name in PEAKS:
@@ -194,6 +216,11 @@ class DeviceProfile:
             transfer_s=factors.transfer_s.value,
         )
 
+    def over(self, fabric: Fabric) -> DeviceProfile:
+        """The device with another network between its nodes."""
+        nic = LinkEfficiency({**self.links[Port.NIC].kinds, **fabric.links})
+        return replace(self, links={**self.links, Port.NIC: nic}, has_trees=fabric.has_trees)
+
     def scaled(self, recipe: Fp8Recipe) -> DeviceProfile:
         """The device with the coefficients of an fp8 recipe for products and casts, where the profile has them."""
         if not any(key is recipe for _, key in self.variants):
@@ -214,6 +241,7 @@ class DeviceProfile:
             yield f"flop_per_s.{dtype.value}", number
         yield "host.launch_s", self.host.launch_s
         yield "host.memory_bytes", self.host.memory_bytes
+        yield "host.eager_launch_s", self.host.eager_launch_s
         for key, section in self.sections().items():
             for name in coefficient_names(type(section)):
                 yield f"{key}.{name}", Number(getattr(section, name), section.provenance, section.source)

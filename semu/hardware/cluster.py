@@ -15,7 +15,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.device import Device, DeviceKind, Direction
 from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
-from semu.hardware.profile import load_profile
+from semu.hardware.profile import load_fabric, load_profile
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Cluster:
         override: dotted profile key (or nested tables of them) -> number, e.g. ``{"nvlink_bytes_per_s": 1e11}``.
         oversubscription: of the network between nodes, >= 1: GPUs that send at once share its upper tiers, and each
             reaches its card's bandwidth divided by this.
+        fabric: of the network between nodes, one of ``list_fabrics``; None: that which the profile was measured with.
     Raises:
-        ConfigError: unknown device, unknown override key, a count or an oversubscription below one.
+        ConfigError: unknown device or fabric, unknown override key, a count or an oversubscription below one.
     """
 
     device: str | DeviceProfile
@@ -38,6 +39,7 @@ class Cluster:
     gpus_per_node: int = 8
     override: Mapping[str, object] = field(default_factory=dict)
     oversubscription: float = 1.0
+    fabric: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node"):
@@ -54,6 +56,8 @@ class Cluster:
     def profile(self) -> DeviceProfile:
         """What each GPU can do, overrides included."""
         profile = self.device if isinstance(self.device, DeviceProfile) else _load(self.device)
+        if self.fabric is not None:
+            profile = profile.over(load_fabric(self.fabric))
         profile = profile.override(self.override, where="cluster.override")
         if self.oversubscription == 1:
             return profile

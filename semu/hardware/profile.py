@@ -1,4 +1,4 @@
-"""Reading device profiles from TOML: ``load_profile``, ``list_profiles``.
+"""Reading device profiles and networks from TOML: ``load_profile``, ``list_profiles``, ``load_fabric``.
 
 A profile file holds peaks, ``[flop_per_s]``, ``[host]``, ``[efficiency.KIND]``, ``[link.PORT.KIND]``,
 ``[software.NAME]`` and ``[attention_kernel.NAME]`` tables. A plain number is ``{ value = ..., provenance = "spec",
@@ -33,7 +33,7 @@ from semu import memo
 from semu.checks import check_member, check_number, check_word
 from semu.errors import ConfigError, nearest_name, unknown_name
 from semu.hardware.attention_kernels import PASSES, SAME, AttentionFactors, AttentionKernel
-from semu.hardware.capabilities import PEAKS, DeviceProfile, Host, VariantKey, parse_variant
+from semu.hardware.capabilities import PEAKS, DeviceProfile, Fabric, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
@@ -47,9 +47,33 @@ NOTES = ("site", "calibration")
 measurements, and how the fit was made."""
 
 _DEFAULT = "_default"
+_HOST = ("launch_s", "memory_bytes", "eager_launch_s")
 _REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")
 _DERIVED_PEAKS = {DType.FP16: 1.0, DType.TF32: 1 / 2, DType.FP32: 1 / 16}
 """Fractions of the bf16 peak for precisions that a file without base leaves out: those of the A100."""
+
+
+_FABRIC_DIR = Path(__file__).parent / "fabrics"
+
+
+def list_fabrics() -> list[str]:
+    """Names of the shipped networks, sorted."""
+    return sorted(path.stem for path in _FABRIC_DIR.glob("*.toml"))
+
+
+@memo.remembered(8)
+def load_fabric(name: str) -> Fabric:
+    """A shipped network: ``[link.nic.KIND]`` tables as in a profile, ``trees``, ``description``.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if name not in list_fabrics():
+        raise unknown_name("fabric", name, list_fabrics(), where="cluster.fabric")
+    table = _read(_FABRIC_DIR / f"{name}.toml")
+    has_trees = bool(table.pop("trees"))
+    parts = _parse(table, _Parts())
+    return Fabric(name, has_trees, {kind: link for (_, kind), link in parts.links.items()})
 
 
 def list_profiles() -> list[str]:
@@ -203,7 +227,7 @@ def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
     for key in PEAKS:
         if key in table:
             parts.numbers[key] = _number(table[key], key)
-    for group, names in (("flop_per_s", [dtype.value for dtype in DType]), ("host", ["launch_s", "memory_bytes"])):
+    for group, names in (("flop_per_s", [dtype.value for dtype in DType]), ("host", _HOST)):
         numbers = _table(table, group, group, names)
         parts.numbers.update({f"{group}.{name}": _number(numbers[name], f"{group}.{name}") for name in numbers})
     frameworks = [item.value for item in Software if item is not Software.KERNELS]
@@ -357,11 +381,12 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         efficiencies=efficiencies,
         variants=variants,
         links=links,
-        host=Host(numbers["host.launch_s"], numbers["host.memory_bytes"]),
+        host=Host(**{name: numbers[f"host.{name}"] for name in _HOST}),
         description=parts.description,
         software=software,
         attention_kernels=attention_kernels,
         interference=0.0,
         transfer_s=0.0,
+        has_trees=True,
         **{key: numbers[key] for key in PEAKS},
     )

@@ -60,6 +60,7 @@ class ValueKind(Enum):
     STRINGS = "a list of strings"
     INTEGERS = "a list of integers"
     WORDS = "a string or a list of strings"
+    AUTO_SWITCH = 'true, false or "auto"'
     LOADS = "a number or a list of numbers"
     PATTERN = "an integer or a list of integers"
     TABLE = "a table"
@@ -79,6 +80,7 @@ _SINGLE: Mapping[ValueKind, Callable[[object], bool]] = {
     ValueKind.NUMBER: is_number,
     ValueKind.STRING: lambda value: isinstance(value, str),
     ValueKind.SWITCH: lambda value: isinstance(value, bool),
+    ValueKind.AUTO_SWITCH: lambda value: isinstance(value, bool) or value == "auto",
     ValueKind.TABLE: lambda value: isinstance(value, Mapping),
 }
 _LISTS: Mapping[ValueKind, tuple[ValueKind, bool]] = {
@@ -208,6 +210,10 @@ class AbstractOptions:
 # -- what a value may be -----------------------------------------------------------------------------------------------
 COUNT = Value(ValueKind.INTEGER, check_integer)
 SWITCH = Value(ValueKind.SWITCH, check_switch)
+AUTO_SWITCH = Value(
+    ValueKind.AUTO_SWITCH, lambda value, where: None if value in (None, "auto") else check_switch(value, where)
+)
+"""None: what follows from other options."""
 
 
 def number(least: float = 0.0, most: float = math.inf, **options: Any) -> Value:

@@ -40,8 +40,8 @@ def describe_training(job: TrainingJob) -> dict[str, object]:
     values.pop("straggler_slowdown", None)
     if training.straggler_share:
         values["straggler_slowdown"] = training.straggler_slowdown
-    if training.launch:
-        launch_s = job.profile.host.launch_s
+    if training.launches:
+        _, launch_s = job.profile.host.launch(is_eager=training.is_eager)
         values["launch_s"] = {"value": launch_s.value, "provenance": launch_s.provenance.value}
     return {name: values[name] for name in dict.fromkeys((*_ORDER, *values)) if name in values}
 

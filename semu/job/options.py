@@ -16,6 +16,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.software import Software
 from semu.job.declare import (
+    AUTO_SWITCH,
     COUNT,
     SWITCH,
     AbstractOptions,
@@ -51,6 +52,8 @@ from semu.parallel.config import Overlap
 
 ALWAYS, ELSEWHERE = Shown.ALWAYS, Shown.ELSEWHERE
 STEP, MICROBATCHES = Influence.STEP, Influence.MICROBATCHES
+COMPILED_SINCE = "2023-03"
+"""PyTorch 2.0, the first with torch.compile."""
 _DATE = re.compile(r"(19|20)\d\d-(0[1-9]|1[0-2])")
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)?\s*p")
 
@@ -332,12 +335,25 @@ class KernelOptions(AbstractOptions):
         "RMS norms, gated activations and rotary embeddings run operator by operator, as in PyTorch without"
         " torch.compile and without fused kernels (semu.nn.trace.eager)",
     )
-    launch: bool = option(
-        False,
-        SWITCH,
-        "no kernel starts before its host has issued it, the profile's host.launch_s each",
+    launch: Converted[bool | None, bool | str | None] = option(
+        None,
+        AUTO_SWITCH,
+        "no kernel starts before its host has issued it (semu.simulation.effects.launch); None or auto: where a"
+        " framework runs its modules operator by operator",
         shown=ELSEWHERE,
     )
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether modules run operator by operator, each launched from Python: PyTorch where it is said
+        (``eager_modules``), and before ``COMPILED_SINCE``."""
+        is_early = self.software_date is not None and self.software_date < COMPILED_SINCE
+        return self.software is Software.TORCH and (self.eager_modules or is_early)
+
+    @property
+    def launches(self) -> bool:
+        """Whether kernels wait for their hosts."""
+        return self.is_eager if self.launch is None else self.launch
 
 
 @part

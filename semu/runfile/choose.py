@@ -2,14 +2,13 @@
 
 Clusters of H100 are tried from 1 GPU on (``_sizes``) until some layout fits in memory, then those between the last two;
 of the layouts that fit on the smallest, that with the most samples per second is taken. Layouts are: tp up to 8, powers
-of two; pp up to 16; full recompute or none; experts spread over up to 8 data-parallel ranks, and over all; modules that
-cannot be cut with a tp of 1 of their own; everything else as in any run.
+of two; pp up to 16; full recompute or none; experts spread over up to 8 data-parallel ranks, and over all; everything
+else as in any run.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -78,13 +77,9 @@ def choose_layout(
     weights = _weights(model)
     refusals: list[ConfigError | ScheduleError] = []
     refused: ConfigError | ScheduleError | None = None
-    smaller, notes = "", list[str]()
+    smaller = ""
     for nodes, per_node in [asked] if asked is not None else _sizes():
         tried = _tried(config, (nodes, per_node), weights, vocab, resolve)
-        if (whole := _uncut(config, tried)) is not None:
-            config["parallel"] = {**parallel, "modules": {**parallel.get("modules", {}), whole: {"tp": 1}}}
-            notes.append(f"parallel.modules.{whole}.tp: not given, taken as 1, as semu does not cut its heads")
-            tried = _tried(config, (nodes, per_node), weights, vocab, resolve)
         if (best := _fastest(tried)) is not None:
             first = int(smaller.partition("x")[0] or nodes) + 1
             for between in range(first, nodes if asked is None and nodes > PER_NODE else 0):
@@ -93,7 +88,7 @@ def choose_layout(
                     break
                 smaller = f"{between}x{per_node}"
             config.update(best)
-            return [_sentence(config, smaller, is_given=has_cluster), *notes]
+            return [_sentence(config, smaller, is_given=has_cluster)]
         smaller = f"{nodes}x{per_node}"
         if asked is None and nodes & (nodes - 1):  # refusals count where the GPUs have doubled
             continue
@@ -131,17 +126,6 @@ def _fastest(tried: _Tried) -> dict[str, Any] | None:
     """Tables of the fastest layout that fits."""
     timed = [(found, tables) for found, tables in tried if isinstance(found, float) and found < math.inf]
     return min(timed, key=lambda item: item[0])[1] if timed else None
-
-
-def _uncut(config: Mapping[str, Any], tried: _Tried) -> str | None:
-    """A module that refuses every tp but 1 and has none of its own."""
-    for found, _ in tried:
-        named = re.search(
-            r"\[parallel\.modules\.(\w+)\] tp = 1", "" if isinstance(found, float) else str(found.expected)
-        )
-        if named is not None and named[1] not in config["parallel"].get("modules", {}):
-            return named[1]
-    return None
 
 
 def _layouts(

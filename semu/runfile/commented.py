@@ -37,7 +37,7 @@ _SAYS: Mapping[str, str] = {
 }
 _HEADS: Mapping[str, str] = {
     "model": "What is trained: name, hf_config, [model.transformer], or [model.encoder] with [model.llm].",
-    "cluster": "Where: nodes of equal GPUs. oversubscription = 2 halves the bandwidth between nodes.",
+    "cluster": "Where: equal nodes. oversubscription = 2 halves the bandwidth between them; fabric = 'efa': AWS's.",
     "parallel": "How it is spread.",
     "training": "How it is trained.",
     "overlap": "Which communication may hide behind computation.",

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import semu_models
-from semu.nn import Model, add_lora
+from semu.job.experts import mixtures
+from semu.nn import ModalityModule, ModalityRole, Model, SelfAttention, add_lora
 from semu.nn.vocabulary import vocabulary_rows
 from semu.runfile.build import VOCAB_MULTIPLE, kind_read, read_hf, read_lora
 from semu.runfile.choose import choose_layout
@@ -90,6 +91,38 @@ def _open_model(config: Mapping[str, Any]) -> OpenModel:
     length = CONTEXTS.get(entry.name)
     why = f", on which {entry.name} was trained" if length is not None else ""
     return OpenModel(model, vocabulary_rows(model), length or SEQ_LEN, why)
+
+
+def keep_heads_whole(config: dict[str, Any], model: Model) -> list[str]:
+    """Give encoders and decoders whose heads the tensor parallelism does not divide a tp of 1; returns what to say.
+
+    Nothing where it does not divide the backbone's either, nor where modules cannot differ (``refuse_modules``).
+
+    Args:
+        config: resolved tables. model: of them.
+    """
+    parallel = config["parallel"]
+    tp, given = parallel["tp"], parallel.get("modules", {})
+    if tp < 2 or parallel.get("zero", 1) >= 2 or parallel.get("zero_group") or mixtures(model):
+        return []
+    modules = {module.name: module for module in model.modules if not given.keys() & {module.name, module.role.value}}
+    uncut = {
+        name: heads for name, module in modules.items() for heads in [_heads(module)] if any(n % tp for n in heads)
+    }
+    if not uncut or any(modules[name].role is ModalityRole.BACKBONE for name in uncut):
+        return []
+    parallel["modules"] = {**given, **{name: {"tp": 1} for name in uncut}}
+    return [
+        f"parallel.modules.{name}.tp: not given, taken as 1, as tp = {tp} does not divide its "
+        f"{' and '.join(map(str, heads))} heads"
+        for name, heads in uncut.items()
+    ]
+
+
+def _heads(module: ModalityModule) -> list[int]:
+    """Heads of a module's attention layers, each number once."""
+    layers = (layer for _, layer in module.body.named_modules() if isinstance(layer, SelfAttention))
+    return sorted({layer.heads for layer in layers})
 
 
 def pad_for(config: dict[str, Any], vocab: int | None) -> list[str]:

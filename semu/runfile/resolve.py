@@ -26,7 +26,7 @@ from semu.nn.vocabulary import vocabulary_rows
 from semu.parallel.axes import MESH
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile.build import build_batch, build_with_reading, kind_read, streams_read
-from semu.runfile.complete import complete_run, pad_for
+from semu.runfile.complete import complete_run, keep_heads_whole, pad_for
 from semu.runfile.config import RunConfig, ordered
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.multimodal import complete_parts, is_own, own_model
@@ -98,6 +98,7 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
         notes += _pad_named(resolved)
         model, read, told = build_with_reading(resolved)
         notes += told
+        notes += keep_heads_whole(resolved, model)
         notes.append(_set_kind(resolved, model))
         batch = build_batch(resolved, model)
     _set_from_batch(resolved, batch)

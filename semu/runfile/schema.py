@@ -75,6 +75,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "nodes": ValueKind.INTEGER,
             "gpus_per_node": ValueKind.INTEGER,
             "oversubscription": ValueKind.NUMBER,
+            "fabric": ValueKind.STRING,
             "override": ValueKind.TABLE,
         },
         "parallel": _kinds(Parallel, "plan"),

@@ -16,6 +16,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.job import Training
+from semu.job.declare import ValueKind
 from semu.parallel.axes import Following
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
@@ -80,8 +81,14 @@ def _named(run: str, names: Collection[str]) -> str | None:
 
 
 def options_table(options: Parallel | Training | Overlap, table: str) -> dict[str, Any]:
-    """The run file's keys of an options object; what is None, or follows from the cluster, is left out."""
+    """The run file's keys of an options object; what is None without being ``auto``, or follows from the cluster, is
+    left out."""
     values = {item.name: getattr(options, item.name) for item in fields(options) if item.name in SCHEMA[table]}
+    values |= {
+        name: "auto"
+        for name, kind in SCHEMA[table].items()
+        if kind is ValueKind.AUTO_SWITCH and values.get(name, "") is None
+    }
     given = {name: value for name, value in values.items() if value is not None and not isinstance(value, Following)}
     plain = {name: _plain(value) for name, value in given.items()}
     return {name: value for name, value in plain.items() if value != {}}

@@ -173,7 +173,7 @@ def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int6
 def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
     """Time every distinct replica under a schedule: the schedule's edges on the consolidated units."""
     layout, evaluation, replicas, nodes, gathers = sim.layout, sim.evaluation, sim.replicas, sim.nodes, sim.gathers
-    launches = layout.job.training.launch
+    launches = layout.job.training.launches
     insides = StageInsides(sim)
     first = problem.first_forwards if gathers else ()
     overlapped = layout.job.overlaps_sends

@@ -177,7 +177,7 @@ def _links(row: Row, device: str) -> dict[str, Any]:
     numbers = {} if row.nic_bytes_per_s is None else {"nic_bytes_per_s": row.nic_bytes_per_s}
     if row.gpus_per_node > load_profile(device).nvlink_gpus.value:
         numbers["nvlink_gpus"] = row.gpus_per_node
-    return {"override": numbers} if numbers else {}
+    return ({"override": numbers} if numbers else {}) | ({"fabric": row.fabric} if row.fabric is not None else {})
 
 
 def _recompute(row: Row, settings: Settings) -> str | list[str]:

@@ -109,6 +109,7 @@ class Row:
         gradient_accumulation_fusion: as in ``[training]``; None: not published.
         recompute_modules: what selective recomputation covers; empty: the attention core.
         nic_bytes_per_s: of a GPU, where it differs from the profile's; None: the profile's [byte/s].
+        fabric: as in ``[cluster]``; None: the profile's network.
         grad_dtype: first word of the file's remark on the gradients' type; empty: none.
         compiled: whether ``torch.compile`` made the kernels; None: the source does not say.
         layout: keys of ``[parallel.layout]``, where a file has them; None: none.
@@ -154,6 +155,7 @@ class Row:
     gradient_accumulation_fusion: bool | None = None
     recompute_modules: tuple[str, ...] = ()
     nic_bytes_per_s: float | None = None
+    fabric: str | None = None
     grad_dtype: str = ""
     compiled: bool | None = None
     layout: Mapping[str, object] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from semu.checks import check_member, is_integer, is_number
 from semu.errors import ConfigError
 from semu.fitting.source_text import parse_json
+from semu.hardware.profile import list_fabrics
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.adapters import lora_table
 from semu.validation.multimodal import run_of_multimodal
@@ -226,6 +228,7 @@ def _row(fields: _Fields) -> Row:
         gradient_accumulation_fusion=fields.switch_or_none("gradient_accumulation_fusion"),
         recompute_modules=fields.words("recompute_modules"),
         nic_bytes_per_s=fields.amount_or_none("nic_bytes_per_s", is_optional=True),
+        fabric=_fabric(fields),
         grad_dtype=_first_word(fields.word_or_none("grad_dtype", is_optional=True)),
         compiled=fields.switch_or_none("torch_compile"),
         layout=fields.child("layout", is_optional=True),
@@ -240,6 +243,13 @@ def _row(fields: _Fields) -> Row:
     )
     _check(row)
     return row
+
+
+def _fabric(fields: _Fields) -> str | None:
+    """The network between nodes, where the file names one that semu has, by itself or in its words on the network."""
+    words = re.findall(r"\w+", (fields.word_or_none("inter_net", is_optional=True) or "").lower())
+    named = fields.word_or_none("fabric", is_optional=True)
+    return named or next((name for name in list_fabrics() if name in words), None)
 
 
 def _model(fields: _Fields) -> Mapping[str, object]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semu.errors import ConfigError
-from semu.nn import MLP, LayerNorm, Module, RMSNorm, SelfAttention, Tensor, TransformerLayer
+from semu.nn import MLP, LayerNorm, Module, Tensor, TransformerLayer
 from semu.nn import functional as F
 from semu_models.text.encoder import VISION_TOKENS, ImageEmbedding, tokens_of
 from semu_models.vision.vit_classic import ImageTowerConfig
@@ -31,43 +30,10 @@ class InternViTConfig(ImageTowerConfig):
     final_norm: bool = False
 
 
-class WholeNormAttention(SelfAttention):
-    """Self-attention whose queries and keys are normalised over all heads of a token together."""
-
-    def __init__(self, hidden: int, heads: int, *, qkv_bias: bool) -> None:
-        super().__init__(hidden, heads, causal=False, qkv_bias=qkv_bias)
-        self.all_query_norm = RMSNorm(hidden)
-        self.all_key_norm = RMSNorm(hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden].
-
-        Raises:
-            ConfigError: heads that are split over a tensor-parallel group: the norm would need all of them.
-        """
-        projected = self.qkv(x)
-        if projected.shards[-1] > 1:
-            raise ConfigError(
-                f"norms over all heads of split queries and keys ({x.trace.where}) are not modelled by this version",
-                where="parallel.tp",
-                expected="tp = 1 for this encoder, e.g. [parallel.modules.vision] tp = 1",
-                got=projected.shards[-1],
-                nearest=1,
-            )
-        q, k, v = projected.split((self.heads * self.head_dim,) * 3)
-        q, k = self.all_query_norm(q), self.all_key_norm(k)
-        q, k, v = (part.unflatten(self.heads, self.head_dim) for part in (q, k, v))
-        out: Tensor = self.out(F.attention(q, k, v, causal=False).flatten())
-        return out
-
-
 def intern_vit_blocks(config: InternViTConfig) -> dict[str, Module]:
     """Members ``embedding``, ``layers.0`` ...: patches -> [patches + images, hidden]."""
 
     def _layer() -> TransformerLayer:
-        attention = None
-        if config.qk_norm:
-            attention = WholeNormAttention(config.hidden, config.heads, qkv_bias=config.qkv_bias)
         return TransformerLayer(
             config.hidden,
             config.ffn,
@@ -75,7 +41,7 @@ def intern_vit_blocks(config: InternViTConfig) -> dict[str, Module]:
             causal=False,
             qkv_bias=config.qkv_bias,
             rms_norm=config.rms_norm,
-            attention=attention,
+            whole_norm=config.qk_norm,
             layer_scale=config.layer_scale,
         )
 

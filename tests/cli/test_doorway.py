@@ -163,6 +163,27 @@ def test_oversubscription_divides_the_cards(model: str, capsys: pytest.CaptureFi
     assert shared["job"]["cluster"]["oversubscription"] == 4 and "oversubscription" not in plain["job"]["cluster"]
 
 
+@pytest.mark.parametrize(("model", "sizes"), [("llama3-8b", "tp8-dp2"), ("llava-1.5-7b", "tp2-dp8")])
+def test_a_fabric_between_nodes(model: str, sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """AWS's rings wait longer at each step; so much longer as by its coefficients, which an override may change."""
+    words = ("simulate", model, "--cluster", "h100:2x8", "--parallel", sizes)
+    plain = document(capsys, *words)
+    slow = document(capsys, *words, "--set", "cluster.fabric=efa")
+    assert slow["iteration_time_s"] > plain["iteration_time_s"]
+    assert slow["job"]["cluster"]["fabric"] == "efa" and "fabric" not in plain["job"]["cluster"]
+    quick = (
+        f"--set=cluster.override.link.nic.{kind}.hop_s=0" for kind in ("all_gather", "reduce_scatter", "all_reduce")
+    )
+    assert (
+        document(capsys, *words, "--set", "cluster.fabric=efa", *quick)["iteration_time_s"] < slow["iteration_time_s"]
+    )
+
+
+def test_a_fabric_that_semu_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "simulate", "lm-7b", "--set", "cluster.fabric=eva")
+    assert code == 2 and "cluster.fabric" in err and "'efa'" in err
+
+
 def test_oversubscription_below_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "simulate", "lm-7b", "--set", "cluster.oversubscription=0.5")
     assert code == 2 and "cluster.oversubscription" in err and "nearest allowed: 1" in err

@@ -367,12 +367,37 @@ def test_what_is_wrong_with_every_layout_is_told(folder: Path, flags: dict[str, 
 
 
 @pytest.mark.slow
-def test_an_encoder_that_cannot_be_cut_gets_a_tp_of_its_own() -> None:
-    """Its vision tower has norms over all heads, which are not split, and the rest is too large for tp = 1."""
+def test_an_encoder_that_cannot_be_cut_gets_a_tp_of_its_own_in_a_layout_that_is_chosen() -> None:
+    """25 heads, and the rest is too large for tp = 1."""
     config = CONFIGS / "internvl3-78b.json"
     run = resolve_run(config, Overrides(cluster="h100:4x8"))
     assert run.config["parallel"]["tp"] > 1
     assert run.config["parallel"]["modules"] == {"vision": {"tp": 1}}
-    assert any("parallel.modules.vision.tp: not given, taken as 1" in note for note in run.notes)
     with pytest.raises(ConfigError, match=r"memory of h100:2x8"):
         resolve_run(config, Overrides(cluster="h100:2x8"))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "expected"),
+    [
+        ("internvl3-78b", "tp8-pp4", {"vision": {"tp": 1}}),  # 25 and 64 heads
+        ("internvl3-78b", "tp1-pp8-dp4", None),
+        ("internvl3-8b", "tp8-pp2-dp2", "28 heads cannot be split"),  # of the backbone: nothing is guessed
+        ("qwen2-vl-72b", "tp8-pp4", None),  # 16 and 64 heads
+    ],
+)
+def test_heads_that_tp_does_not_divide(model: str, sizes: str, expected: object) -> None:
+    run = resolve_run(model, Overrides(cluster="h100:4x8", parallel=sizes))
+    said = [note for note in run.notes if "does not divide its 25 heads" in note]
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            simulate(run.job())
+        return
+    assert run.config["parallel"].get("modules") == expected
+    assert len(said) == (expected is not None)
+
+
+def test_a_tp_of_an_encoder_that_is_given_stays() -> None:
+    changes = ("parallel.modules.vision.tp=5", "parallel.tp=5")
+    run = resolve_run("internvl3-78b", Overrides(changes, cluster="h100:5x4", parallel="tp5-pp4"))
+    assert run.config["parallel"]["modules"] == {"vision": {"tp": 5}}

@@ -168,6 +168,13 @@ def test_no_budget_is_the_heuristic() -> None:
     assert semu.search(job, rollouts=200).report.iteration_time_s <= found.report.iteration_time_s
 
 
+def test_a_search_without_a_limit_gives_the_same_again() -> None:
+    first, again = (semu.search(vision_job(2), workers=1) for _ in range(2))
+    assert first.result.is_reproducible and first.result.ended_by in ("bound", "rollouts")
+    assert first.solution.makespan_s == again.solution.makespan_s
+    assert first.result.rollouts == again.result.rollouts <= 1024
+
+
 def test_the_longest_schedule() -> None:
     job = vision_job(4)
     worst, best = (semu.search(job, rollouts=60, objective=goal) for goal in ("max", "min"))

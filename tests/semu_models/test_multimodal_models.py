@@ -232,14 +232,21 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
         InternViTConfig(layers=2, hidden=1000, ffn=64, heads=16)
 
 
-def test_norms_over_all_heads_are_refused_under_tensor_parallelism() -> None:
+def test_norms_over_all_heads_are_computed_under_tensor_parallelism() -> None:
+    """The same FLOP, with queries and keys exchanged between the group's ranks for their norms."""
     config = replace(INTERN_VIT_6B, layers=2, hidden=64, ffn=96, heads=4, image_size=28)
-    model = make_intern_vl("tiny", InternVLConfig(config, QwenConfig(2, 64, 96, 4, 4, vocab=128)))
-    item = Microbatch({"text": [40], "vision": [4], "vision_tokens": [1]}, samples=1)
-    assert simulate(job_of(model, [item])).iteration_time_s > 0
-    with pytest.raises(ConfigError, match="norms over all heads") as caught:
-        simulate(job_of(model, [item], Parallel(tp=2)))
-    assert caught.value.where == "parallel.tp"
+    item = Microbatch({"text": [40], "vision": [4] * 2, "vision_tokens": [1] * 2}, samples=1)
+
+    def _model(*, qk_norm: bool) -> Model:
+        vision = replace(config, qk_norm=qk_norm)
+        return make_intern_vl("tiny", InternVLConfig(vision, QwenConfig(2, 64, 96, 4, 4, vocab=128)))
+
+    model = _model(qk_norm=True)
+    assert model_flop(model, item, Parallel(tp=2)) == model_flop(model, item)
+    with_norms, without = (
+        simulate(job_of(_model(qk_norm=norm), [item], Parallel(tp=2))).breakdown_s for norm in (True, False)
+    )
+    assert with_norms["exposed_communication"]["tp"] > without["exposed_communication"]["tp"] > 0
 
 
 def test_what_llava_does_not_use_is_held_and_not_trained() -> None:

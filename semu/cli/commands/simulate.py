@@ -185,8 +185,8 @@ def refuse_defaults(report: Report) -> None:
     if share is None:
         return
     kinds = dict.fromkeys(row.kind for row in report.top_operators if row.provenance == "default")
-    if "launch" in report.breakdown_s:
-        kinds["host.launch_s"] = None
+    if "launch" in report.breakdown_s and report.uncertainty is not None:
+        kinds.update(dict.fromkeys(row.kind for row in report.uncertainty.kinds if row.kind.startswith("host.")))
     raise MissingCoefficientError(
         f"coefficients that are mere defaults make up {share:.2%} of the stage time",
         where=", ".join(kinds) or "operators of little cost",

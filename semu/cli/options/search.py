@@ -15,14 +15,14 @@ schedule found beside that of Megatron-LM (interleaved 1F1B where it can be, the
 heuristic's, which the search begins with.
 
 examples:
-  semu search vlm-s --time 10 --out out
+  semu search vlm-s --out out
   semu simulate vlm-s --set training.schedule_file=out/schedule.json
   semu search vlm-m --rollouts 2000 --seed 1
   semu search vlm-s --batches 8 --rollouts 300 --engine local
   semu search t2v-s --time 5 --memory-limit 40GiB --sub-batch dit=2 --segments dit=4
 
---rollouts gives the same files again, byte for byte, with the same seed and as many workers; --time does not. Ctrl-C
-ends the search: what was found so far is simulated and written.
+A number of rollouts gives the same files again, byte for byte, with the same seed and as many workers; --time does not.
+Ctrl-C ends the search: what was found so far is simulated and written.
 
 exit codes: 0 ok, 2 bad input, 3 no strategy fits in memory (the rank and what is missing are named), 4 sub-microbatches
 of a module that cannot be cut, 5 a default coefficient under --strict, 70 a defect in semu, 130 interrupted
@@ -38,7 +38,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )
     budget.add_argument("--objective", default="min", metavar="min|max", help="max looks for the longest schedule")
     budget.add_argument(
-        "--exact", action="store_true", help="afterwards let OR-Tools' CP-SAT go on for as long (60 s with --rollouts)"
+        "--exact", action="store_true", help="afterwards let OR-Tools' CP-SAT go on for as long (60 s without --time)"
     )
     what = parser.add_argument_group("what may be decided")
     what.add_argument(

@@ -53,7 +53,7 @@ def add_changes(parser: argparse.ArgumentParser, *, seed: str | None = None, par
 def add_search_budget(group: argparse._ArgumentGroup) -> None:
     """Add how long to search, and with which seed."""
     group.add_argument("--time", type=float, metavar="S", help="seconds for a search; 0: the heuristic's schedule")
-    group.add_argument("--rollouts", type=int, metavar="N", help="sequences to try; without --time and this: 10 s")
+    group.add_argument("--rollouts", type=int, metavar="N", help="sequences to try (1024 without --time)")
     group.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of the search (default 0)")
     group.add_argument("--workers", type=int, metavar="N", help="threads of a search (default: half the cores)")
 

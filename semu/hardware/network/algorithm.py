@@ -69,7 +69,7 @@ class Links:
         nic_bytes_per_s: that a rank reaches over its network card, one direction.
         peak_bytes_per_s: peak of the port that the group's coefficients belong to, ``CommGroup.port``.
         is_whole_switch: whether the group is all the GPUs that one NVSwitch joins.
-        transfer_s: latency that the host adds to each message [s].
+        transfer_s: latency that the host adds to each message [s]. has_trees: whether trees over nodes are built.
     """
 
     local_bytes_per_s: float
@@ -77,6 +77,7 @@ class Links:
     peak_bytes_per_s: float
     is_whole_switch: bool = False
     transfer_s: float = 0.0
+    has_trees: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ def links_of(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> Links:
     local, nic = (port_peak(profile, port) * profile.links[port].of(kind).net for port in (group.local_port, Port.NIC))
     is_whole = group.local_port is Port.NVLINK and group.num_ranks == profile.nvlink_gpus.value > 2
     transfer_s = profile.transfer_s if kind is OpKind.P2P and group.name == PIPELINE else 0.0
-    return Links(local, nic, port_peak(profile, group.port), is_whole and group.num_nodes == 1, transfer_s)
+    return Links(
+        local, nic, port_peak(profile, group.port), is_whole and group.num_nodes == 1, transfer_s, profile.has_trees
+    )
 
 
 def port_shares(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> dict[Port, float]:

@@ -17,7 +17,7 @@ from semu.hardware.network.ring import ring_route
 
 def _route(group: CommGroup, links: Links, numbers: Mapping[str, float]) -> Route | None:
     """n/m - 1 + ceil(log2 m) steps over m nodes, at the ring's bandwidth."""
-    if group.num_nodes == 1:
+    if group.num_nodes == 1 or not links.has_trees:
         return None
     per_node = -(-group.num_ranks // group.num_nodes)
     return replace(ring_route(group, links, numbers), steps=per_node - 1 + (group.num_nodes - 1).bit_length())

@@ -8,8 +8,9 @@ _RATES = {
     "nic_bytes_per_s": "network card",
     "pcie_bytes_per_s": "PCIe",
 }
+_LAUNCHES = ("cluster.host.launch_s", "cluster.host.eager_launch_s")
 _KEYS = {
-    "cluster.host.launch_s": "launch of a kernel",
+    **dict.fromkeys(_LAUNCHES, "launch of a kernel"),
     "overlap.tensor_parallel": "overlap of tp",
     "parallel.sequence_parallel": "sequence parallelism",
     "training.gradient_accumulation_fusion": "fused accumulation",
@@ -37,4 +38,4 @@ def plain_value(key: str, value: str) -> str:
         return f"{number / 1e12:.0f} TFLOP/s"
     if name in _RATES:
         return f"{number / 1e9:,.0f} GB/s"
-    return f"{number * 1e6:g} us" if key == "cluster.host.launch_s" else value
+    return f"{number * 1e6:g} us" if key in _LAUNCHES else value

@@ -55,11 +55,11 @@ def check_contention(contention: bool, samples: int, job: TrainingJob) -> None:
             got=job.parallel.placement,
             nearest="no contention",
         )
-    if contention and job.training.launch:
+    if contention and job.training.launches:
         raise ConfigError(
             "training.launch with contention is not modelled by this version",
             where="training.launch",
-            expected="nothing of it, or no contention",
+            expected="false, or no contention",
             got="contention",
             nearest="no contention",
         )

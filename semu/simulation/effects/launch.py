@@ -1,7 +1,9 @@
 """CPU launch: a kernel cannot start before its host has issued it, which shows only where the GPU runs dry.
 
 Every GPU has a host (DESIGN §3.1) that issues the operators of its stages one after another, collectives and copies
-too, ``host.launch_s`` each; an operator that takes no time has no kernel. Stage by stage the host is one more unit on a
+too, ``host.launch_s`` each; an operator that takes no time has no kernel. Where modules run operator by operator
+(``Training.is_eager``), an operator is as many launches as eager mode has (``semu.nn.trace.eager``), of
+``host.eager_launch_s`` each. Stage by stage the host is one more unit on a
 stream of its own: it begins a stage when it has issued everything before, and its i-th launch ends
 (i + 1) ``launch_s`` later, which bounds the i-th operator and nothing else. How far the host is ahead of the device
 carries over from stage to stage by itself; the queue between them is not bounded (CUDA's holds about a thousand
@@ -11,8 +13,8 @@ The host begins at time 0, having seen the end of the iteration before (the loss
 Where transfers between pipeline ranks do not overlap, it also waits for the device at each of them (Megatron-LM
 synchronises after ``batch_isend_irecv``): it issues nothing of the next stage before that stage can begin. Collectives
 outside stages, transfers, optimizer and clipping are issued at no cost, and what kernels lose to collectives that they
-hide inside stages (``interference``) is counted as without launches. CUDA graphs and compiled modules launch less
-than this: nothing here stands for them.
+hide inside stages (``interference``) is counted as without launches. CUDA graphs and compiled modules launch next to
+nothing: ``training.launch = false``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.unit_graph import Edges, UnitGraph
+from semu.nn.trace.eager import launches_of
 from semu.simulation.bindings import Binding, Inside, StageInsides
 from semu.units import quantize_time
 
@@ -71,7 +74,9 @@ def launching_hosts(
         between: int32[k, 2], the schedule's edges.
     """
     layout = insides.layout
-    launch_s = quantize_time(layout.job.profile.host.launch_s.value)
+    is_eager = layout.job.training.is_eager
+    launch_s = quantize_time(layout.job.profile.host.launch(is_eager=is_eager)[1].value)
+    calls = np.array([launches_of(operator) if is_eager else 1 for operator in layout.library.operators])
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
     host[stages] = nodes.num_units + np.arange(len(stages))
@@ -81,7 +86,7 @@ def launching_hosts(
     for number, unit in enumerate(stages.tolist()):
         inside = insides.of(unit)
         if inside not in bounds:
-            bounds[inside] = _issued(inside, launch_s)
+            bounds[inside] = _issued(inside, calls.take(inside.program.rows), launch_s)
         bound, lag, latency[:, number] = bounds[inside]
         if len(bound):
             bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
@@ -91,13 +96,15 @@ def launching_hosts(
     return Hosts(latency, rank, Edges.between(pairs, len(latency)), tuple(bindings))
 
 
-def _issued(inside: Inside, launch_s: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+def _issued(
+    inside: Inside, calls: NDArray[np.int64], launch_s: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Operators that a host which begins with their stage would issue late, when it has issued each after its begin,
     and everything: int64[k], float64[num_replicas, k], float64[num_replicas] [s].
 
-    The others are never late: a host begins a stage no later than the device.
+    The others are never late: a host begins a stage no later than the device. ``calls``: int64[num_ops], launches.
     """
-    issued: NDArray[np.float64] = launch_s * np.cumsum(inside.latency > 0, axis=1).astype(np.float64)
+    issued: NDArray[np.float64] = launch_s * np.cumsum(np.where(inside.latency > 0, calls, 0), axis=1)
     bound = np.flatnonzero((issued > inside.start).any(axis=0)).astype(np.int64)
     return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
 

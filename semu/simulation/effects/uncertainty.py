@@ -61,8 +61,8 @@ def time_uncertainty(
     explained = sum(seconds.values())
     launch = launch_share * sum(path.stages.values())
     if launch > 0:
-        number = job.profile.host.launch_s
-        _add("host.launch_s", launch, spread_of(number.provenance, number.relative_error))
+        key, number = job.profile.host.launch(is_eager=job.training.is_eager)
+        _add(key, launch, spread_of(number.provenance, number.relative_error))
         explained += launch
     for kind, time in list(seconds.items()):
         factor = spreads.factor(kind)

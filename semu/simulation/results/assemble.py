@@ -46,7 +46,7 @@ def assemble_report(iteration: Iteration) -> Report:
     add_outer(seconds, timeline)
     launched = 0.0 if run.launched is None else float(run.launched[slowest].sum())
     if launched:
-        name = profile.host.launch_s.provenance.value
+        name = profile.host.launch(is_eager=job.training.is_eager)[1].provenance.value
         seconds[name] = seconds.get(name, 0.0) + launched
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
@@ -136,6 +136,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "nodes": job.cluster.nodes,
             "gpus_per_node": job.cluster.gpus_per_node,
             **({"oversubscription": job.cluster.oversubscription} if job.cluster.oversubscription != 1 else {}),
+            **({"fabric": job.cluster.fabric} if job.cluster.fabric is not None else {}),
         },
         "parallel": {
             name: getattr(job.parallel, name)
@@ -204,7 +205,7 @@ _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
-    absent = [] if job.training.launch else ["CPU launch time"]
+    absent = [] if job.training.launches else ["CPU launch time"]
     if job.training.workspaces is Workspaces.NONE:
         absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
     notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []

@@ -219,6 +219,54 @@ def test_a_pipeline_that_synchronises_begins_every_stage_with_a_launch(build: An
             assert stage.end_s - stage.start_s == len(operators.start_s) * launch - ahead + last, stage.label
 
 
+@pytest.mark.parametrize(
+    ("build", "forward", "backward"),
+    [
+        # 2 norms, 4 products, attention and its copies, GELU, 2 residuals; 2 norms of two kernels, 4 products of three,
+        # attention, the gradients of queries, keys and values joined, GELU, 2 sums at the branches
+        (small_gpt, 2 + 4 + 4 + 1 + 2, 4 + 12 + 6 + 1 + 1 + 2),
+        # the same with norms of 8 and 2 + 15 kernels, queries and keys rotated by 3 each, a gate of 2 and 3
+        (small_llama, 16 + 4 + 6 + 4 + 2 + 2, 34 + 12 + 6 + 6 + 1 + 3 + 2),
+    ],
+    ids=["gpt", "llama"],
+)
+def test_an_eager_layer_is_as_many_launches_as_it_has_kernels(build: Any, forward: int, backward: int) -> None:
+    launch = 2.0**-10
+
+    def _makespan(layers: int) -> float:
+        cluster = Cluster("h100", 1, 1, {"host": {"eager_launch_s": launch}})
+        training = Training(1, 3, SEQ, software="torch", eager_modules=True)
+        return semu.simulate(TrainingJob(build(layers), cluster, Parallel(), training)).makespan_s
+
+    assert _makespan(3) - _makespan(2) == pytest.approx(3 * (forward + backward) * launch, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["text", "vlm"])
+@pytest.mark.parametrize("launch_us", [1.0, 26.0])
+def test_eager_jobs_as_the_reference(kind: str, launch_us: float) -> None:
+    model, items = MODELS[kind]
+    options: dict[str, Any] = {"software": "torch", "eager_modules": True}
+    options["override"] = {"host": {"eager_launch_s": launch_us * 1e-6}}
+    for parallel in (Parallel(pp=2), Parallel(tp=2, sequence_parallel=True)):
+        job = job_of(model(), items(2), parallel, **options)
+        assert_equal(simulate(job), expand(job))
+
+
+def test_it_follows_software_and_date() -> None:
+    def _launches(**options: Any) -> bool:
+        return Training(1, 1, SEQ, **options).launches
+
+    assert not _launches() and not _launches(eager_modules=True) and not _launches(software="torch")
+    assert _launches(software="torch", eager_modules=True) and _launches(software="torch", software_date="2023-02")
+    assert not _launches(software="torch", software_date="2023-03")
+    assert not _launches(software="megatron", software_date="2023-02")
+    assert not _launches(software="torch", eager_modules=True, launch=False) and _launches(launch=True)
+    assert Training(1, 1, SEQ, launch="auto") == Training(1, 1, SEQ)
+    report = simulate(job_of(gpt(), text_items(2), software="torch", eager_modules=True))
+    assert report.breakdown_s["launch"] > 0  # type: ignore[operator]
+    assert report.to_json()["job"]["training"]["launch_s"] == {"value": 2.6e-05, "provenance": "transferred"}  # type: ignore[index]
+
+
 def test_it_is_off_unless_asked_for_and_says_so() -> None:
     off = run(small_gpt(), 4, launch=False)
     on = run(small_gpt(), 4)
@@ -241,6 +289,7 @@ def test_it_is_asked_for_in_a_run_file() -> None:
     changes = ["training.launch=true", "cluster.override.host.launch_s=20e-6", "training.micro_batch=1"]
     job = load_run("lm-7b", changes)
     assert job.training.launch and job.profile.host.launch_s.value == 20e-6
+    assert load_run("lm-7b", ["training.launch=auto"]).training.launch is None
 
 
 def test_a_launch_that_is_no_switch() -> None:

@@ -35,6 +35,18 @@ HOST = ("offload", "reload")
 """Streams of copies between GPU and host."""
 
 
+def eager_calls(operator: Operator) -> int:
+    """Kernels of an operator in eager mode, as ``semu.nn.trace.eager`` tells them; ten for a collective."""
+    kind, name, is_forward = operator.kind.value, operator.path.split(".")[-1], operator.phase.value in "FR"
+    if kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"):
+        return 10
+    if name.endswith("_passes"):
+        return {"rms": (15, 7), "rope": (2, 2)}.get(name.split("_")[0], (2, 1))[is_forward]
+    if kind == "matmul":
+        return 1 + (operator.phase.value == "W")
+    return {"attention_forward": 4, "attention_backward": 6, "norm": 2 - is_forward}.get(kind, 1)
+
+
 @dataclass
 class Node:
     """Something that takes time, after others."""
@@ -253,7 +265,7 @@ class Writer:
         self._take_longest_paths()
         replica = Replica(self.nodes, self.orders, self.operators, self.sent, [])
         replica.memory = self._memory_of(replica)
-        if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launch:
+        if not self.gather_ready and not self.model.job.training.offload and not self.model.job.training.launches:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"
             inside = "links" if several else "replicas" if self.model.job.model.reads_replicas else inside
@@ -353,7 +365,7 @@ class Writer:
                 own = [e.key for e in written if e.block is not None and e.operator.stream.name not in HOST]
                 done.append(own[-1:])  # of a part of a backward, what it has until here
         self.operators[stage] = written
-        if self.model.job.training.launch:
+        if self.model.job.training.launches:
             self._launch(stage, written)
 
     def _launch(self, stage: StageName, written: list[StageOperator]) -> None:
@@ -365,7 +377,11 @@ class Writer:
             latest.append(("begin", *stage))
         for number, entry in enumerate(written):
             node, key = self.nodes[entry.key], ("launch", *stage, number)
-            lasts = on_grid(job.profile.host.launch_s.value) if node.latency_s else 0.0
+            host, calls = job.profile.host, 1
+            lasts = host.launch_s.value
+            if job.training.software.value == "torch" and job.training.eager_modules:
+                lasts, calls = host.eager_launch_s.value, eager_calls(entry.operator)
+            lasts = on_grid(lasts) * calls if node.latency_s else 0.0
             self.nodes[key] = Node(lasts, latest)
             node.after.append(key)
             latest = [key]
