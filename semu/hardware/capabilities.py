@@ -295,7 +295,7 @@ class DeviceProfile:
 
         Args:
             numbers: dotted key, as ``numbers()`` gives them, or nested tables of them -> value. An overridden number
-                has provenance ``spec`` and source ``override``. A section with an overridden coefficient has
+                has provenance ``spec`` and source ``OVERRIDE_SOURCE``. A section with an overridden coefficient has
                 provenance ``spec`` at best, and no ``relative_error``.
             where: place of the mapping, for errors.
         Raises:
@@ -309,7 +309,7 @@ class DeviceProfile:
         return profile
 
     def _with_number(self, key: str, value: float) -> DeviceProfile:
-        number = Number(value, Provenance.SPEC, "override")
+        number = Number(value, Provenance.SPEC, OVERRIDE_SOURCE)
         group, *path = key.split(".")
         if not path:
             changed: dict[str, Any] = {group: number}
@@ -344,6 +344,8 @@ class DeviceProfile:
         return {"efficiencies": {**self.efficiencies, kind: section}}
 
 
+OVERRIDE_SOURCE = "override"
+"""Source of numbers that ``override`` puts into a profile."""
 PEAKS = (
     "memory_bytes",
     "mem_bytes_per_s",

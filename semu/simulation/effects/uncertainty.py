@@ -22,6 +22,7 @@ from semu.hardware.number import Number, worst_provenance
 from semu.hardware.software import Software
 from semu.job import TrainingJob
 from semu.present.uncertainty import FACTOR_SPREADS, UncertainKind, Uncertainty, spread_of
+from semu.simulation.effects.structural import structural_kinds
 from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.critical_paths import critical_path
 
@@ -42,7 +43,8 @@ def time_uncertainty(
         launch_share: share of the stages' time that they wait for the host.
     Returns:
         The contributions of all kinds; their times are those on the critical path, with what the path does not explain
-        (another replica's work) laid on all of them alike.
+        (another replica's work) laid on all of them alike. What kind of run it is adds a spread of the whole time
+        (``structural_kinds``).
     """
     job, model = costs.costed.job, costs.costed.cost_model
     spreads = _Spreads(job, model)
@@ -74,6 +76,7 @@ def time_uncertainty(
         explained += time
     scale = (iteration_time_s - overhead_s) / explained if explained > 0 else 0.0
     kinds = [UncertainKind(kind, time * scale, weighted[kind] / time) for kind, time in seconds.items() if time > 0]
+    kinds += structural_kinds(job, iteration_time_s - overhead_s)
     return Uncertainty.of(iteration_time_s, kinds)
 
 
