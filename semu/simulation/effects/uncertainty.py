@@ -7,6 +7,8 @@ their times; a chunk's stages are taken to be made up alike, as their mean over 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,7 @@ from semu.hardware.number import Number, worst_provenance
 from semu.hardware.software import Software
 from semu.job import TrainingJob
 from semu.present.uncertainty import FACTOR_SPREADS, UncertainKind, Uncertainty, spread_of
+from semu.simulation.effects.launch import launch_slowdowns
 from semu.simulation.effects.structural import structural_kinds
 from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.critical_paths import critical_path
@@ -64,7 +67,12 @@ def time_uncertainty(
     launch = launch_share * sum(path.stages.values())
     if launch > 0:
         key, number = job.profile.host.launch(is_eager=job.training.is_eager)
-        _add(key, launch, spread_of(number.provenance, number.relative_error))
+        spread, slower = spread_of(number.provenance, number.relative_error), max(launch_slowdowns(costs.costed.layout))
+        _add(key, launch / slower, spread)
+        if slower > 1:
+            stall = job.profile.host.transfer_stall
+            both = math.hypot(spread, spread_of(stall.provenance, stall.relative_error))
+            _add("host.transfer_stall", launch * (1 - 1 / slower), both)
         explained += launch
     for kind, time in list(seconds.items()):
         factor = spreads.factor(kind)
