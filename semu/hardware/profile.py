@@ -63,7 +63,7 @@ def list_fabrics() -> list[str]:
 
 @memo.remembered(8)
 def load_fabric(name: str) -> Fabric:
-    """A shipped network: ``[link.nic.KIND]`` tables and ``host.transfer_stall`` as in a profile, ``trees``, ``description``.
+    """A shipped network: ``[link.nic.KIND]`` and ``host.transfer_stall`` as in a profile, ``trees``, ``description``.
 
     Raises:
         ConfigError: an unknown name.
