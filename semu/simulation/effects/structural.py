@@ -64,7 +64,7 @@ def _has_adapters(job: TrainingJob) -> bool:
 
 
 def _has_experts(job: TrainingJob) -> bool:
-    return any(isinstance(item, Experts) for module in job.model.modules for _, item in module.body.named_modules())
+    return any(isinstance(item, Experts) for module in job.model.modules for item in module.body.modules())
 
 
 def _has_own_network(job: TrainingJob) -> bool:
