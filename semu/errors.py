@@ -150,7 +150,7 @@ class PlanError(ScheduleError):
 
 
 class MissingCoefficientError(SemuError):
-    """A coefficient with provenance ``default`` was needed under ``--strict``."""
+    """A default coefficient was needed under ``--strict``, or a time is too uncertain for ``--strict-interval``."""
 
     exit_code = 5
 

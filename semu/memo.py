@@ -31,10 +31,10 @@ P = ParamSpec("P")
 
 _NONE: Any = object()
 LARGE_BYTES = 1 << 26
-"""So many bytes of arrays are made for large tables before these forget everything: an order or the costs of a batch
-of hundreds of microbatches take some MB, and a loop may ask for thousands of batches, each once."""
+"""Bytes of arrays that large tables hold together before all of them are emptied: an order or the costs of a batch of
+hundreds of microbatches take some MB, and a loop may ask for thousands of batches, each once."""
 OWNERS = 1024
-"""So many objects a ``ScopedTable`` remembers anything of."""
+"""Number of objects that a ``ScopedTable`` remembers values of at a time."""
 _LOOKED_AT = 8
 
 
@@ -48,8 +48,9 @@ class Statistics(NamedTuple):
     """How full a table is.
 
     Attributes:
-        name: of the table. bound: most values, in a ``ScopedTable`` of each object. owners: objects that it remembers
-            values of, 1 for the process. values: remembered now. made: values that were made since ``clear``.
+        name: of the table. bound: the most values that the table holds, in a ``ScopedTable`` the most per object.
+        owners: number of objects that the table holds values of; 1 where values belong to the process.
+        values: number of values held now. made: number of values made since ``clear``.
     """
 
     name: str

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,30 @@ GROUPS = {
 }
 """Groups of the collection whose times are scored, as the page calls them."""
 
+NEWER = {
+    "n_nanotron_h100": "nanotron, H100, eager, Elastic Fabric Adapter",
+    "n_bigscience_a100": "Megatron-DeepSpeed, A100, Omni-Path",
+    "n_mlperf_llama2_70b_lora": "LoRA of Llama-2 70B, fp8, four devices",
+    "n_mlperf_sd2": "Stable Diffusion 2, NeMo, H100 to B200",
+    "n_nemo_clip": "CLIP, NeMo, H100",
+    "n_nemo_vit": "ViT, NeMo, A100 and H100",
+    "n_opensora_h800": "video transformer, H800",
+    "n_mosaic_sd2_a100": "Stable Diffusion 2, Composer, A100",
+    "n_xtuner_h800_moe": "XTuner MoE, H800",
+    "n_bridge_gb200": "Megatron-Bridge, GB200",
+    "n_bridge_b200": "Megatron-Bridge, B200",
+}
+"""The same of the newer collection."""
+CAUSES = {
+    "eager_pipeline": "eager pipelines over nodes",
+    "modality": "more than text",
+    "modality_torch": "more than text, under PyTorch",
+    "experts": "mixture of experts",
+    "adapters": "LoRA",
+    "network": "a network of another bandwidth",
+}
+"""Kinds of runs with a spread of their own, as the page calls them."""
+
 
 def data_folder() -> Path | None:
     """The measured data: ``SEMU_DATA``, else ``../shared/data``; None: there is none."""
@@ -38,37 +62,50 @@ def data_folder() -> Path | None:
     return folder if (folder / "runs" / "runs.json").is_file() else None
 
 
-def _validated(options: str = "") -> Any:
+def _validated(options: str = "", file: str = "runs.json") -> Any:
     folder = data_folder()
     assert folder is not None
-    return run_json(f"validate --runs {folder / 'runs' / 'runs.json'} {options}".strip())
+    return run_json(f"validate --runs {folder / 'runs' / file} {options}".strip())
 
 
 def summary() -> str:
-    """The table of the README: the mean error, the null model's, and the share inside the interval."""
-    time = _validated()["overall"]["time"]
+    """The table of the README: mean errors, the null model's, and the shares inside the interval."""
+    time, newer = (_validated(file=name)["overall"]["time"] for name in ("runs.json", "runs2.json"))
+    held = [group for fit in _factors() for group in fit["left_out"].values()]
+    n = sum(group["n"] for group in held)
+    error = sum(group["error"] * group["n"] for group in held) / n
+    inside = 100 * sum(group["inside"] for group in held) / n
     return f"""\
 | published runs | rows | mean error of the time | inside the 90 % interval |
 | --- | --- | --- | --- |
 | kinds of runs that the factors were fitted on (`../shared/data/runs/runs.json`) | {time["n"]} | \
 {time["mape"]:.1f} % | {time["inside"]:.0f} % |
-| one constant MFU per device and precision, on the same rows | {time["n"]} | {time["null_mape"]:.1f} % | |
+| the dense ones of them, each group by factors fitted on the others | {n} | {error:.1f} % | {inside:.0f} % |
+| newer kinds, with coefficients from elsewhere (`runs2.json`) | {newer["n"]} | {newer["mape"]:.1f} % | \
+{newer["inside"]:.0f} % |
+| one constant MFU per device and precision, on the rows of the first line | {time["n"]} | {time["null_mape"]:.1f} % | |
 """
+
+
+def _times(found: Any, names: Mapping[str, str]) -> str:
+    """Lines of a table with the errors of the times of each group, and of all."""
+    scored = {group["group"]: group for group in found["groups"]}
+    rows = [(name, scored[key]["time"]) for key, name in names.items()]
+    rows.append(("all", found["overall"]["time"]))
+    missing = {key for key, group in scored.items() if group["time"] is not None} - names.keys()
+    assert not missing, f"groups without a name for the page: {sorted(missing)}"
+    return "\n".join(
+        f"| {name} | {time['n']} | {time['mape']:.1f} % | {time['bias']:+.1f} % | {time['null_mape']:.1f} % | "
+        f"{time['inside']:.0f} % |"
+        for name, time in rows
+    )
 
 
 def accuracy() -> str:
     """Time and memory of the published runs, group by group."""
     found = _validated()
     scored = {group["group"]: group for group in found["groups"]}
-    rows = [(name, scored[key]["time"]) for key, name in GROUPS.items()]
-    rows.append(("all", found["overall"]["time"]))
-    missing = {key for key, group in scored.items() if group["time"] is not None} - GROUPS.keys()
-    assert not missing, f"groups without a name for the page: {sorted(missing)}"
-    table = "\n".join(
-        f"| {name} | {time['n']} | {time['mape']:.1f} % | {time['bias']:+.1f} % | {time['null_mape']:.1f} % | "
-        f"{time['inside']:.0f} % |"
-        for name, time in rows
-    )
+    table = _times(found, GROUPS)
     memory = {key: scored[key]["memory"] for key in ("d_mcore_ci_small_memory", "f_torchtitan", "i_zero_bubble_a100")}
     ci, titan, zero = memory.values()
     forms = scored["c_korthikanti_formula_memory"]
@@ -85,13 +122,27 @@ closed forms of 2205.05198: activations {forms["activation"]["mape"]:.2f} %, sta
 """
 
 
-@cache
-def _factors() -> Any:
-    """What ``calibration/software_factors.py`` finds on the published runs; nothing is written."""
-    folder = data_folder()
-    command = [sys.executable, str(ROOT / "calibration" / "software_factors.py"), "--json", "--runs"]
+def newer() -> str:
+    """Time and memory of the newer published runs, group by group."""
+    found = _validated(file="runs2.json")
+    memory = ", ".join(
+        f"{NEWER[group['group']].partition(',')[0]} {group['memory']['mape']:.0f} % ({group['memory']['n']})"
+        for group in found["groups"]
+        if group["memory"] is not None
+    )
+    return f"""\
+| newer published runs | n | time MAPE | bias (median) | null model | inside 90 % |
+| --- | --- | --- | --- | --- | --- |
+{_times(found, NEWER)}
+
+Peak memory: {memory}.
+"""
+
+
+def _calibration(module: str, *options: str) -> Any:
+    """What a script of ``calibration`` prints as JSON; nothing is written."""
     done = subprocess.run(
-        [*command, f"{folder}/runs/runs.json"],
+        [sys.executable, "-m", f"calibration.{module}", *options, "--json"],
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -101,22 +152,42 @@ def _factors() -> Any:
     return json.loads(done.stdout)
 
 
+@cache
+def _factors() -> Any:
+    """The software factors of the published runs."""
+    return _calibration("software_factors", "--runs", f"{data_folder()}/runs/runs.json")
+
+
 def left_out() -> str:
     """Errors of groups that were left out of the fit, of data-sheet peaks, and of sites with two runs."""
     errors = {f"{fit['device']} {fit['software']}": fit["left_out"] for fit in _factors()}
     lines = [
-        f"| {GROUPS[name.split(',')[0]]}{''.join(name.partition(',')[1:])} | {key} | {error:.1f} % |"
+        f"| {GROUPS[name.split(',')[0]]}{''.join(name.partition(',')[1:])} | factors of {key} | "
+        f"{held['error']:.1f} % | {held['inside']} of {held['n']} |"
         for key, groups in errors.items()
-        for name, error in groups.items()
+        for name, held in groups.items()
+    ]
+    folder = data_folder()
+    causes = _calibration("structural_spreads", f"{folder}/runs/runs.json", f"{folder}/runs/runs2.json")
+    lines += [
+        f"| {(GROUPS | NEWER)[group['group']]} | spread of {CAUSES[one['cause']]} | | "
+        f"{group['inside']} of {group['runs']} |"
+        for one in causes
+        for group in one["groups"]
     ]
     compared = [group for group in _validated("--compare spec")["compare"]["groups"] if group["group"] != "all"]
     spec = sum(group["other_mape"] * group["n"] for group in compared) / sum(group["n"] for group in compared)
     site = _validated("--site 2")["site"]["overall"]["over_choices"]
     table = "\n".join(lines)
+    shares = [held["inside"] / held["n"] for groups in errors.values() for held in groups.values()]
+    shares += [group["inside"] / group["runs"] for one in causes for group in one["groups"]]
+    mean = 100 * sum(shares) / len(shares)
     return f"""\
-| group left out of the fit | factors of | time MAPE |
-| --- | --- | --- |
+| group left out of the fit | of what | time MAPE | inside 90 % |
+| --- | --- | --- | --- |
 {table}
+
+In the mean over these groups the interval holds {mean:.0f} %.
 
 `semu validate --compare spec`: at data-sheet peaks the mean error is {spec:.0f} %. `semu validate --site 2`: two runs \
 of a site move the mean error of the others from
@@ -170,6 +241,7 @@ def _cell(kinds: list[Any], *, is_first: bool) -> str:
 ACCURACY: dict[str, Callable[[], str]] = {
     "summary": summary,
     "accuracy": accuracy,
+    "newer": newer,
     "left-out": left_out,
     "held-out": held_out,
 }

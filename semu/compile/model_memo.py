@@ -106,7 +106,7 @@ class ModelState:
     @classmethod
     def of(cls, model: Model) -> ModelState:
         """Read a model."""
-        every = [module for item in model.modules for _, module in item.body.named_modules()]
+        every = [module for item in model.modules for module in item.body.modules()]
         kinds = {type(module) for module in every}
         bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if issubclass(base, Module))
         return cls(

@@ -250,7 +250,7 @@ class ModelTracer:
         if structure is not None:
             key, parameters = structure.key, structure.parameters
         else:
-            key, parameters = body.fingerprint(), tuple(parameter for _, parameter in body.named_parameters())
+            key, parameters = body.fingerprint(), tuple(parameter for parameter in body.parameters())
         styles: tuple[ShardingStyle | None, ...] = ()
         again: tuple[bool, ...] = ()
         plan, recompute = self.options.plan, self.options.recompute

@@ -85,7 +85,7 @@ def split_costs(costed: CostedJob) -> Mapping[tuple[int, int], StageCosts]:
 
 
 def _idle(program: StageProgram, evaluation: Evaluation) -> StageCosts:
-    """Costs of a stage without operators: no time, and what nobody needs goes."""
+    """Costs of a stage without operators: it takes no time, and storages that only it still held are freed."""
     n = evaluation.num_shapes
     freed = program.size_row[program.alive_before & ~program.alive_after]
     return StageCosts(

@@ -27,7 +27,8 @@ _DOC = """
 
 
 class _OfRuns(Protocol[_Options, _Result_co]):
-    """A function of a job with options, or of a run with changes and the same options."""
+    """A function that takes either a job or the name of a run, and the same options for both. A run can be changed by
+    ``overrides``, ``cluster`` and ``parallel``, a job cannot."""
 
     @overload
     def __call__(self, job: TrainingJob | RunName, *options: _Options.args, **named: _Options.kwargs) -> _Result_co: ...

@@ -1,4 +1,5 @@
-"""``consolidate``: every unit of a partition simulated alone, once for equal ones, and put down as a single node."""
+"""``consolidate``: simulates every unit of a partition alone and replaces it by a single node; of equal units one is
+simulated."""
 
 from __future__ import annotations
 

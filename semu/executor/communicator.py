@@ -33,7 +33,8 @@ class Handle(Protocol):
     """A launched operation."""
 
     def wait(self, timeout_s: float) -> None:
-        """Until its tensors may be read (receive) or written to again (send); on a GPU for kernels launched later.
+        """Return when the tensors of the operation may be read (receive) or written to again (send). On a GPU it
+        returns at once, and kernels launched later wait.
 
         Raises:
             TimeoutError: not within the time [s]. ConnectionError: the peer is gone, or another rank has failed.
@@ -41,11 +42,12 @@ class Handle(Protocol):
 
 
 class Communicator(Protocol):
-    """Of one rank. World ranks are ``rank * num_replicas + replica``, the order of ``semu.parallel.Mesh``.
+    """Sends and receives tensors of one rank. World rank = ``rank * num_replicas + replica``, as in
+    ``semu.parallel.Mesh``.
 
     Attributes:
-        num_ranks, num_replicas: pipeline ranks, data-parallel replicas. rank, replica: which one this is.
-        device: where its tensors live.
+        num_ranks: number of pipeline ranks. num_replicas: number of data-parallel replicas.
+        rank, replica: pipeline rank and replica of this process. device: device of the tensors that it sends.
     """
 
     num_ranks: int

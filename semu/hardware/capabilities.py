@@ -31,11 +31,14 @@ class Host:
         launch_s: CPU time to launch one kernel [s]; it costs only when the GPU runs dry.
         memory_bytes: host memory per GPU, for offload [bytes].
         eager_launch_s: like launch_s, where modules run operator by operator: with Python, dispatch and autograd [s].
+        transfer_stall: what launches of an eager framework take longer for every further rank of the tensor group, as
+            a share of themselves, on ranks whose pipeline transfers cross nodes; 0 where adapters need no host thread.
     """
 
     launch_s: Number
     memory_bytes: Number
     eager_launch_s: Number
+    transfer_stall: Number
 
     def launch(self, *, is_eager: bool) -> tuple[str, Number]:
         """What a launch takes, with its dotted key. ``is_eager``: modules run operator by operator."""
@@ -51,12 +54,13 @@ class Fabric:
 
     Attributes:
         name: in ``cluster.fabric``. has_trees: whether all-reduces run on trees over nodes, or on rings alone.
-        links: coefficients of collectives over it, in place of the profile's.
+        links: coefficients of collectives over it, in place of the profile's. transfer_stall: as of ``Host``.
     """
 
     name: str
     has_trees: bool
     links: Mapping[OpKind, CollectiveEfficiency]
+    transfer_stall: Number
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,8 @@ class DeviceProfile:
     def over(self, fabric: Fabric) -> DeviceProfile:
         """The device with another network between its nodes."""
         nic = LinkEfficiency({**self.links[Port.NIC].kinds, **fabric.links})
-        return replace(self, links={**self.links, Port.NIC: nic}, has_trees=fabric.has_trees)
+        host = replace(self.host, transfer_stall=fabric.transfer_stall)
+        return replace(self, links={**self.links, Port.NIC: nic}, has_trees=fabric.has_trees, host=host)
 
     def scaled(self, recipe: Fp8Recipe) -> DeviceProfile:
         """The device with the coefficients of an fp8 recipe for products and casts, where the profile has them."""
@@ -242,6 +247,7 @@ class DeviceProfile:
         yield "host.launch_s", self.host.launch_s
         yield "host.memory_bytes", self.host.memory_bytes
         yield "host.eager_launch_s", self.host.eager_launch_s
+        yield "host.transfer_stall", self.host.transfer_stall
         for key, section in self.sections().items():
             for name in coefficient_names(type(section)):
                 yield f"{key}.{name}", Number(getattr(section, name), section.provenance, section.source)
@@ -295,7 +301,7 @@ class DeviceProfile:
 
         Args:
             numbers: dotted key, as ``numbers()`` gives them, or nested tables of them -> value. An overridden number
-                has provenance ``spec`` and source ``override``. A section with an overridden coefficient has
+                has provenance ``spec`` and source ``OVERRIDE_SOURCE``. A section with an overridden coefficient has
                 provenance ``spec`` at best, and no ``relative_error``.
             where: place of the mapping, for errors.
         Raises:
@@ -309,7 +315,7 @@ class DeviceProfile:
         return profile
 
     def _with_number(self, key: str, value: float) -> DeviceProfile:
-        number = Number(value, Provenance.SPEC, "override")
+        number = Number(value, Provenance.SPEC, OVERRIDE_SOURCE)
         group, *path = key.split(".")
         if not path:
             changed: dict[str, Any] = {group: number}
@@ -344,6 +350,8 @@ class DeviceProfile:
         return {"efficiencies": {**self.efficiencies, kind: section}}
 
 
+OVERRIDE_SOURCE = "override"
+"""Source of numbers that ``override`` puts into a profile."""
 PEAKS = (
     "memory_bytes",
     "mem_bytes_per_s",

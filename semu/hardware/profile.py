@@ -47,7 +47,7 @@ NOTES = ("site", "calibration")
 measurements, and how the fit was made."""
 
 _DEFAULT = "_default"
-_HOST = ("launch_s", "memory_bytes", "eager_launch_s")
+_HOST = ("launch_s", "memory_bytes", "eager_launch_s", "transfer_stall")
 _REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")
 _DERIVED_PEAKS = {DType.FP16: 1.0, DType.TF32: 1 / 2, DType.FP32: 1 / 16}
 """Fractions of the bf16 peak for precisions that a file without base leaves out: those of the A100."""
@@ -63,7 +63,7 @@ def list_fabrics() -> list[str]:
 
 @memo.remembered(8)
 def load_fabric(name: str) -> Fabric:
-    """A shipped network: ``[link.nic.KIND]`` tables as in a profile, ``trees``, ``description``.
+    """A shipped network: ``[link.nic.KIND]`` and ``host.transfer_stall`` as in a profile, ``trees``, ``description``.
 
     Raises:
         ConfigError: an unknown name.
@@ -73,7 +73,8 @@ def load_fabric(name: str) -> Fabric:
     table = _read(_FABRIC_DIR / f"{name}.toml")
     has_trees = bool(table.pop("trees"))
     parts = _parse(table, _Parts())
-    return Fabric(name, has_trees, {kind: link for (_, kind), link in parts.links.items()})
+    links = {kind: link for (_, kind), link in parts.links.items()}
+    return Fabric(name, has_trees, links, parts.numbers["host.transfer_stall"])
 
 
 def list_profiles() -> list[str]:

@@ -16,7 +16,7 @@ _ORDER = (
     *("master_dtype", "optimizer_state_dtype", "fp8_weights", "fp8_recipe", "gradient_clipping", "loss_scaling"),
     *("overhead_s", "jitter", "straggler_share", "straggler_slowdown", "workspaces"),
     *("recompute_policy", "recompute_every", "cross_entropy", "gradient_accumulation_fusion", "eager_modules"),
-    *("offload", "offload_layers", "offload_fraction", "launch_s"),
+    *("offload", "offload_layers", "offload_fraction", "launch_s", "transfer_stall"),
     *("schedule_file", "activation_limit", "optimizer_post_validation"),
 )
 """Order of the keys in a result; an option that is not named here follows in the table's order."""
@@ -43,6 +43,9 @@ def describe_training(job: TrainingJob) -> dict[str, object]:
     if training.launches:
         _, launch_s = job.profile.host.launch(is_eager=training.is_eager)
         values["launch_s"] = {"value": launch_s.value, "provenance": launch_s.provenance.value}
+        stall = job.profile.host.transfer_stall
+        if training.is_eager and stall.value > 0 and job.parallel.pp > 1 and job.parallel.tp > 1:
+            values["transfer_stall"] = {"value": stall.value, "provenance": stall.provenance.value}
     return {name: values[name] for name in dict.fromkeys((*_ORDER, *values)) if name in values}
 
 

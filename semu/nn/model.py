@@ -118,7 +118,7 @@ class Model:
     @property
     def reads_replicas(self) -> bool:
         """Whether a module exchanges with the other data-parallel replicas in its forward."""
-        return any(item.reads_replicas for module in self.modules for _, item in module.body.named_modules())
+        return any(item.reads_replicas for module in self.modules for item in module.body.modules())
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every distinct parameter by path."""
@@ -131,7 +131,8 @@ class Model:
 
     def num_parameters(self, *, trainable_only: bool = False) -> int:
         """Elements of all distinct parameters."""
-        return sum(p.numel for _, p in self.named_parameters() if p.requires_grad or not trainable_only)
+        every = {id(item): item for module in self.modules for item in module.body.parameters()}
+        return sum(p.numel for p in every.values() if p.requires_grad or not trainable_only)
 
     def freeze(self, paths: Sequence[str], *, where: str = "model.frozen") -> Model:
         """Freeze every parameter at or below the given module paths, or of all modules of a role; returns the model.
@@ -139,6 +140,8 @@ class Model:
         Raises:
             ConfigError: a path that names no module.
         """
+        if not paths:
+            return self
         roles: dict[str, list[str]] = {}
         for module in self.modules:
             roles.setdefault(module.role.value, []).append(module.name)

@@ -30,13 +30,16 @@ class Parameter:
         ConfigError: a dimension that is not a positive integer.
     """
 
+    shape: tuple[int, ...]
+    numel: int
+    requires_grad: bool
+    name: str
+
     def __init__(self, *shape: int, requires_grad: bool = True) -> None:
         for dim in shape:
             check_integer(dim, None, "a parameter dimension")
-        self.shape = shape
-        self.numel = math.prod(shape)
-        self.requires_grad = requires_grad
-        self.name = "parameter"
+        self.__dict__.update(shape=shape, numel=math.prod(shape), requires_grad=requires_grad, name="parameter")
+        CHANGES.note()
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -77,19 +80,23 @@ class Module:
         return held
 
     def __setattr__(self, name: str, value: object) -> None:
-        self._children().pop(name, None)
-        self._held().pop(name, None)
+        children, held = self._children(), self._held()
+        if name in self.__dict__:
+            children.pop(name, None)
+            held.pop(name, None)
         if isinstance(value, Module):
-            self._children()[name] = value
+            children[name] = value
         elif isinstance(value, Parameter):
             if value.name == "parameter":
                 value.name = name
-            self._held()[name] = value
+            held[name] = value
         object.__setattr__(self, name, value)
         CHANGES.note()
 
     def __delattr__(self, name: str) -> None:
         object.__delattr__(self, name)
+        self._children().pop(name, None)
+        self._held().pop(name, None)
         CHANGES.note()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,9 +142,22 @@ class Module:
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and everything below it, by dotted path."""
-        yield prefix, self
-        for name, child in self.named_children():
-            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+        waiting = [(prefix, self)]
+        while waiting:
+            path, module = waiting.pop()
+            yield path, module
+            below = module.__dict__.get("_modules")
+            if below:
+                start = f"{path}." if path else ""
+                waiting += [(start + name, child) for name, child in reversed(below.items())]
+
+    def modules(self) -> Iterator[Module]:
+        """This module and everything below it, in the order of ``named_modules``."""
+        waiting = [self]
+        while waiting:
+            module = waiting.pop()
+            yield module
+            waiting += reversed(module.__dict__.get("_modules", {}).values())
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Every distinct parameter by dotted path; a shared one appears once."""
@@ -148,17 +168,25 @@ class Module:
                     seen.add(id(parameter))
                     yield f"{path}.{name}" if path else name, parameter
 
+    def parameters(self) -> list[Parameter]:
+        """Every distinct parameter, in the order of ``named_parameters``."""
+        return list(
+            {
+                id(item): item for module in self.modules() for item in module.__dict__.get("_parameters", {}).values()
+            }.values()
+        )
+
     def own_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Parameters held by this module itself, by attribute name."""
         yield from self._held().items()
 
     def num_parameters(self, *, trainable_only: bool = False) -> int:
         """Elements of all distinct parameters."""
-        return sum(p.numel for _, p in self.named_parameters() if p.requires_grad or not trainable_only)
+        return sum(p.numel for p in self.parameters() if p.requires_grad or not trainable_only)
 
     def requires_grad_(self, requires_grad: bool = True) -> Module:
         """Freeze (False) or train (True) every parameter below; returns the module."""
-        for _, parameter in self.named_parameters():
+        for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self
 

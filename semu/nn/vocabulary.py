@@ -29,7 +29,7 @@ def pad_vocabulary(model: Model, multiple: int) -> dict[int, int]:
     check_integer(multiple, "model.vocab_multiple", "a size")
     rows = {table.weight.shape[0] for table in _tables(model)}
     padded = {count: -(-count // multiple) * multiple for count in rows if count % multiple}
-    every = {parameter for part in model.modules for _, parameter in part.body.named_parameters()}
+    every = {parameter for part in model.modules for parameter in part.body.parameters()}
     for parameter in every:
         if parameter.shape and parameter.shape[0] in padded:
             parameter.shape = (padded[parameter.shape[0]], *parameter.shape[1:])
@@ -38,4 +38,4 @@ def pad_vocabulary(model: Model, multiple: int) -> dict[int, int]:
 
 
 def _tables(model: Model) -> list[Embedding]:
-    return [item for part in model.modules for _, item in part.body.named_modules() if isinstance(item, Embedding)]
+    return [item for part in model.modules for item in part.body.modules() if isinstance(item, Embedding)]

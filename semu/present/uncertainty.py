@@ -7,7 +7,8 @@ its time, to first order, and r_k the relative standard deviation of its times,
     sigma^2 = sum over k (s_k r_k)^2.
 
 The interval is that of a log-normal time of the relative standard deviation sigma / t: t exp(-+ z sigma / t), with z
-the normal quantile. It is about coefficients only: what semu does not model adds nothing to it.
+the normal quantile. Kinds of runs that semu predicts worse than its coefficients say add a spread of the whole time
+(``semu.simulation.effects.structural``), independent of the others, as a kind ``structure.NAME`` whose s_k is t.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ FACTOR_SPREADS: Mapping[Provenance, float] = {
 """The same for software factors: half as much, since they are near 1 everywhere; one that a profile does not give is 1
 with the spread of a transferred one."""
 
+STRUCTURE = "structure"
+"""First word of the kinds that no coefficient stands for."""
+
 _WIDEST = 20.0
 """An interval goes no further than e^20 either way: it stays a number."""
 
@@ -69,8 +73,9 @@ class UncertainKind:
     """What one kind of coefficients contributes.
 
     Attributes:
-        kind: section of the profile: ``matmul``, ``nvlink.all_reduce``, ``software.matmul``, ``host.launch_s``. The
-            software factors apply to seconds that their kinds count too.
+        kind: section of the profile: ``matmul``, ``nvlink.all_reduce``, ``software.matmul``, ``host.launch_s``; or a
+            kind of run, ``structure.experts``. Software factors and kinds of runs apply to seconds that other kinds
+            count too.
         time_s: seconds by which the iteration grows when everything of the kind takes twice its time, to first order.
         spread: relative standard deviation of those times.
     """

@@ -179,7 +179,7 @@ def _expert_ranks(dp: int, experts: int) -> list[int]:
 
 
 def _weights(model: Model) -> _Weights:
-    mixtures = [item for m in model.modules for _, item in m.body.named_modules() if isinstance(item, MixtureOfExperts)]
+    mixtures = [item for m in model.modules for item in m.body.modules() if isinstance(item, MixtureOfExperts)]
     experts = sum(item.experts.num_parameters() for item in mixtures)
     return _Weights(
         model.num_parameters() - experts, experts, math.gcd(*(item.num_experts for item in mixtures)) if mixtures else 0

@@ -121,7 +121,7 @@ def keep_heads_whole(config: dict[str, Any], model: Model) -> list[str]:
 
 def _heads(module: ModalityModule) -> list[int]:
     """Heads of a module's attention layers, each number once."""
-    layers = (layer for _, layer in module.body.named_modules() if isinstance(layer, SelfAttention))
+    layers = (layer for layer in module.body.modules() if isinstance(layer, SelfAttention))
     return sorted({layer.heads for layer in layers})
 
 

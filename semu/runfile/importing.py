@@ -181,7 +181,7 @@ def describe_model(run: RunConfig) -> list[Mapping[str, Any]]:
         for path, block in modality.blocks():
             parts = tuple((name, _own(child, seen)) for name, child in block.named_children())
             entry = (path, _own(block, seen), parts)
-            seen.update(parameter for _, parameter in block.named_parameters())
+            seen.update(parameter for parameter in block.parameters())
             if groups and groups[-1][0][1:] == entry[1:] and parts:
                 groups[-1].append(entry)
             else:
@@ -196,7 +196,7 @@ def describe_model(run: RunConfig) -> list[Mapping[str, Any]]:
 
 def _own(module: Module, seen: set[Parameter]) -> int:
     """Parameters below a module that no block before it has: a tied table counts where it comes first."""
-    return sum(parameter.numel for _, parameter in module.named_parameters() if parameter not in seen)
+    return sum(parameter.numel for parameter in module.parameters() if parameter not in seen)
 
 
 def _row(path: str, count: int, each: int, level: int) -> Mapping[str, Any]:

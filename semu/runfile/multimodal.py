@@ -143,8 +143,8 @@ def _read(table: Mapping[str, Any], part: str, notes: list[str]) -> Model:
 
 def _left_out(source: Model, tower: Tower) -> list[str]:
     """What the user is told of an encoder's parts that a tower does not have."""
-    kept = {parameter for block in tower.blocks.values() for _, parameter in block.named_parameters()}
-    encoder = next(m for m in source.modules if not kept.isdisjoint(p for _, p in m.body.named_parameters()))
+    kept = {parameter for block in tower.blocks.values() for parameter in block.parameters()}
+    encoder = next(m for m in source.modules if not kept.isdisjoint(p for p in m.body.parameters()))
     left = encoder.body.num_parameters() - sum(parameter.numel for parameter in kept)
     what = "model.encoder: {:,} parameters behind the layers of {} are left out (head, pooling, projector)"
     return [what.format(left, source.name)] if left else []

@@ -145,8 +145,11 @@ def _memory(problem: SearchProblem, rank: int, away: F64) -> float:
 
 
 def _gather(problem: SearchProblem, time: F64, head: F64, tail: F64) -> F64:
-    """Raise heads and tails by sets, component by component; returns how long each pair is away at least between its
-    forward and its backward: float64[n] [s]."""
+    """Raise heads and tails by what sets of stages need, one component of the graph after another.
+
+    Returns:
+        float64[num_pairs] [s], the least time between the end of a pair's forward and the start of its backward.
+    """
     from semu.searcher.kernels.bounds import gather_sets
 
     before, after = problem.edges

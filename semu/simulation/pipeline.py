@@ -106,7 +106,8 @@ def _name(units: PipelineUnits, gathers: Sequence[OuterSlice], unit: int) -> str
 
 
 def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ...]) -> UnitGraph:
-    """The units and so many gathers of each rank behind them, which run in turn, without latencies or names."""
+    """A graph of ``units`` followed by ``num_gathers[rank]`` gathers of each rank, without latencies or names. The
+    gathers of a rank run one after another."""
     gather_rank = np.repeat(np.arange(len(num_gathers)), num_gathers)
     gather = units.num_units + np.arange(len(gather_rank), dtype=np.int32)
     in_turn = np.stack((gather[:-1], gather[1:]), axis=1)[gather_rank[1:] == gather_rank[:-1]]

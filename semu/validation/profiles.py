@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from semu.frames import Tabular
@@ -19,13 +19,13 @@ from semu.validation.scoring import Errors
 
 def on_data_sheet(make_job: JobMaker) -> JobMaker:
     """Makes the same jobs, on devices as their data sheets have them."""
+    return partial(_on_data_sheet, make_job)
 
-    def _make(tables: Tables) -> TrainingJob:
-        job = make_job(tables)
-        cluster = replace(job.cluster, device=data_sheet(job.cluster.profile), override={})
-        return replace(job, cluster=cluster)
 
-    return _make
+def _on_data_sheet(make_job: JobMaker, tables: Tables) -> TrainingJob:
+    job = make_job(tables)
+    cluster = replace(job.cluster, device=data_sheet(job.cluster.profile), override={})
+    return replace(job, cluster=cluster)
 
 
 @dataclass(frozen=True)

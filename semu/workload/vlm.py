@@ -178,7 +178,8 @@ class VlmBatch(AbstractBatch):
 
 @memo.remembered(4)
 def _read(batch: VlmBatch, count: int, micro_batch: int, context: int) -> tuple[Microbatch, ...]:
-    """The microbatches of a batch; a job that is simulated again reads the same."""
+    """The microbatches of a batch: ``count`` of them, of ``micro_batch`` packed sequences of ``context`` tokens each.
+    They are remembered, as a job is often simulated again."""
     samples, bounds = batch._packed(count * micro_batch, context)
     return tuple(samples.microbatches(bounds, count, micro_batch, batch.attend_across_samples))
 

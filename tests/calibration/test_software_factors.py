@@ -6,6 +6,7 @@ import importlib.util
 import math
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -64,7 +65,19 @@ def test_factors_that_made_the_times_come_back(script: ModuleType, jobs: list[ob
     assert [script.NAMES[number] for number in free] == ["matmul", "triton-fa1", "memory_bound"]
     assert factors[1] == pytest.approx(1.8, rel=0.1)
     assert list(factors[3:]) == [0.0, 0.0]  # one GPU: nothing tells of them
-    assert max(script.left_out(samples, line, free).values()) < 2.0
+    held = script.left_out(samples, line, free)
+    assert max(group.error for group in held.values()) < 2.0
+    assert {name: (group.n, group.inside) for name, group in held.items()} == {"g": (4, 4), "h": (4, 4)}
+    late = [replace(sample, measured_s=sample.measured_s * (3 if sample.group == "g" else 1)) for sample in samples]
+    assert script.left_out(late, line, free)["g"].inside == 0
+
+
+def test_the_error_of_factors_is_that_of_groups_left_out(script: ModuleType) -> None:
+    held = {"g": script.LeftOut(10.0, 4, 4), "h": script.LeftOut(20.0, 4, 1)}
+    found = script.Result("a100-80g", "torch", {**script.NEUTRALS, "matmul": 1.1}, 8, 2.0, 9.0, {}, held)
+    table = tomllib.loads(found.tables()["software.torch"])["software"]["torch"]
+    assert table["matmul"]["relative_error"] == pytest.approx(0.15)
+    assert found.to_json()["left_out"]["h"] == {"error": 20.0, "n": 4, "inside": 1}
 
 
 def test_the_minimum_is_below_all_others(script: ModuleType) -> None:

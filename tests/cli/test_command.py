@@ -367,6 +367,18 @@ def test_strict_refuses_default_coefficients(tiny: str, tmp_path: Path, capsys: 
     assert "default" not in json.loads(out)["provenance"]
 
 
+@pytest.mark.parametrize("setup", ["lm-7b", "vlm-s"])
+def test_an_interval_that_is_too_wide_is_refused(setup: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "simulate", setup, "--json")
+    found = json.loads(out)
+    above = 100 * (found["iteration_time_interval_s"][1] / found["iteration_time_s"] - 1)
+    code, error = error_of(capsys, "simulate", setup, "--strict-interval", str(above - 0.1))
+    assert (code, error["kind"], error["got"]) == (5, "MissingCoefficientError", f"{above:.1f} %")
+    assert found["uncertainty"]["kinds"][0]["kind"] in error["where"]
+    assert run(capsys, "simulate", setup, "--strict-interval", str(above + 0.1))[0] == 0
+    assert error_of(capsys, "simulate", setup, "--strict-interval", "-1")[0] == 2
+
+
 def test_a_defect_exits_70(tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> Report:
         raise ZeroDivisionError("a bug")

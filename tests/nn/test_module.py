@@ -46,6 +46,8 @@ def test_attributes_register_under_their_names() -> None:
     net = Net()
     assert [name for name, _ in net.named_children()] == ["first", "rest"]
     assert [name for name, _ in net.named_modules()] == ["", "first", "rest", "rest.0", "rest.1"]
+    assert list(net.modules()) == [module for _, module in net.named_modules()]
+    assert net.parameters() == [parameter for _, parameter in net.named_parameters()]
     assert [(name, p.shape) for name, p in net.named_parameters("net")] == [
         ("net.scale", (6,)),
         ("net.first.weight", (6, 4)),
@@ -56,6 +58,17 @@ def test_attributes_register_under_their_names() -> None:
     ]
     assert [name for name, _ in net.own_parameters()] == ["scale"]
     assert net.num_parameters() == 6 + 24 + 6 + 36 + 12
+
+
+def test_what_is_deleted_or_replaced_is_gone() -> None:
+    net = Net()
+    del net.first
+    net.scale = 3  # type: ignore[assignment]
+    assert [name for name, _ in net.named_modules()] == ["", "rest", "rest.0", "rest.1"]
+    assert [name for name, _ in net.named_parameters()] == ["rest.0.weight", "rest.1.weight", "rest.1.bias"]
+    net.rest = LayerNorm(6)  # type: ignore[assignment]
+    net.first = Linear(4, 6)
+    assert [name for name, _ in net.named_modules()] == ["", "rest", "first"]
 
 
 def test_reassigning_an_attribute_replaces_or_removes_it() -> None:

@@ -98,7 +98,7 @@ def test_heads_that_the_group_does_not_divide(heads: int, kv_heads: int | None, 
         attention_under(heads, tp, kv_heads=kv_heads)
     error = caught.value
     count = heads if heads % tp else kv_heads
-    assert str(count) in error.message
+    assert f"{count} {'heads' if heads % tp else 'key-value heads'} cannot" in error.message
     assert error.got == f"tp = {tp}"
     assert error.nearest == nearest
     attention_under(heads, nearest, kv_heads=kv_heads)  # which is legal

@@ -59,7 +59,7 @@ def test_products_are_those_that_torch_counts(name: str) -> None:
 def test_tensor_parallelism_shares_the_products(name: str, tp: int) -> None:
     model = load_hf(fields_of(name)).model
     if tp > 2 and name not in ("falcon-rw", "bloom"):
-        with pytest.raises(Exception, match="2 heads cannot be split"):
+        with pytest.raises(Exception, match="2 key-value heads cannot be split"):
             trace_model(model, tp=tp)
         return
     assert tp * flop(trace_model(model, tp=tp), packed("text", [32], tp)) == flop(

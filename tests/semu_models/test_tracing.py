@@ -110,7 +110,7 @@ def test_heads_that_do_not_divide_are_refused(name: str) -> None:
     assert caught.value.nearest == 7
 
 
-@pytest.mark.parametrize(("name", "what"), [("gpt2", "50257"), ("gemma3-1b", "1 heads")])
+@pytest.mark.parametrize(("name", "what"), [("gpt2", "50257"), ("gemma3-1b", "1 key-value heads")])
 def test_what_two_ranks_cannot_share_is_refused(name: str, what: str) -> None:
     """A vocabulary that is not padded, one key head."""
     with pytest.raises(GraphError, match=what) as caught:

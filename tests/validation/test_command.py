@@ -38,6 +38,22 @@ def test_json_is_one_document(runs: str, capsys: pytest.CaptureFixture[str]) -> 
     assert (code, json.loads(out)) == (0, json.loads(json.dumps(expected)))
 
 
+@pytest.mark.parametrize("profile", [(), ("--profile", "spec"), ("--profile", "h100", "--compare", "spec")])
+def test_with_several_workers_it_is_the_same(
+    profile: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [run({"model.layers": 2 + number % 3}, id=f"r{number}", group="gh"[number % 2]) for number in range(21)]
+    runs = write_runs(tmp_path / "many.json", *rows, "no row")
+    alone, several = (run_command(capsys, "--runs", runs, *profile, "--json", "--workers", n) for n in "12")
+    assert alone[0] == several[0] == 2 and alone[1] == several[1]
+    assert json.loads(alone[1])["counts"] == {"ok": 21, "refused": 0, "error": 1}
+
+
+def test_no_number_of_workers(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_command(capsys, "--runs", runs, "--workers", "0")
+    assert (code, out) == (2, "") and "--workers" in err
+
+
 def test_without_a_file_it_runs_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_command(capsys, "--json")
     document = json.loads(out)

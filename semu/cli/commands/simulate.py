@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: a run that cannot be read or does not fit together.
-        MissingCoefficientError: a default coefficient under ``--strict``.
+        MissingCoefficientError: a default coefficient under ``--strict``, a wide interval under
+            ``--strict-interval``.
     """
     from semu.present.report import TraceDetail
 
@@ -63,6 +65,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         report = of_run(report, run)  # files and --json have the notes of stderr too
         if arguments.strict:
             refuse_defaults(report)
+        if arguments.strict_interval is not None:
+            refuse_wide(report, arguments.strict_interval)
         report = advised(
             job,
             report,
@@ -193,3 +197,18 @@ def refuse_defaults(report: Report) -> None:
         expected="a device profile with efficiencies for these kinds of operators, or no --strict",
         got="provenance default",
     )
+
+
+def refuse_wide(report: Report, most_percent: float) -> None:
+    """Refuse a report whose interval goes further than ``most_percent`` above its time."""
+    check_number(most_percent, "--strict-interval", "a share in percent")
+    assert report.uncertainty is not None
+    wide = 100 * (report.uncertainty.interval_s()[1] / report.iteration_time_s - 1) if report.iteration_time_s else 0.0
+    if wide > most_percent:
+        raise MissingCoefficientError(
+            f"the 90 % interval goes to {wide:.1f} % above the time",
+            where=", ".join(item.kind for item in report.uncertainty.kinds[:3]),
+            expected=f"at most {most_percent:g} %, or a wider --strict-interval",
+            got=f"{wide:.1f} %",
+            nearest=f"--strict-interval {math.ceil(wide)}",
+        )

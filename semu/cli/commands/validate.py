@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from semu.validation import BadRow, Row, ValidationResult
 
 
+_MANY = 48
+"""So many rows are worth more than one process."""
+
+
 def validate_command(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code.
 
@@ -39,8 +43,9 @@ def validate_command(arguments: argparse.Namespace) -> int:
         rows = _of_groups(rows, arguments.group)
         if arguments.pass_times:
             rows = _with_pass_times(rows, arguments)
-        under_profile = _validator(rows, arguments.profile, "--profile")
-        under_other = _validator(rows, arguments.compare, "--compare")
+        workers = _workers(arguments, len(rows))
+        under_profile = partial(_validator(rows, arguments.profile, "--profile"), workers=workers)
+        under_other = partial(_validator(rows, arguments.compare, "--compare"), workers=workers)
         if arguments.site is not None:
             from semu.validation.site import calibrate_sites
 
@@ -72,6 +77,19 @@ def validate_command(arguments: argparse.Namespace) -> int:
     if bad:
         say(f"error: {bad} of {len(result.rows)} rows cannot be read or simulated")
     return ConfigError.exit_code if bad else beyond
+
+
+def _workers(arguments: argparse.Namespace, rows: int) -> int:
+    """Processes: as asked for, else every core where there are rows enough to be worth it.
+
+    Raises:
+        ConfigError: no number of processes.
+    """
+    if arguments.workers is not None:
+        return check_integer(arguments.workers, "--workers", "a number of processes")
+    from semu.searcher.engines import make_engine
+
+    return make_engine("local").workers if rows >= _MANY else 1
 
 
 def _write_files(arguments: argparse.Namespace, result: ValidationResult) -> None:

@@ -85,6 +85,12 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "(pytorch.org/memory_viz) shows; may be repeated",
     )
     add_strict(output)
+    output.add_argument(
+        "--strict-interval",
+        type=float,
+        metavar="PERCENT",
+        help="refuse a time whose 90 %% interval goes further than this from it (exit 5)",
+    )
 
 
 SIMULATE = CommandOptions(

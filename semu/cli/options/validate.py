@@ -33,6 +33,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="only rows that say what a forward, an input gradient and a weight gradient took, with these times on "
         "every rank: what is left is the schedule",
     )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: every core for 48 rows or more)")
     parser.add_argument(
         "--tolerance",
         type=float,

@@ -26,9 +26,11 @@ class CutModule:
     """A module that cuts microbatches.
 
     Attributes:
-        name: of the module. streams: those that are cut with its items.
-        own: int64[dp, num_microbatches], parts of every replica. counts: the most of any replica, per microbatch.
-        first: parts before those of every microbatch, and behind them how many there are. column: of the first part.
+        name: of the module. streams: names of the streams that are cut together with the items of the module.
+        own: int64[dp, num_microbatches], number of parts that each replica cuts each microbatch into.
+        counts: per microbatch, the largest number of parts over all replicas.
+        first: per microbatch, the number of parts of all earlier microbatches; behind them, the number of all parts.
+        column: column of the first part in the table of shapes.
     """
 
     name: str

@@ -64,8 +64,8 @@ def _remove(b: int, head: I64, block: I64) -> None:
 
 @kernel
 def write_tape(turns: I64, first: I64, entries: I64, num_cells: int, tape: I64) -> int:
-    """Write changes out in the order of their turns, each allocation with a slot of its own: cells are allocated and
-    freed many times.
+    """Write changes of memory as a tape of allocations and frees, in the order of ``turns``. A cell is allocated and
+    freed many times; every allocation gets a new slot.
 
     Args:
         turns: int64[3, num_turns], cells that the change's entries and their sources are counted from, and the change.

@@ -16,10 +16,10 @@ from semu.imports.megatron.settings import Settings
 
 
 def transformer_table(settings: Settings) -> dict[str, Any]:
-    """The table.
+    """``[model.transformer]`` of a run file, from the settings of a launch script.
 
     Raises:
-        ConfigError: a size that is missing, or sizes that contradict one another.
+        ConfigError: a size is missing, or sizes contradict one another.
     """
     layers, hidden = settings.required("num_layers"), settings.required("hidden_size")
     heads = settings.required("num_attention_heads")

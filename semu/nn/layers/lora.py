@@ -123,6 +123,13 @@ def add_lora(model: Model, lora: LoRA, *, where: str = "model.lora") -> Model:
     return model
 
 
+def has_lora(model: Model) -> bool:
+    """Whether a layer has an adapter."""
+    return any(
+        isinstance(item, LoRALinear | LoRAExperts) for m in model.modules for _, item in m.body.named_modules(m.name)
+    )
+
+
 def _adapted(site: Site, parts: set[int | None], lora: LoRA, where: str) -> LoRALinear | LoRAExperts:
     if isinstance(site.module, LoRALinear | LoRAExperts):
         raise ConfigError("a layer has adapters already", where=site.path, expected="one call of add_lora")

@@ -162,5 +162,5 @@ class MixtureOfExperts(Module):
 
 def active_parameters(module: Module) -> int:
     """Parameters that a token uses: all but those of experts that it is not routed to."""
-    idle = sum(item.idle_parameters for _, item in module.named_modules() if isinstance(item, MixtureOfExperts))
+    idle = sum(item.idle_parameters for item in module.modules() if isinstance(item, MixtureOfExperts))
     return module.num_parameters() - idle

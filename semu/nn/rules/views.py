@@ -108,16 +108,16 @@ def split_heads(x: Tensor, heads: Sequence[int], head_dim: int) -> tuple[Tensor,
         GraphError: sizes that do not match, or heads that the group does not divide.
     """
     for count in heads:
-        _check_heads(count, x)
+        _check_heads(count, x, "heads" if count == heads[0] else "key-value heads")
     parts = split(x, [count * head_dim for count in heads])
     return tuple(unflatten(part, count, head_dim) for part, count in zip(parts, heads, strict=True))
 
 
-def _check_heads(heads: int, x: Tensor) -> None:
+def _check_heads(heads: int, x: Tensor, what: str = "heads") -> None:
     shards = x.shards[-1]
     if heads % shards:
         raise GraphError(
-            f"{heads} heads cannot be split over a tensor-parallel group of {shards}",
+            f"{heads} {what} cannot be split over a tensor-parallel group of {shards}",
             where=x.trace.where,
             expected=f"a divisor of {heads}",
             got=f"tp = {shards}",

@@ -83,8 +83,8 @@ def _check_complete(plan: ExecutionPlan, flow: PlanFlow, is_gradient: Flags, edg
 
 
 def _check_items(plan: ExecutionPlan, flow: PlanFlow, edges: I64) -> None:
-    """Within a module a message carries the items of its stages; between two those of the one that is cut, and where
-    both are, the items that both stages have."""
+    """A message within a module carries the items of the stages that it joins. A message between two modules carries
+    the items of the module that cuts microbatches; where both modules do, the items that both stages have."""
     items, own = plan.messages.items, plan.pairs.items
     giver, taker = flow.source[edges], flow.reader[edges]
     given, taken = own[:, giver], own[:, taker]

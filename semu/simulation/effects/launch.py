@@ -15,6 +15,12 @@ synchronises after ``batch_isend_irecv``): it issues nothing of the next stage b
 outside stages, transfers, optimizer and clipping are issued at no cost, and what kernels lose to collectives that they
 hide inside stages (``interference``) is counted as without launches. CUDA graphs and compiled modules launch next to
 nothing: ``training.launch = false``.
+
+Some networks need a thread of the host to move messages (libfabric polls AWS's adapters). On ranks whose pipeline
+transfers cross nodes that thread takes time from the one that launches, as receives are posted early and polled for.
+A collective of a tensor group begins when the last host of the group has issued it, so that what single hosts lose adds
+up over the group: launches of an eager framework take 1 + ``host.transfer_stall`` (tp - 1) times as long (DECISIONS
+108).
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.layout import Layout
 from semu.engine.unit_graph import Edges, UnitGraph
 from semu.nn.trace.eager import launches_of
 from semu.simulation.bindings import Binding, Inside, StageInsides
@@ -75,25 +82,36 @@ def launching_hosts(
     """
     layout = insides.layout
     is_eager = layout.job.training.is_eager
-    launch_s = quantize_time(layout.job.profile.host.launch(is_eager=is_eager)[1].value)
+    launch = layout.job.profile.host.launch(is_eager=is_eager)[1].value
+    launch_s = [quantize_time(launch * slower) for slower in launch_slowdowns(layout)]
     calls = np.array([launches_of(operator) if is_eager else 1 for operator in layout.library.operators])
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
     host[stages] = nodes.num_units + np.arange(len(stages))
     latency = np.zeros((len(nodes.latency), len(stages)))
     bindings: list[Binding] = []
-    bounds: dict[Inside, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = {}
-    for number, unit in enumerate(stages.tolist()):
+    bounds: dict[tuple[Inside, float], tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = {}
+    rank = np.repeat(np.arange(len(orders), dtype=np.int32), [len(order) for order in orders])
+    for number, (unit, on) in enumerate(zip(stages.tolist(), rank.tolist(), strict=True)):
         inside = insides.of(unit)
-        if inside not in bounds:
-            bounds[inside] = _issued(inside, calls.take(inside.program.rows), launch_s)
-        bound, lag, latency[:, number] = bounds[inside]
+        key = inside, launch_s[on]
+        if key not in bounds:
+            bounds[key] = _issued(inside, calls.take(inside.program.rows), launch_s[on])
+        bound, lag, latency[:, number] = bounds[key]
         if len(bound):
             bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
     chain = [np.stack((host[order[:-1]], host[order[1:]]), axis=1) for order in orders]
     pairs = np.concatenate([*chain, _synchronising(insides, nodes, host, between)]).astype(np.int32)
-    rank = np.repeat(np.arange(len(orders), dtype=np.int32), [len(order) for order in orders])
     return Hosts(latency, rank, Edges.between(pairs, len(latency)), tuple(bindings))
+
+
+def launch_slowdowns(layout: Layout) -> list[float]:
+    """How many times as long as elsewhere launches take, per pipeline rank."""
+    parallel, mesh = layout.job.parallel, layout.mesh
+    stall = layout.job.profile.host.transfer_stall.value if layout.job.training.is_eager else 0.0
+    crosses = [stall > 0 and mesh.pp_pair(rank, rank + 1).num_nodes > 1 for rank in range(parallel.pp - 1)]
+    beside = zip([False, *crosses], [*crosses, False], strict=True)
+    return [1 + stall * (parallel.tp - 1) if any(pair) else 1.0 for pair in beside]
 
 
 def _issued(

@@ -7,6 +7,8 @@ their times; a chunk's stages are taken to be made up alike, as their mean over 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,8 @@ from semu.hardware.number import Number, worst_provenance
 from semu.hardware.software import Software
 from semu.job import TrainingJob
 from semu.present.uncertainty import FACTOR_SPREADS, UncertainKind, Uncertainty, spread_of
+from semu.simulation.effects.launch import launch_slowdowns
+from semu.simulation.effects.structural import structural_kinds
 from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.critical_paths import critical_path
 
@@ -42,7 +46,8 @@ def time_uncertainty(
         launch_share: share of the stages' time that they wait for the host.
     Returns:
         The contributions of all kinds; their times are those on the critical path, with what the path does not explain
-        (another replica's work) laid on all of them alike.
+        (another replica's work) laid on all of them alike. What kind of run it is adds a spread of the whole time
+        (``structural_kinds``).
     """
     job, model = costs.costed.job, costs.costed.cost_model
     spreads = _Spreads(job, model)
@@ -62,7 +67,12 @@ def time_uncertainty(
     launch = launch_share * sum(path.stages.values())
     if launch > 0:
         key, number = job.profile.host.launch(is_eager=job.training.is_eager)
-        _add(key, launch, spread_of(number.provenance, number.relative_error))
+        spread, slower = spread_of(number.provenance, number.relative_error), max(launch_slowdowns(costs.costed.layout))
+        _add(key, launch / slower, spread)
+        if slower > 1:
+            stall = job.profile.host.transfer_stall
+            both = math.hypot(spread, spread_of(stall.provenance, stall.relative_error))
+            _add("host.transfer_stall", launch * (1 - 1 / slower), both)
         explained += launch
     for kind, time in list(seconds.items()):
         factor = spreads.factor(kind)
@@ -74,6 +84,7 @@ def time_uncertainty(
         explained += time
     scale = (iteration_time_s - overhead_s) / explained if explained > 0 else 0.0
     kinds = [UncertainKind(kind, time * scale, weighted[kind] / time) for kind, time in seconds.items() if time > 0]
+    kinds += structural_kinds(job, iteration_time_s - overhead_s)
     return Uncertainty.of(iteration_time_s, kinds)
 
 

@@ -140,7 +140,8 @@ def _rank_warning(log: TrainingLog, job: TrainingJob) -> Iterator[str]:
 
 
 def _memory(log: TrainingLog, job: TrainingJob, report: Report) -> Iterator[LoggedQuantity]:
-    """A quantity per pipeline rank and measure, of its logged ranks the highest; without a rank, the highest of all."""
+    """One quantity per pipeline rank and measure: the highest value over the GPUs of that pipeline rank. Where a log
+    names no GPU, one quantity per measure: the highest value over all pipeline ranks."""
     per_stage = job.cluster.num_gpus // job.parallel.pp
     simulated = {
         LoggedMemory.MAX_ALLOCATED: report.peak_memory_bytes,

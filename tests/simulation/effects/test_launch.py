@@ -252,6 +252,54 @@ def test_eager_jobs_as_the_reference(kind: str, launch_us: float) -> None:
         assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.parametrize("kind", ["text", "vlm"])
+@pytest.mark.parametrize(("parallel", "per_node"), [("pp2 tp2", 2), ("pp4", 2), ("pp2 tp4", 2), ("pp3 tp2", 4)])
+def test_hosts_that_move_messages_as_the_reference(kind: str, parallel: str, per_node: int) -> None:
+    model, items = MODELS[kind]
+    sizes = {item[:2]: int(item[2:]) for item in parallel.split()}
+    options: dict[str, Any] = {"software": "torch", "eager_modules": True, "gpus_per_node": per_node}
+    options["override"] = {"host": {"eager_launch_s": 8e-6, "transfer_stall": 0.5}}
+    layout = Parallel(**sizes, dp=2 if parallel == "pp3 tp2" else 1, sequence_parallel="tp" in sizes)
+    job = job_of(model(), items(4), layout, **options)
+    assert_equal(simulate(job), expand(job))
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("gpt", 2), ("gpt", 4), ("llama", 2)])
+def test_a_network_that_needs_hosts_slows_launches_of_tensor_groups(name: str, ranks: int) -> None:
+    """Launches of 1 ms, beside which the GPU does nothing: an iteration is as long as its launches."""
+
+    def _time(tp: int, nodes: int, fabric: str | None, *, pp: int = 2) -> float:
+        per_node = tp * pp // nodes
+        cluster = Cluster("h100", nodes, per_node, {"host": {"eager_launch_s": 1e-3}}, fabric=fabric)
+        training = Training(1, 4, SEQ, software="torch", eager_modules=True)
+        return semu.simulate(TrainingJob(model, cluster, Parallel(pp=pp, tp=tp), training)).makespan_s
+
+    model = {"gpt": small_gpt, "llama": small_llama}[name](4)
+    assert _time(ranks, 2, "efa") / _time(ranks, 2, None) == pytest.approx(1 + 0.6 * (ranks - 1), rel=0.02)
+    assert _time(ranks, 1, "efa") == _time(ranks, 1, None)  # no transfer crosses nodes
+    assert _time(1, 2, "efa") == pytest.approx(_time(1, 2, None), rel=0.02)
+    assert _time(ranks, 2, "efa", pp=1) == pytest.approx(_time(ranks, 2, None, pp=1), rel=0.02)  # no transfers
+
+
+def test_the_stall_of_hosts_is_said_and_uncertain() -> None:
+    def _report(**override: Any) -> Any:
+        cluster = Cluster("h100", 2, 2, {"host": override}, fabric="efa")
+        training = Training(1, 4, SEQ, software="torch", eager_modules=True)
+        return semu.simulate(TrainingJob(small_llama(4), cluster, Parallel(pp=2, tp=2), training))
+
+    slow, quick = _report(), _report(transfer_stall=0)
+    said = slow.to_json()["job"]["training"]
+    assert said["transfer_stall"] == {"value": 0.6, "provenance": "fitted"}
+    assert "transfer_stall" not in quick.to_json()["job"]["training"]
+    kinds = {item.kind: item for item in slow.uncertainty.kinds}
+    launch, stall = kinds["host.eager_launch_s"], kinds["host.transfer_stall"]
+    assert stall.time_s == pytest.approx(0.6 * launch.time_s) and stall.spread > launch.spread
+    assert "host.transfer_stall" not in {item.kind for item in quick.uncertainty.kinds}
+    with pytest.raises(ConfigError) as caught:
+        _report(transfer_stall=-1)
+    assert caught.value.where == "cluster.override.host.transfer_stall"
+
+
 def test_it_follows_software_and_date() -> None:
     def _launches(**options: Any) -> bool:
         return Training(1, 1, SEQ, **options).launches

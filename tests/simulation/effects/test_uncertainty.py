@@ -39,10 +39,10 @@ def uncertainty(job: TrainingJob) -> Uncertainty:
 
 
 def by_kind(found: Uncertainty) -> Mapping[str, float]:
-    """Seconds by operator kind; software factors count the same seconds again and are left out."""
+    """Seconds by operator kind; software factors and kinds of runs count the same seconds again and are left out."""
     result: dict[str, float] = {}
     for item in found.kinds:
-        if not item.kind.startswith("software."):
+        if not item.kind.startswith(("software.", "structure.")):
             kind = item.kind.rpartition(".")[2]
             result[kind] = result.get(kind, 0.0) + item.time_s
     return result

@@ -380,13 +380,25 @@ class Writer:
             host, calls = job.profile.host, 1
             lasts = host.launch_s.value
             if job.training.software.value == "torch" and job.training.eager_modules:
-                lasts, calls = host.eager_launch_s.value, eager_calls(entry.operator)
+                calls = eager_calls(entry.operator)
+                lasts = host.eager_launch_s.value * self._eager_slowdown(rank)
             lasts = on_grid(lasts) * calls if node.latency_s else 0.0
             self.nodes[key] = Node(lasts, latest)
             node.after.append(key)
             latest = [key]
         self.launched[rank] = ("launch", *stage, "done")
         self.nodes[self.launched[rank]] = Node(0.0, latest)
+
+    def _eager_slowdown(self, rank: int) -> float:
+        """Factor on the launches of a rank with a neighbour on another node."""
+        job, gpus = self.model.job, self.model.job.cluster.gpus_per_node
+        for other in (rank - 1, rank + 1):
+            if 0 <= other < job.parallel.pp:
+                peers = range(job.parallel.tp)
+                pairs = [[self.model.gpu(place, 0) + peer for place in (rank, other)] for peer in peers]
+                if any(one // gpus != two // gpus for one, two in pairs):
+                    return 1 + job.profile.host.transfer_stall.value * (job.parallel.tp - 1)
+        return 1.0
 
     def _writers(self, block: Block, operator: Operator, microbatch: int, key: Key) -> list[Key]:
         """Who wrote last what the operator reads; the operator becomes the last writer of what it writes."""

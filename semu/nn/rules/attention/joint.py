@@ -75,8 +75,9 @@ def _parted(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
 
 
 def split_tokens(x: Tensor) -> tuple[Tensor, ...]:
-    """The streams of a joint tensor, a copy each (several sequences lie behind one another, so that a stream is no
-    piece of the joint tensor); backward: one copy of what arrives, zeros for a stream that nothing arrives for.
+    """Copies of the streams that a joint tensor consists of. They have to be copied: the joint tensor holds sequence
+    after sequence, so that no stream is one contiguous piece. Backward: the gradients of all streams are copied into
+    one tensor, with zeros for a stream without gradient.
 
     Raises:
         GraphError: a tensor of one stream.

@@ -1,0 +1,95 @@
+"""``structural_kinds``: errors of an iteration time that no coefficient stands for.
+
+Coefficients are as good as their fit, which says nothing about a kind of run that semu has never been compared on, or
+on which it is known to be far off for reasons unknown. ``CAUSES`` lists such kinds by what a job is (its software,
+layers and network), each with the relative standard deviation that it adds to the whole time, independent of the
+coefficients' and of the other causes'. A spread is the root mean square, over the groups of runs of that kind, of what
+coefficients do not explain; ``calibration.structural_spreads`` prints it, and what the interval holds of a group when
+its spread comes from the other groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from semu.hardware.capabilities import OVERRIDE_SOURCE
+from semu.hardware.software import Software
+from semu.job import TrainingJob
+from semu.nn.layers.lora import has_lora
+from semu.nn.layers.moe import Experts
+from semu.nn.model import ModalityRole
+from semu.present.uncertainty import STRUCTURE, UncertainKind
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A kind of run that semu predicts worse than its coefficients say.
+
+    Attributes:
+        name: ``structure.NAME`` in the interval.
+        spread: relative standard deviation of the iteration time.
+        holds: whether a job is of this kind.
+        source: where the spread comes from, in words.
+    """
+
+    name: str
+    spread: float
+    holds: Callable[[TrainingJob], bool]
+    source: str
+
+
+def _is_eager_pipeline(job: TrainingJob) -> bool:
+    return job.training.is_eager and job.parallel.pp > 1 and job.cluster.nodes > 1
+
+
+def _reads_more_than_text(job: TrainingJob) -> bool:
+    """Whether a module reads anything but text, or is no backbone."""
+    return any(
+        module.role is not ModalityRole.BACKBONE or any(item.stream != "text" for item in module.inputs)
+        for module in job.model.modules
+    )
+
+
+def _has_modality(job: TrainingJob) -> bool:
+    return job.training.software is not Software.TORCH and _reads_more_than_text(job)
+
+
+def _has_modality_under_torch(job: TrainingJob) -> bool:
+    return job.training.software is Software.TORCH and _reads_more_than_text(job)
+
+
+def _has_adapters(job: TrainingJob) -> bool:
+    return has_lora(job.model)
+
+
+def _has_experts(job: TrainingJob) -> bool:
+    return any(isinstance(item, Experts) for module in job.model.modules for item in module.body.modules())
+
+
+def _has_own_network(job: TrainingJob) -> bool:
+    """Whether the job crosses nodes at a bandwidth that is not that of the profile's measurements."""
+    return job.cluster.nodes > 1 and job.profile.nic_bytes_per_s.source == OVERRIDE_SOURCE
+
+
+CAUSES = (
+    Cause("eager_pipeline", 0.5, _is_eager_pipeline, "21 runs of an eager framework over nodes"),
+    Cause("modality_torch", 0.78, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
+    Cause("experts", 0.34, _has_experts, "21 runs on H100, H800, B200, GB200"),
+    Cause("modality", 0.38, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
+    Cause("adapters", 0.07, _has_adapters, "7 runs of LoRA on a model of 70 billion parameters"),
+    Cause("network", 0.14, _has_own_network, "41 runs on A100"),
+)
+"""Spreads by ``calibration.structural_spreads`` over the published runs; they hold whatever the device is. A
+run of several kinds counts there for the first."""
+
+
+def structural_kinds(job: TrainingJob, time_s: float) -> Iterator[UncertainKind]:
+    """What the structure of a job adds to the spread of its iteration time.
+
+    Args:
+        time_s: of the iteration, without what lies outside the model [s].
+    """
+    for cause in CAUSES:
+        if cause.holds(job):
+            yield UncertainKind(f"{STRUCTURE}.{cause.name}", time_s, cause.spread)
