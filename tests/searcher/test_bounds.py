@@ -244,7 +244,7 @@ class Rules:
 
 
 def job_shops(number: int) -> Iterator[tuple[Rules, Any, Any, Any]]:
-    """Rules, arguments of ``refute`` behind the makespan, heads, tails: each job runs once on every rank, in its order."""
+    """Rules, arguments of ``refute`` behind the makespan, heads, tails. Each job runs once per rank, in its order."""
     rng = np.random.default_rng(2)
     for _ in range(number):
         num_ranks, num_jobs = 3, int(rng.integers(3, 5))
