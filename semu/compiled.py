@@ -1,9 +1,10 @@
 """``kernel`` and ``part``: functions that numba compiles, kept on disk where that is possible and in memory where not.
 
 A *kernel* is called from Python; a *part* only by kernels, so that numba needs no door to it from Python, which is a
-sixth of the time that compiling takes. ``_ieee``: a division by zero gives infinity or NaN and raises nothing. All
-release the GIL. ``semu.ahead`` compiles kernels before they are called; ``python -m semu.compiled NAME ...`` is the
-process that does so: what it has compiled lies in numba's cache, where the process that needs it looks first.
+sixth of the time that compiling takes, and keeps nothing of it on disk. ``_ieee``: a division by zero gives infinity or
+NaN and raises nothing. All release the GIL. ``semu.ahead`` compiles kernels before they are called; ``python -m
+semu.compiled NAME ...`` is the process that does so: what it has compiled lies in numba's cache, where the process that
+needs it looks first. ``semu.compiler`` is numba's compiler with shortcuts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
 
 from semu import ahead
+from semu.compiler import QuickCompiler
 from semu.kernel_table import KERNELS
 
 P = ParamSpec("P")
@@ -66,9 +68,9 @@ def kernel_name(function: Callable[..., Any]) -> str:
 
 
 def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
-    options |= {"nogil": True, "no_cfunc_wrapper": True}
+    options |= {"nogil": True, "no_cfunc_wrapper": True, "pipeline_class": QuickCompiler}
     found: Any = numba.njit(**options)(function)
-    if hasattr(found, "overloads"):  # not under NUMBA_DISABLE_JIT
+    if hasattr(found, "overloads") and "no_cpython_wrapper" not in options:  # not under NUMBA_DISABLE_JIT
         try:
             found._cache = _Cache(function)
         except RuntimeError:  # no folder that can be written to

@@ -257,3 +257,35 @@ def test_the_command_says_once_what_to_do(monkeypatch: pytest.MonkeyPatch, capsy
         "semu: cannot write to /x: No space left on device: kernels are compiled anew by every process; "
         "set NUMBA_CACHE_DIR to another folder\n"
     )
+
+
+# -- numba's compiler with shortcuts ---------------------------------------------------------------------------------
+SHORTCUTS = """
+import numba
+from numba.core.types.functions import BaseFunction
+from numba.core.targetconfig import TargetConfig
+from semu.compiled import kernel, part
+kept = BaseFunction.get_call_type, TargetConfig.__eq__, TargetConfig.__hash__
+@part
+def halve(a):
+    return max(a, 0) / 2
+@kernel
+def both(a, b):
+    return halve(a) / halve(b)
+found = both(3.0, 4.0) == both(6, 8) == 0.75
+try:
+    both(1.0, 0.0)
+except ZeroDivisionError:
+    found += 1
+emitted = [code.library._is_emitted for code in (*both.overloads.values(), *halve.overloads.values())]
+is_restored = kept == (BaseFunction.get_call_type, TargetConfig.__eq__, TargetConfig.__hash__)
+print(found, emitted, is_restored, numba.njit(lambda a: a + 1)(2.0))
+"""
+
+
+def test_only_what_python_calls_is_machine_code_and_numba_stays_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "kernels_of_a_test.py"  # numba's cache asks for a file
+    file.write_text(SHORTCUTS)
+    code = f"import runpy; runpy.run_path({str(file)!r})"
+    found = run_python(code, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_DISABLE_JIT="0")
+    assert found == "2 [True, True, False, False] True 3.0"
