@@ -18,8 +18,8 @@ from semu.errors import GraphError
 
 if TYPE_CHECKING:
     from semu.engine.consolidation import Consolidated, UnitMemory
-    from semu.engine.graph_timeline import GraphTimeline
-    from semu.engine.simulator import Simulation
+    from semu.engine.graph_timeline import GraphTimeline  # circle: it restores to a timeline, which names it
+    from semu.engine.simulator import Simulation  # circle: a checkpoint names its simulation, which makes it
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Checkpoint:
         Raises:
             GraphError: the graph has changed since the checkpoint, an unknown side, edges that close a cycle (printed).
         """
-        from semu.engine.graph_timeline import GraphTimeline
+        from semu.engine.graph_timeline import GraphTimeline  # circle: it restores to a timeline, which names it
 
         self.simulation.check_unchanged()
         sides = self.simulation.sides

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from semu.engine.checkpoint import Checkpoint
     from semu.engine.consolidation import Consolidated
     from semu.engine.memory import MemoryCurve, PeakMemory
-    from semu.engine.simulator import Simulation
+    from semu.engine.simulator import Simulation  # circle: a timeline names its simulation, which makes it
 
 
 @dataclass(frozen=True)

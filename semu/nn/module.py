@@ -15,7 +15,7 @@ from semu.errors import ConfigError, GraphError
 from semu.nn.changes import CHANGES
 
 if TYPE_CHECKING:
-    from semu.nn.trace.tracing import Trace
+    from semu.nn.trace.tracing import Trace  # circle: a module that is called runs inside the trace of its arguments
 
 
 class Parameter:
@@ -119,7 +119,7 @@ class Module:
 
     def _checkpoint(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``forward``, keep its inputs only."""
-        from semu.nn.trace.autograd import recompute
+        from semu.nn.trace.autograd import recompute  # circle: a module that is called may be recomputed
 
         if kwargs or not all(hasattr(arg, "trace") for arg in args):
             raise GraphError(

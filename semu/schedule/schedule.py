@@ -121,7 +121,7 @@ class Schedule:
             ScheduleError: what is wrong and where; a deadlock is shown as a grid with an arrow at each stuck rank,
                 followed by the cycle.
         """
-        from semu.schedule.check import check_schedule
+        from semu.schedule.check import check_schedule  # circle: a schedule offers its check as a method
 
         check_schedule(self, shape)
 

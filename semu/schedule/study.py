@@ -152,6 +152,6 @@ class PipelineStudy:
         Args:
             split: whether backwards may be split; then only weight gradients need nothing after them.
         """
-        from semu.schedule.bounds import lower_bound
+        from semu.schedule.bounds import lower_bound  # circle: a study offers its lower bound as a method
 
         return lower_bound(self, split=split)

@@ -265,6 +265,23 @@ def without_message(is_gradient: bool) -> Change:
     return change
 
 
+def gradient_of_frozen(plan: ExecutionPlan, random: Random) -> ExecutionPlan:
+    """A gradient of a result whose reader or maker has no backward."""
+    messages = plan.messages
+    ends = list(zip(messages.source.tolist(), messages.target.tolist(), strict=True))
+    at = random.choice([i for i, (one, two) in enumerate(ends) if one % 2 == 0 and (two + 1, one + 1) not in ends])
+    more = {
+        name: np.append(array, array[..., at : at + 1], axis=-1)
+        for name, array in vars(messages).items()
+        if array.ndim < 3
+    }
+    more["items"] = np.append(messages.items, messages.items[:, at : at + 1], axis=1)
+    more["source"][-1], more["target"][-1] = ends[at][1] + 1, ends[at][0] + 1
+    more["source_rank"][-1], more["target_rank"][-1] = messages.target_rank[at], messages.source_rank[at]
+    more["tag"][-1] = messages.tag.max() + 1
+    return replace(plan, messages=replace(messages, **more))
+
+
 def moved_chunk(plan: ExecutionPlan, random: Random) -> ExecutionPlan:
     at = random.choice(plan.pairs.chunk.tolist())
     chunk = plan.chunks[at]
@@ -341,6 +358,7 @@ CHANGES: dict[str, tuple[Change, Fault | tuple[Fault, ...], str]] = {
         "",
     ),
     "a result is not sent": (without_message(is_gradient=False), Fault.MESSAGE, "that is not sent"),
+    "a gradient of what is frozen": (gradient_of_frozen, Fault.MESSAGE, "do not read each other"),
     "a gradient is not sent": (without_message(is_gradient=True), Fault.MESSAGE, "a gradient that is not sent"),
     "items of no part": (item_of_part(1), Fault.ITEMS, "items that no part has, or two"),
     "items in two parts": (item_of_part(-1), Fault.ITEMS, "items that no part has, or two"),

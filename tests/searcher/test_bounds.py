@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import combinations, permutations
+from collections.abc import Iterator
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -173,3 +174,137 @@ def test_the_optimum_of_one_rank_is_not_refuted() -> None:
         assert not bound_kernels.refute(best, *graph, *rank, 50, 1000)
         tight += bound_kernels.refute(best - 1.0, *graph, *rank, 50, 1000)
     assert tight > 90
+
+
+class Rules:
+    """What ``refute`` concludes, rule by rule in its rounds: edge-finding over all subsets, precedences, probing."""
+
+    def __init__(self, ways: dict[tuple[int, int], float], time: Any, ranks: list[list[int]]) -> None:
+        self.ways, self.time, self.ranks = ways, time, ranks
+        self.decided: list[tuple[int, int]] = []
+
+    def raise_releases(self, release: Any, pairs: dict[tuple[int, int], float]) -> None:
+        """Of the second of every pair, after the first and the way between them; stages in topological order."""
+        for second in range(len(release)):
+            for first in range(len(release)):
+                if (first, second) in pairs:
+                    release[second] = max(release[second], release[first] + self.time[first] + pairs[first, second])
+
+    def lower_due_times(self, due: Any, pairs: dict[tuple[int, int], float]) -> None:
+        for first in reversed(range(len(due))):
+            for second in range(len(due)):
+                if (first, second) in pairs:
+                    due[first] = min(due[first], due[second] - self.time[second] - pairs[first, second])
+
+    def contradict(self, release: Any, due: Any, decided: list[tuple[int, int]], rounds: int) -> bool:
+        for _ in range(rounds):
+            before = (release.tolist(), due.tolist())
+            self.raise_releases(release, self.ways)
+            self.lower_due_times(due, self.ways)
+            for pair in decided:
+                first, second = pair
+                release[second] = max(release[second], release[first] + self.time[first])
+                due[first] = min(due[first], due[second] - self.time[second])
+            for own in self.ranks:
+                if (release[own] + self.time[own] > due[own]).any():
+                    return True
+                raised = edge_finding_by_subsets(release[own], due[own], self.time[own])
+                if raised is None:
+                    return True
+                release[own] = raised
+                mirrored = edge_finding_by_subsets(-due[own], -release[own], self.time[own])
+                if mirrored is None:
+                    return True
+                due[own] = [-value for value in mirrored]
+            if before == (release.tolist(), due.tolist()):
+                return False
+        return False
+
+    def refute(self, release: Any, due: Any, rounds: int) -> bool:
+        decided: list[tuple[int, int]] = []
+        if self.contradict(release, due, decided, rounds):
+            return True
+        news = True
+        while news:
+            news = False
+            for own in self.ranks:
+                for one, other in combinations(own, 2):
+                    for first, second in ((one, other), (other, one)):
+                        both = self.time[first] + self.time[second]
+                        if release[first] + both > due[second] or release[second] + both > due[first]:
+                            continue
+                        if (second, first) in decided:
+                            continue
+                        if self.contradict(release.copy(), due.copy(), [*decided, (first, second)], 3):
+                            decided.append((second, first))
+                            news = True
+                            if self.contradict(release, due, decided, rounds):
+                                return True
+        return False
+
+
+def job_shops(number: int) -> Iterator[tuple[Rules, Any, Any, Any]]:
+    """Rules, arguments of ``refute`` behind the makespan, heads, tails. Each job runs once per rank, in its order."""
+    rng = np.random.default_rng(2)
+    for _ in range(number):
+        num_ranks, num_jobs = 3, int(rng.integers(3, 5))
+        count = num_ranks * num_jobs
+        time = rng.integers(1, 6, count).astype(float)
+        rank = np.concatenate([rng.permutation(num_ranks) for _ in range(num_jobs)])
+        ways = {(one, one + 1): float(rng.integers(0, 3)) for one in range(count - 1) if (one + 1) % num_ranks}
+        ranks = [np.flatnonzero(rank == number).tolist() for number in range(num_ranks)]
+        rules = Rules(ways, time, ranks)
+        head, tail = rng.integers(0, 2, (2, count)).astype(float)
+        due = -tail
+        rules.raise_releases(head, ways)
+        rules.lower_due_times(due, ways)
+        after = sorted(ways, key=lambda pair: pair[1])
+        graph = (
+            np.arange(count, dtype=np.int32),
+            np.searchsorted([second for _, second in after], np.arange(count + 1)).astype(np.int32),
+            np.array([first for first, _ in after], dtype=np.int32),
+            np.array([ways[pair] for pair in after]),
+            time,
+            head,
+            -due,
+            np.cumsum([0, *map(len, ranks)]),
+            np.array([stage for own in ranks for stage in own], dtype=np.int64),
+        )
+        yield rules, graph, head, -due
+
+
+def test_refuting_is_edge_finding_precedences_and_probing() -> None:
+    by_probing = by_rules = 0
+    for rules, graph, head, tail in job_shops(40):
+        least = float((head + rules.time + tail).max())
+        for makespan in np.arange(least, least + 12.0):
+            found = bound_kernels.refute(makespan, *graph, 50, 10_000)
+            assert found == rules.refute(head.copy(), makespan - tail, 50), makespan
+            plain = bound_kernels.refute(makespan, *graph, 50, 0)
+            assert plain == rules.contradict(head.copy(), makespan - tail, [], 50), makespan
+            by_rules, by_probing = by_rules + plain, by_probing + (found and not plain)
+            if not found:
+                break
+    assert by_rules > 20
+    assert by_probing > 2
+
+
+def test_releases_and_due_times_of_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The propagation of ``refute``, uncompiled, with the order of one pair of stages of each rank decided."""
+    monkeypatch.setattr(bound_kernels, "_sort", bound_kernels._sort.py_func)  # type: ignore[attr-defined]
+    rng = np.random.default_rng(3)
+    raised = 0
+    for rules, graph, head, tail in job_shops(30):
+        least = float((head + rules.time + tail).max())
+        for makespan, rounds in product((least + 4.0, least + 10.0), (1, 2, 50)):
+            decided = [tuple(rng.permutation(own)[:2].tolist()) for own in rules.ranks]
+            expected, got = [(head.copy(), makespan - tail) for _ in range(2)]
+            contradicts = bound_kernels._contradicts.py_func(  # type: ignore[attr-defined]
+                *(*graph[:5], *graph[7:], *np.array(decided).T.copy(), len(decided), *got),
+                *(np.stack((graph[8], graph[8])), np.zeros((4, len(head))), rounds),
+            )
+            assert contradicts == rules.contradict(*expected, decided, rounds)
+            if not contradicts:
+                assert [one.tolist() for one in got] == [one.tolist() for one in expected]
+                raised += bool((got[0] > head).any())
+    assert raised > 30

@@ -22,6 +22,7 @@ from semu.searcher.orders.interleave import evaluate
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget
 from semu.searcher.planner import batch_planner as planning
+from semu.searcher.planner import planner as running
 from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
 from semu.searcher.planner.planner import Planner
 from semu.searcher.planner.training_loop import IterationRow, train
@@ -198,6 +199,39 @@ def test_the_best_so_far_is_taken_at_the_deadline(monkeypatch: pytest.MonkeyPatc
         assert first.outcome is Outcome.BEST_SO_FAR
         assert first.heuristic is not None
         assert is_legal(first) < semu.simulate(first.job, plan=first.heuristic).iteration_time_s
+
+
+@pytest.mark.parametrize(
+    ("iteration_s", "fits", "outcome"),
+    [(0.0, True, Outcome.BEST_SO_FAR), (1e9, True, Outcome.HEURISTIC), (0.0, False, Outcome.HEURISTIC)],
+    ids=["better", "longer-iteration", "does-not-fit"],
+)
+def test_what_a_search_tells_is_taken_if_it_fits_and_its_iteration_is_no_longer(
+    iteration_s: float, fits: bool, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search tells of a shorter pipeline; its iteration, and whether it fits, are only known when it is simulated."""
+    with Planner(vision_job(), vision_stream(3), rollouts=200) as planner:
+        inner, told = planner.batches.search, threading.Event()
+
+        def endless(begun: Any, default: Any, level: Any, budget: Any, keep: Any = None) -> Any:
+            result, tight, best = inner(begun, default, level, budget, None)
+            assert best.makespan_s < default.makespan_s
+            monkeypatch.setattr(running, "iteration_s", lambda *_: iteration_s)
+            if not fits:
+                limits = begun.problem.static_bytes + (best.peak_bytes - begun.problem.static_bytes) // 8
+                tight = tight.limited(limits)
+                tight = replace(tight, target_bytes=limits)
+            keep(tight, best)
+            told.set()
+            wait_until(budget.stop)
+            return result, tight, best
+
+        monkeypatch.setattr(planner.batches, "search", endless)
+        planner.go_on()
+        assert told.wait(PATIENCE_S)
+        first = planner.take(0.0)
+        assert first is not None
+        assert first.outcome is outcome
 
 
 class Clock:

@@ -15,7 +15,7 @@ from semu.graph.dim import Dim, Poly, divide, product
 from semu.hardware.kinds import DType
 
 if TYPE_CHECKING:
-    from semu.nn.trace.tracing import Trace
+    from semu.nn.trace.tracing import Trace  # circle: a tensor names the trace that made it
     from semu.nn.window import Window
 
 
@@ -146,34 +146,34 @@ class Tensor:
 
     def split(self, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         """Views of consecutive parts of the last axis, ``sizes`` global."""
-        from semu.nn.functional import split
+        from semu.nn.functional import split  # circle: a tensor's operators (x + y) are rules, as in PyTorch
 
         return split(self, sizes)
 
     def unflatten(self, outer: int, inner: int) -> Tensor:
         """View the last axis as ``outer`` x ``inner``; a shard cuts ``outer``."""
-        from semu.nn.functional import unflatten
+        from semu.nn.functional import unflatten  # circle: a tensor's operators (x + y) are rules, as in PyTorch
 
         return unflatten(self, outer, inner)
 
     def flatten(self) -> Tensor:
         """View the last two axes as one."""
-        from semu.nn.functional import flatten
+        from semu.nn.functional import flatten  # circle: a tensor's operators (x + y) are rules, as in PyTorch
 
         return flatten(self)
 
     def __add__(self, other: Tensor) -> Tensor:
-        from semu.nn.functional import add
+        from semu.nn.functional import add  # circle: a tensor's operators (x + y) are rules, as in PyTorch
 
         return add(self, other)
 
     def __mul__(self, other: Tensor) -> Tensor:
-        from semu.nn.functional import multiply
+        from semu.nn.functional import multiply  # circle: a tensor's operators (x + y) are rules, as in PyTorch
 
         return multiply(self, other)
 
     def __sub__(self, other: Tensor) -> Tensor:
-        from semu.nn.functional import add
+        from semu.nn.functional import add  # circle: a tensor's operators (x + y) are rules, as in PyTorch
 
         return add(self, other)
 

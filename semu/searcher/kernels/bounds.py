@@ -263,6 +263,11 @@ def refute(
                         both = time[a] + time[b]
                         if release[a] + both > due[b] or release[b] + both > due[a]:
                             continue
+                        is_known = False
+                        for k in range(decided):
+                            is_known |= before[k] == b and after[k] == a
+                        if is_known:
+                            continue
                         if probes >= max_probes or decided >= capacity - 1:
                             return False
                         probes += 1

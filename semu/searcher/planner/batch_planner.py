@@ -198,7 +198,7 @@ class BatchPlanner:
             if not found:
                 raise
             return found[-1], begun, default
-        if default.makespan_s < best.makespan_s or iteration_s(begun, default) < iteration_s(built, best):
+        if iteration_s(begun, default) < iteration_s(built, best):
             built, best = begun, default
         return result, built, best
 

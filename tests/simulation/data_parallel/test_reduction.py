@@ -53,6 +53,18 @@ def test_several_buckets_start_as_their_gradients_are_ready(pp: int, schedule: s
         assert reductions[0].start_s < rank.stages[-1].end_s < reductions[-1].end_s
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_equal_replicas_start_their_buckets_as_gradients_are_ready(pp: int, schedule: str) -> None:
+    """Every microbatch is the same, so that one replica and one shape stand for all."""
+    for model, items in ((wide(), text_items(1)), (vlm(frozen=["vit"], layers=4), vlm_items(1))):
+        options = overlap(gradients=True)
+        job = job_of(model, items * 6, Parallel(dp=2, pp=pp), overlap=options, schedule=schedule)
+        assert_tails_equal(job)
+        starts = [item.start_s for item in simulate(job).timeline.ranks[0].outer if item.kind is OpKind.REDUCE_SCATTER]
+        assert starts or model.name != "wide"
+
+
 def test_without_overlap_by_hand() -> None:
     """Iteration = pipeline + reduce-scatter of fp32 gradients + Adam on a share + all-gather of bf16 parameters."""
     dp = 4

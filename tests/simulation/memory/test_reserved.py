@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine.allocator_reference import reserve_slowly
 from simulation.jobs import (
     LANGUAGE,
     attention_encoder,
@@ -24,7 +25,7 @@ from simulation.reference.held import wholes
 from simulation.reference.model import CutModel
 
 import semu
-from semu.engine.allocator import AllocationTrace, reserve
+from semu.engine.allocator import MOST_REPEATS, AllocationTrace, reserve
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.nn import Model
@@ -37,7 +38,8 @@ from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.reserved import rank_trace, reserved_bytes, shared_out
 from semu.simulation.memory.workspaces import CUBLAS_BYTES, CUBLAS_BYTES_HOPPER, CUBLAS_HANDLES
 from semu.simulation.pipeline import run_pipeline
-from semu_models.text.llama import Llama
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
 
 MIB = 1 << 20
 
@@ -137,6 +139,31 @@ def test_the_report_gives_the_estimate() -> None:
         assert reserved >= report.peak_memory_bytes[rank]
         assert RankMemory(found, rank).static.total == report.static_memory_bytes[rank]
     assert report.to_json()["reserved_memory_bytes"] == list(report.reserved_memory_bytes)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model.from_module(Llama(LlamaConfig(4, 1024, 2816, heads=8, kv_heads=8, vocab=8192)), name="llm"),
+        Model.from_module(GPT(GPTConfig(4, 1536, heads=8, vocab=50304, positions=2048)), name="llm"),
+    ],
+    ids=["llama", "gpt"],
+)
+def test_cached_blocks_are_given_back_before_the_margin_is_touched(model: Model) -> None:
+    """A device with room for what the allocator would hold, if nothing lay outside it and no margin were kept."""
+    training = Training(global_batch=4, seq_len=2048, recompute="full", memory_margin=0.0)
+    base = TrainingJob(model, Cluster("a100-80g", 1, 2), Parallel(pp=2), training)
+    plenty = semu.simulate(base).reserved_memory_bytes
+    assert plenty is not None
+    outside, lower = (512 << 20) + 32 * (4 << 20), 0
+    for rank, highest in enumerate(plenty):
+        for usable in range(highest - 2 * MIB, highest - 40 * MIB, -6 * MIB):
+            tight = replace(base, cluster=replace(base.cluster, override={"memory_bytes": usable + outside}))
+            expected = reserve_slowly(rank_trace(timed(tight), rank, 0), capacity_bytes=usable, repeats=MOST_REPEATS)
+            found = semu.simulate(tight).reserved_memory_bytes
+            assert found is not None and found[rank] == expected.peak_bytes
+            lower += found[rank] < highest
+    assert lower > 0
 
 
 @pytest.mark.parametrize("make", [gpt, llama])

@@ -11,7 +11,7 @@ from simulation.reference.expansion import expand
 
 from semu.engine.timeline import OuterSlice
 from semu.errors import ConfigError
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import OpKind, Provenance
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
@@ -135,3 +135,20 @@ def test_refusals_name_the_key(options: dict[str, Any], where: str) -> None:
         Training(**options)
     assert caught.value.where == where
     assert caught.value.expected
+
+
+@pytest.mark.parametrize("model", [gpt, vlm])
+@pytest.mark.parametrize(("port", "nodes"), [("nic", 2), ("nvlink", 1)])
+def test_collectives_and_transfers_rest_on_the_coefficients_of_their_link(model: Any, port: str, nodes: int) -> None:
+    """Overridden coefficients of one link are as of a data sheet: that is said of what uses it, and of no other."""
+    kinds = ("reduce_scatter", "all_gather", "p2p")
+    items = text_items(4) if model is gpt else vlm_items(4)
+    for given in ("nic", "nvlink"):
+        override = {"link": {given: {kind: {"net": 0.9} for kind in kinds}}}
+        job = job_of(model(), items, Parallel(dp=2, pp=2, zero=1), gpus_per_node=4 // nodes, override=override)
+        timeline = simulate(job).timeline
+        found = [item for rank in timeline.ranks for item in rank.outer if item.kind.value in kinds]
+        crossing = {item.kind.value for item in found if item.port.value == "nic"}
+        assert {item.kind.value for item in found} == set(kinds) and bool(crossing) == (port == "nic")
+        for item in found:
+            assert (item.provenance is Provenance.SPEC) == (item.port.value == given), item
