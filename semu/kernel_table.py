@@ -110,12 +110,6 @@ KERNELS = {
         0.5,
         "i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], b1[::1], i8[::1], i8[::1], i8[:,::1]",
     ),
-    "searcher.kernels.interleaving.interleave": Kernel(
-        4.3,
-        f"{_FLOW}, Tuple((i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])), Tuple((b1[::1], i8[:,::1], i8[:,::1], "
-        "i4[:,::1])), Tuple((f8[::1], i8[::1], i8[::1])), i8[::1], i4[:,::1], i4[:,::1], Tuple((i4[:,::1], "
-        "i4[:,::1])), Tuple((f8[:,::1], f8[:,::1], f8[::1])), i8[::1], i8[:,::1]",
-    ),
     "searcher.kernels.interleaving.rollouts": Kernel(
         2.5,
         f"{_FLOW}, Tuple((i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])), Tuple((b1[::1], i8[:,::1], i8[:,::1], "
@@ -173,7 +167,6 @@ _TIMES = (
 _ALLOCATOR = ("engine.kernels.allocator.write_tape", "engine.kernels.allocator.replay")
 _ORDERS = ("schedule.kernels.list_schedule", "schedule.kernels.run_orders", "schedule.kernels.memory_of_orders")
 _LONGEST = (
-    "searcher.kernels.interleaving.interleave",
     "searcher.kernels.interleaving.choose_memory",
     "searcher.kernels.interleaving.rollouts",
     "searcher.kernels.refinement.anneal",

@@ -66,7 +66,7 @@ with contextlib.redirect_stdout(io.StringIO()):
 expected = {name: sigutils.normalize_signature(f"({KERNELS[name].types},)")[0] for name in called if name in KERNELS}
 print(json.dumps({name: [sig == expected.get(name) for sig in sigs] for name, sigs in called.items()}))
 """
-INSIDE = {"costs.kernels.quantize", "searcher.kernels.interleaving.interleave", "searcher.kernels.bounds._edge_find"}
+INSIDE = {"costs.kernels.quantize", "searcher.kernels.bounds._edge_find"}
 """Kernels that others call."""
 
 

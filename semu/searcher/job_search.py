@@ -247,7 +247,7 @@ def _is_stopped(built: JobProblem, seed: int, budget: Budget) -> bool:
     if budget.time_s == 0 or budget.rollouts == 0:
         return False
     found = search_problem(built.problem, Budget(rollouts=1, workers=1), seed=seed)
-    compile_chains(built.problem, found.solution)
+    compile_chains(built.problem, found.solution, is_timed=budget.time_s is not None)
     return found.ended_by == "interrupt"
 
 

@@ -166,8 +166,8 @@ def hold_at_once(
             place[stage] = -1
 
 
-@kernel
-def interleave(
+@part
+def _interleave(
     flow: Group,
     queues: Group,
     limits: Group,
@@ -180,38 +180,7 @@ def interleave(
     count: I64,
     missing: I64,
 ) -> None:
-    """Orders by the dual queue of 002 §5.2, one per row of ``sequences``.
-
-    Events are in order of time. The rank that could start something first (the lower one of equals) goes next; it
-    looks at what could start then. If that is forwards and backwards, it takes the other kind than its last one (a
-    forward first), else what there is; within a kind the group that comes first in the sequence, within a group the
-    fixed order.
-
-    Memory: microbatches have turns by their first forward anywhere. A stage runs only if its peak fits, a forward only
-    if after it every microbatch with an earlier turn that is not done on the rank could hold all that it may still
-    hold there, its peaks included, beside what later ones hold: those may then end one after another. A forward whose
-    backward needs nothing else also runs where both fit one right after the other, as then they do. A forward that
-    must wait disables the rank's queue of forwards, save microbatches with an earlier turn. So no rank waits for ever
-    where every microbatch alone fits with everything that it holds on a rank at once.
-
-    Times are the earliest ones that the orders found allow, as ``evaluate_orders`` gives them.
-
-    Args:
-        flow: of ``Flow``. costs: of ``Costs``. room: int64[P] [bytes], without static ones.
-        queues: forward_ptr, forward_pairs, backward_ptr, backward_pairs: CSR by rank x num_groups + group: pairs in the
-            fixed order of their forwards; of their backwards. microbatch: int32[n], numbered from 0 on.
-        limits: is_limited: bool[P], whether memory can bind at all. need: int64[P, num_microbatches] [bytes], what a
-            microbatch holds in all and its highest peak above that. most_at_once: int64[P, num_microbatches] [bytes],
-            what it holds at most in any order that its edges allow. num_of: int32[P, num_microbatches], its stages.
-        sequences, back_sequences: int32[B, num_groups], groups by falling priority, of forwards and of backwards.
-        places: order: int32[k, num stages], written: rank after rank. run: the same, in the order in which they were
-            chosen.
-        times: start, end: float64[k, 2n] [s], written where a stage runs. Row b of these, or the last one: with k = 1
-            they stay in cache and hold the last schedule. makespan: float64[B] [s], written; infinite where not all has
-            run.
-        count: int64[B], written: stages that ran; fewer than all: no memory for the rest.
-        missing: int64[B, 2], written where that is so: the rank and the bytes without which nothing can run on it.
-    """
+    """See ``interleave``."""
     graph = Flow(*flow)
     ptr, rank, succ_ptr, succ, succ_s, succ_link, num_links, num_pred = flow
     forward_ptr, forward_pairs, backward_ptr, backward_pairs, microbatch = queues
@@ -430,6 +399,55 @@ def interleave(
                             excess = level[r] + peak[stage] - room[r]
                             if excess > 0 and (missing[b, 0] < 0 or excess < missing[b, 1]):
                                 missing[b, 0], missing[b, 1] = r, excess
+
+
+@kernel
+def interleave(
+    flow: Group,
+    queues: Group,
+    limits: Group,
+    costs: Group,
+    room: I64,
+    sequences: I32,
+    back_sequences: I32,
+    places: Group,
+    times: Group,
+    count: I64,
+    missing: I64,
+) -> None:
+    """Orders by the dual queue of 002 §5.2, one per row of ``sequences``.
+
+    Events are in order of time. The rank that could start something first (the lower one of equals) goes next; it
+    looks at what could start then. If that is forwards and backwards, it takes the other kind than its last one (a
+    forward first), else what there is; within a kind the group that comes first in the sequence, within a group the
+    fixed order.
+
+    Memory: microbatches have turns by their first forward anywhere. A stage runs only if its peak fits, a forward only
+    if after it every microbatch with an earlier turn that is not done on the rank could hold all that it may still
+    hold there, its peaks included, beside what later ones hold: those may then end one after another. A forward whose
+    backward needs nothing else also runs where both fit one right after the other, as then they do. A forward that
+    must wait disables the rank's queue of forwards, save microbatches with an earlier turn. So no rank waits for ever
+    where every microbatch alone fits with everything that it holds on a rank at once.
+
+    Times are the earliest ones that the orders found allow, as ``evaluate_orders`` gives them.
+
+    Args:
+        flow: of ``Flow``. costs: of ``Costs``. room: int64[P] [bytes], without static ones.
+        queues: forward_ptr, forward_pairs, backward_ptr, backward_pairs: CSR by rank x num_groups + group: pairs in the
+            fixed order of their forwards; of their backwards. microbatch: int32[n], numbered from 0 on.
+        limits: is_limited: bool[P], whether memory can bind at all. need: int64[P, num_microbatches] [bytes], what a
+            microbatch holds in all and its highest peak above that. most_at_once: int64[P, num_microbatches] [bytes],
+            what it holds at most in any order that its edges allow. num_of: int32[P, num_microbatches], its stages.
+        sequences, back_sequences: int32[B, num_groups], groups by falling priority, of forwards and of backwards.
+        places: order: int32[k, num stages], written: rank after rank. run: the same, in the order in which they were
+            chosen.
+        times: start, end: float64[k, 2n] [s], written where a stage runs. Row b of these, or the last one: with k = 1
+            they stay in cache and hold the last schedule. makespan: float64[B] [s], written; infinite where not all has
+            run.
+        count: int64[B], written: stages that ran; fewer than all: no memory for the rest.
+        missing: int64[B, 2], written where that is so: the rank and the bytes without which nothing can run on it.
+    """
+    _interleave(flow, queues, limits, costs, room, sequences, back_sequences, places, times, count, missing)
 
 
 @part
@@ -980,7 +998,7 @@ def rollouts(
     _cost(leanest, columns, lean_costs)
     for b in range(len(sequences)):
         row = min(b, num_rows - 1)
-        interleave(
+        _interleave(
             flow,
             queues,
             limits,

@@ -124,11 +124,17 @@ class Chains:
         return found
 
 
-def compile_chains(problem: SearchProblem, solution: Solution) -> None:
-    """Compile both kinds of chains, or read them from the kernel cache, by a step of each."""
+def compile_chains(problem: SearchProblem, solution: Solution, *, is_timed: bool = True) -> None:
+    """Compile chains, or read them from the kernel cache, by a step of each.
+
+    Args:
+        is_timed: both kinds of chains; else the kind that comes first, and the other one when it is called.
+    """
     chains = Chains(problem)
-    chains.anneal(solution.order.copy(), solution.choice.copy(), 1, (1.0, 1.0), 1)
-    chains.tabu(solution.order.copy(), solution.choice, 1, PATIENCE[0], 1)
+    if is_timed or chains.has_trades:
+        chains.anneal(solution.order.copy(), solution.choice.copy(), 1, (1.0, 1.0), 1)
+    if is_timed or not chains.has_trades:
+        chains.tabu(solution.order.copy(), solution.choice, 1, PATIENCE[0], 1)
 
 
 def refine_rounds(
