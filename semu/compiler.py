@@ -1,10 +1,10 @@
-"""numba's compiler with three shortcuts, which change how long compiling takes and not what is compiled.
+"""numba's compiler with four shortcuts, which change how long compiling takes and not what is compiled.
 
-Half of numba's time went into work that it does again and again: (1) the type of ``a + b`` is looked up anew, through
+Half of numba's time goes into work that it does again and again: (1) the type of ``a + b`` is looked up anew, through
 dozens of overloads, at every place where the same types are added; (2) the options of functions are compared by
-making dictionaries of both; (3) a function that is only called by compiled functions is optimized and made machine code
-of, although each of its callers gets a copy and is optimized as a whole. The shortcuts hold while numba compiles a
-function of semu.
+making dictionaries of both; (3) a function that only compiled functions call is optimized and made machine code of,
+although each of its callers gets a copy and is optimized as a whole; (4) the variables of a statement are looked for
+in names and numbers too. The shortcuts hold while numba compiles a function of semu.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from numba.core import codegen, compiler, targetconfig
+from numba.core import codegen, compiler, ir, targetconfig
 from numba.core.types import functions
 
 _CallType: Any = functions.BaseFunction
 _Code: Any = codegen.JITCPUCodegen
 _Function: Any = functions.Function
 _Options: Any = targetconfig.TargetConfig
+_Statement: Any = ir.Inst
 _types_of_calls: dict[Any, tuple[Any, Any]] = {}
 """Signature and key of the implementation, by (typing context, function, types of the arguments)."""
+_without_variables: set[type] = set()
+"""Of values in statements: names, numbers, places in the source."""
 _resolve = _CallType.get_call_type
-_set_environment = _Code.set_env
+_set_environment, _list = _Code.set_env, _Statement._rec_list_vars
 
 
 def _remember_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
@@ -56,6 +59,27 @@ def _are_equal(self: Any, other: Any) -> Any:
 def _hash(self: Any) -> int:
     """``TargetConfig.__hash__``: one number for all options of a target, as numba has it."""
     return hash(type(self))
+
+
+def _list_variables(self: Any, value: Any) -> list[Any]:
+    """``Inst._rec_list_vars``, in the same order."""
+    kind = type(value)
+    if kind is ir.Var:
+        return [value]
+    if issubclass(kind, _Statement):
+        return value.list_vars()  # type: ignore[no-any-return]
+    if issubclass(kind, dict):
+        value = value.values()
+    elif not issubclass(kind, list | tuple):
+        _without_variables.add(kind)
+        return []
+    found = []
+    for each in value:
+        if type(each) is ir.Var:
+            found.append(each)
+        elif type(each) not in _without_variables:
+            found += _list_variables(self, each)
+    return found
 
 
 def _set_environment_if_emitted(self: Any, name: str, environment: Any) -> None:
@@ -102,14 +126,14 @@ def _shortcuts(code: Any) -> Iterator[None]:
     equal, hashed = _Options.__eq__, _Options.__hash__
     code._library_class = _Library
     _Code.set_env = _set_environment_if_emitted
-    _CallType.get_call_type = _remember_call_type
+    _CallType.get_call_type, _Statement._rec_list_vars = _remember_call_type, _list_variables
     _Options.__eq__, _Options.__hash__ = _are_equal, _hash
     try:
         yield
     finally:
         del code._library_class
         _Code.set_env = _set_environment
-        _CallType.get_call_type = _resolve
+        _CallType.get_call_type, _Statement._rec_list_vars = _resolve, _list
         _Options.__eq__, _Options.__hash__ = equal, hashed
 
 

@@ -172,17 +172,19 @@ _TIMES = (
 )
 _ALLOCATOR = ("engine.kernels.allocator.write_tape", "engine.kernels.allocator.replay")
 _ORDERS = ("schedule.kernels.list_schedule", "schedule.kernels.run_orders", "schedule.kernels.memory_of_orders")
+_LONGEST = (
+    "searcher.kernels.interleaving.interleave",
+    "searcher.kernels.interleaving.choose_memory",
+    "searcher.kernels.interleaving.rollouts",
+    "searcher.kernels.refinement.anneal",
+)
 _SEARCH = (
     "searcher.kernels.interleaving.hold_at_once",
     "searcher.kernels.bounds.heads_and_tails",
     "searcher.kernels.bounds.gather_sets",
     "searcher.kernels.bounds.one_machine",
-    "searcher.kernels.interleaving.interleave",
-    "searcher.kernels.interleaving.choose_memory",
-    "searcher.kernels.interleaving.rollouts",
     "searcher.kernels.sequences.nearest_sequences",
     "searcher.kernels.interleaving.evaluate_orders",
-    "searcher.kernels.refinement.anneal",
     "searcher.kernels.refinement.tabu",
     "searcher.kernels.bounds.refute",
 )
@@ -193,6 +195,7 @@ NEEDS = {
     "what-if": (*_TIMES, *_ORDERS[:2]),
     "schedules": (*_TIMES, *_ORDERS, "engine.kernels.pipeline_memory.raise_to_summits"),
     "plan": (*_TIMES, "plan.verification.kernels.run_dry"),
-    "search": (*_TIMES, *_SEARCH, *_ALLOCATOR),
+    "search": (*_LONGEST, *_TIMES, *_SEARCH, *_ALLOCATOR),
 }
-"""What each command calls, in the order of the calls, save that kernels that others call come before them."""
+"""What each command calls, in the order of the calls, save that kernels that others call come before them, and that the
+longest come first: one process compiles them while another one compiles all else."""
