@@ -26,7 +26,6 @@ from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
 
 from semu import ahead
-from semu.compiler import QuickCompiler
 from semu.kernel_table import KERNELS
 
 P = ParamSpec("P")
@@ -62,13 +61,26 @@ class _Cache(FunctionCache):
             self.disable()
 
 
+def _compiler(version: tuple[int, int]) -> dict[str, Any]:
+    """The option of ``numba.njit`` that names semu's compiler, for versions of numba that it was tried with: its
+    shortcuts take the place of functions that another version may have changed."""
+    if not (0, 61) <= version < (0, 69):
+        return {}
+    from semu.compiler import QuickCompiler
+
+    return {"pipeline_class": QuickCompiler}
+
+
+_COMPILER = _compiler(numba.version_info.short)
+
+
 def kernel_name(function: Callable[..., Any]) -> str:
     """``compile.kernels.run_stage`` of a function of semu."""
     return f"{function.__module__}.{function.__qualname__}".removeprefix("semu.")
 
 
 def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
-    options |= {"nogil": True, "no_cfunc_wrapper": True, "pipeline_class": QuickCompiler}
+    options |= {"nogil": True, "no_cfunc_wrapper": True, **_COMPILER}
     found: Any = numba.njit(**options)(function)
     if hasattr(found, "overloads") and "no_cpython_wrapper" not in options:  # not under NUMBA_DISABLE_JIT
         try:

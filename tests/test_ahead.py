@@ -14,6 +14,7 @@ import pytest
 
 from semu import ahead
 from semu.cli import console, main
+from semu.compiled import _compiler
 from semu.kernel_table import KERNELS, NEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -289,3 +290,8 @@ def test_only_what_python_calls_is_machine_code_and_numba_stays_as_it_was(tmp_pa
     code = f"import runpy; runpy.run_path({str(file)!r})"
     found = run_python(code, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_DISABLE_JIT="0")
     assert found == "2 [True, True, False, False] True 3.0"
+
+
+def test_shortcuts_are_taken_in_versions_of_numba_that_they_were_tried_with() -> None:
+    taken = [set(_compiler(version)) for version in ((0, 60), (0, 61), (0, 68), (0, 69), (1, 0))]
+    assert taken == [set(), {"pipeline_class"}, {"pipeline_class"}, set(), set()]
