@@ -185,6 +185,7 @@ def expert_plan(model: Model, parallel: Parallel, training: Training, mesh: Mesh
         capacity_factor=None if factor is None else _exact(factor),
         is_padded=training.moe_pad_to_capacity,
     )
+    is_gathered = training.moe_dispatcher is Dispatcher.ALLGATHER
     return ExpertPlan(
         parallel.ep,
         parallel.expert_tensor_ranks,
@@ -192,13 +193,14 @@ def expert_plan(model: Model, parallel: Parallel, training: Training, mesh: Mesh
         mesh.worst_etp_group,
         routing,
         training.moe_grouped_gemm,
+        mesh.worst_expert_group if is_gathered and parallel.ep * parallel.expert_tensor_ranks > 1 else None,
     )
 
 
 def dispatch_group(group: CommGroup, top_k: int, dispatcher: Dispatcher) -> CommGroup:
     """The group as dispatch uses it: with DeepEP a token with k experts, drawn evenly from m nodes, is wanted on
     m (1 - (1 - 1/m)^k) of them."""
-    if dispatcher is Dispatcher.ALLTOALL or group.num_nodes == 1:
+    if dispatcher is not Dispatcher.DEEPEP or group.num_nodes == 1:
         return group
     nodes = group.num_nodes
     return replace(group, nic_share=nodes * (1 - (1 - 1 / nodes) ** top_k) / top_k)

@@ -53,11 +53,13 @@ class CrossEntropy(Enum):
 
 
 class Dispatcher(Enum):
-    """How rows reach their experts' ranks: an all-to-all of every row, or DeepEP's kernels, in which a token crosses to
-    each node once, however many of its experts are there (2412.19437 §3.2.2)."""
+    """How rows reach their experts' ranks: an all-to-all of every row; DeepEP's kernels, in which a token crosses to
+    each node once, however many of its experts are there (2412.19437 §3.2.2); or an all-gather of all tokens, of which
+    every rank takes what its experts need (Megatron-LM's ``MoEAllGatherTokenDispatcher``)."""
 
     ALLTOALL = "alltoall"
     DEEPEP = "deepep"
+    ALLGATHER = "allgather"
 
 
 class GatheredInputs(Enum):

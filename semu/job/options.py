@@ -377,7 +377,8 @@ class ExpertOptions(AbstractOptions):
     moe_dispatcher: Word[Dispatcher] = option(
         Dispatcher.ALLTOALL,
         word(Dispatcher),
-        "how rows reach experts: each by an all-to-all, or once to every node that has an expert of its token",
+        "how rows reach experts: each by an all-to-all, or once to every node that has an expert of its token, or by an"
+        " all-gather of all tokens",
     )
     moe_grouped_gemm: bool = option(
         True,
@@ -396,6 +397,14 @@ class ExpertOptions(AbstractOptions):
                 expected="training.moe_capacity_factor beside it, or false",
                 got="true",
                 nearest="false",
+            )
+        if self.moe_capacity_factor is not None and self.moe_dispatcher is Dispatcher.ALLGATHER:
+            raise ConfigError(  # as Megatron-LM (transformer_config)
+                "a capacity of experts, where all tokens are gathered",
+                where="training.moe_dispatcher",
+                expected="alltoall, or no training.moe_capacity_factor",
+                got="allgather",
+                nearest="alltoall",
             )
 
 

@@ -58,6 +58,7 @@ class ExpertPlan:
         ep_group, etp_group: the communicators.
         routing: how tokens are shared out.
         is_grouped: a rank's experts are costed as one grouped product; false: as one ordinary product.
+        token_group: the ep x etp ranks whose tokens every one of them gathers; None: rows travel.
     """
 
     ep: int = 1
@@ -66,6 +67,7 @@ class ExpertPlan:
     etp_group: CommGroup = field(default_factory=lambda: CommGroup("etp", 1))
     routing: Routing = field(default_factory=Routing)
     is_grouped: bool = True
+    token_group: CommGroup | None = None
 
     @property
     def product(self) -> OpKind:

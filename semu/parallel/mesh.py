@@ -118,6 +118,14 @@ class Mesh:
         firsts = self._different(0, etp, p.num_gpus // etp)
         return max((self._place("etp", first, 1, etp) for first in firsts), key=_spread)
 
+    @cached_property
+    def worst_expert_group(self) -> CommGroup:
+        """The ranks that hold all experts together, ep x etp of them; the group that spans the most nodes."""
+        p = self.parallel
+        width = p.ep * p.expert_tensor_ranks
+        bases = self._different(0, width, p.num_gpus // width)
+        return max((self._place("experts", base, 1, width) for base in bases), key=_spread)
+
     def pp_pair(self, source: int, target: int, dp: int = 0) -> CommGroup:
         """The pair of ranks between two pipeline ranks of one replica; of its tensor- and context-parallel peers'
         pairs the one that crosses nodes, if any does."""

@@ -22,6 +22,7 @@ GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data pa
 GROUPS |= {
     "ep": "expert all-to-all",
     "etp": "tensor-parallel experts",
+    "experts": "expert all-gather",
     "fsdp": "FSDP gathers",
     "pcie": "host copies",
 }

@@ -88,6 +88,42 @@ def test_a_rank_sorts_what_came_from_several_ranks() -> None:
         assert {use.path for use in block.parameters if use.is_expert} == {"experts.up", "experts.down"}
 
 
+@pytest.mark.parametrize(("ep", "etp"), [(4, 1), (4, 2), (1, 2), (8, 1)])
+def test_gathered_tokens(ep: int, etp: int) -> None:
+    """Every rank has all n T tokens and the rows of its E / ep experts, as many as n T K / ep on average."""
+    n = ep * etp
+    plan = ExpertPlan(ep, etp, CommGroup("ep", ep), CommGroup("etp", etp), token_group=CommGroup("experts", n))
+    block = traced(TraceOptions(experts=plan))
+    block.graph.lint()
+    others, table = (n - 1) * T, E // ep
+    assert rows(block, OpKind.ALL_GATHER) == [
+        ("mask.all_gather", "F", 0, 0, others * E),
+        ("probabilities.all_gather", "F", 0, 0, others * E * 4),
+        ("tokens.all_gather", "F", 0, 0, others * H * 2),
+        ("combine_bw.all_gather", "I", 0, 0, others * H * 2),
+    ]
+    assert rows(block, OpKind.REDUCE_SCATTER) == [
+        ("combine.reduce_scatter", "F", 0, 0, others * H * 2),
+        ("tokens_bw.reduce_scatter", "I", 0, 0, others * H * 2),
+        ("probabilities_bw.reduce_scatter", "I", 0, 0, others * E * 4),
+    ]
+    r = n * T * K // ep
+    permuted = n * T * H * 2 + r * (H * 2 + 4 + 8) + n * T * table * 5
+    summed = (r + n * T) * H * 2 + r * 8
+    assert rows(block, OpKind.PERMUTE) == [
+        ("columns", "F", 0, 2 * n * T * table, 0),
+        ("columns", "F", 0, 2 * n * T * table * 4, 0),
+        ("permute", "F", 0, permuted, 0),
+        ("unpermute", "F", 0, summed, 0),
+        ("unpermute_bw", "I", 0, summed, 0),
+        ("permute_bw", "I", 0, permuted, 0),
+        ("columns_bw", "I", 0, n * T * (table + E) * 4, 0),
+    ]
+    flop = sum(op.flop for op in block.graph.operators if op.kind is OpKind.GROUPED_MATMUL)
+    assert flop == 3 * 2 * r * 3 * H * F // etp
+    assert {op.kind for op in block.graph.operators}.isdisjoint({OpKind.ALL_TO_ALL})
+
+
 def test_fp8_experts_and_a_router_that_is_not() -> None:
     from semu.nn import TransformerLayer
 

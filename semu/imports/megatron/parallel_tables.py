@@ -79,8 +79,6 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
         if len(kinds) > 1:
             settings.refuse("cp_comm_type", "several kinds at once")
         table["cp_kind"] = _CONTEXT_KINDS[min(kinds)]
-    if has_experts and table["ep"] * (etp or tp) > 1 and settings.get("moe_token_dispatcher_type") == "allgather":
-        settings.refuse("moe_token_dispatcher_type", "tokens gathered on all ranks, only alltoall is modelled")
     return table | _sharding(settings, table["dp"])
 
 

@@ -114,7 +114,7 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
     given = settings.given
     where = f"--cluster {cluster}" if cluster is not None else given.where(given.cluster_line)
     parallel = parallel_table(settings, own["nodes"] * own["gpus_per_node"], where, has_experts=has_experts)
-    training = training_table(settings, parallel["dp"], parallel["vpp"], model["layers"], has_experts=has_experts)
+    training = training_table(settings, parallel, model["layers"], has_experts=has_experts)
     return {
         "model": {"transformer": model},
         "cluster": own,

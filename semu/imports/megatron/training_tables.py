@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from semu.imports.megatron.settings import Settings
@@ -10,20 +11,22 @@ _UNFUSED = ("unfused", "local")
 _RECIPES = {"delayed": "tensorwise", "tensorwise": "tensorwise", "blockwise": "blockwise"}
 
 
-def training_table(settings: Settings, dp: int, vpp: int, layers: int, *, has_experts: bool) -> dict[str, Any]:
+def training_table(
+    settings: Settings, parallel: Mapping[str, Any], layers: int, *, has_experts: bool
+) -> dict[str, Any]:
     """The table.
 
     Args:
-        dp, vpp: of ``[parallel]``. layers, has_experts: of the model.
+        parallel: ``[parallel]``. layers, has_experts: of the model.
     Raises:
         ConfigError: a missing size, a batch that does not divide, values that contradict one another.
     """
     precision = _precision(settings)
     table: dict[str, Any] = {
-        **_batch(settings, dp),
+        **_batch(settings, parallel["dp"]),
         "precision": precision,
         **_dtypes(settings, precision),
-        "schedule": "interleaved" if vpp > 1 else "1f1b",
+        "schedule": "interleaved" if parallel["vpp"] > 1 else "1f1b",
         "software": "megatron",
         **_recompute(settings),
         **_kernels(settings),
@@ -33,12 +36,31 @@ def training_table(settings: Settings, dp: int, vpp: int, layers: int, *, has_ex
     }
     settings.get("optimizer")
     if has_experts:
+        if parallel["ep"] * parallel.get("etp", parallel["tp"]) > 1:
+            table |= _dispatcher(settings)
         table["moe_grouped_gemm"] = settings.get("moe_grouped_gemm")
         capacity = settings.get("moe_expert_capacity_factor")
         if capacity is not None and capacity > 0:
             table["moe_capacity_factor"] = capacity
             table["moe_pad_to_capacity"] = settings.get("moe_pad_expert_input_to_capacity")
     return table
+
+
+def _dispatcher(settings: Settings) -> dict[str, Any]:
+    """How tokens reach experts on other ranks (Megatron-LM, ``TransformerConfig``): ``flex`` runs DeepEP's kernels,
+    which --moe-enable-deepep and --moe-flex-dispatcher-backend choose in older and in newer versions.
+
+    Raises:
+        ConfigError: DeepEP under another dispatcher, which Megatron-LM refuses.
+    """
+    kind = settings.get("moe_token_dispatcher_type")
+    if settings.get("moe_enable_deepep") and kind not in ("flex", None):
+        message, expected = f"DeepEP with the dispatcher {kind}", "--moe-token-dispatcher-type flex beside it"
+        raise settings.error("moe_enable_deepep", message, expected=expected, got=kind, nearest=expected)
+    if kind != "flex":
+        return {"moe_dispatcher": "allgather"} if kind == "allgather" else {}
+    settings.get("moe_flex_dispatcher_backend")
+    return {"moe_dispatcher": "deepep"}
 
 
 def _batch(settings: Settings, dp: int) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from semu.errors import ConfigError
+from semu.graph.dim import Dim
+from semu.hardware.network import CommGroup
 from semu.nn import functional as F
 from semu.nn.layers.activation import Activation
 from semu.nn.layers.elementary import Linear
@@ -11,6 +13,7 @@ from semu.nn.module import Module, Parameter
 from semu.nn.rules.experts.grouped import grouped_linear, weighted_activation
 from semu.nn.rules.experts.routing import permute, scale_tokens, top_k, unpermute
 from semu.nn.rules.experts.token_dispatch import collect, dispatch, way
+from semu.nn.rules.experts.token_gather import columns_of_rank, gather_tokens, scatter_sums
 from semu.nn.trace.tensor import Tensor
 
 
@@ -149,15 +152,28 @@ class MixtureOfExperts(Module):
         """[tokens, hidden] -> [tokens, hidden]."""
         trace = x.trace
         probabilities, mask = self.router(x)
-        sent, received = trace.options.experts.rows(x.local_shape[0], self.num_experts, self.top_k, trace.where)
-        rows, p, order = permute(x, probabilities, mask, sent)
-        steps = way(trace, sent, received, self.num_experts)
-        rows, p = dispatch(rows, p, steps)
-        out = unpermute(collect(self.experts(rows, p), steps), order, x)
+        plan = trace.options.experts
+        sent, received = plan.rows(x.local_shape[0], self.num_experts, self.top_k, trace.where)
+        if plan.token_group is not None:
+            out = self._over_gathered(x, probabilities, mask, received * plan.etp, plan.token_group)
+        else:
+            rows, p, order = permute(x, probabilities, mask, sent)
+            steps = way(trace, sent, received, self.num_experts)
+            rows, p = dispatch(rows, p, steps)
+            out = unpermute(collect(self.experts(rows, p), steps), order, x)
         if self.shared is not None:
             beside = self.shared(x)
             out = out + (self.shared_gate(x, beside) if self.shared_gate is not None else beside)
         return out
+
+    def _over_gathered(self, x: Tensor, probabilities: Tensor, mask: Tensor, rows: Dim, group: CommGroup) -> Tensor:
+        """Of all tokens of the group the rows of this rank's experts; ``rows``: of the worst rank."""
+        ep = x.trace.options.experts.ep
+        mask = columns_of_rank(gather_tokens(mask, group, "mask"), ep)
+        probabilities = columns_of_rank(gather_tokens(probabilities, group, "probabilities"), ep)
+        everything = gather_tokens(x, group, "tokens")
+        chosen, p, order = permute(everything, probabilities, mask, rows)
+        return scatter_sums(unpermute(self.experts(chosen, p), order, everything), x, group)
 
 
 def active_parameters(module: Module) -> int:

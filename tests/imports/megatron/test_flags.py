@@ -23,6 +23,7 @@ VARIANTS = [
     "--multi-latent-attention --qk-layernorm",
     "--num-experts 4 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --disable-bias-linear "
     "--moe-shared-expert-intermediate-size 64 --moe-expert-capacity-factor 1.5",
+    "--num-experts 4 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex --disable-bias-linear",
     "--bf16 --fp8-format hybrid --use-precision-aware-optimizer --recompute-granularity selective",
     "--fp16 --recompute-granularity full --recompute-method uniform",
     "--use-torch-fsdp2",

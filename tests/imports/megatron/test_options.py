@@ -52,6 +52,20 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
         ("--vocab-size 1000 --tokenizer-type NullTokenizer", {"model.transformer.vocab": 1001}),
         ("--vocab-size 1000 --tokenizer-type SentencePieceTokenizer", {"model.transformer.vocab": 1000}),
         (MOE, MOE_KEYS),
+        (MOE.replace("alltoall", "allgather"), {**MOE_KEYS, "training.moe_dispatcher": "allgather"}),
+        (MOE.replace("alltoall", "flex"), {**MOE_KEYS, "training.moe_dispatcher": "deepep"}),
+        (
+            MOE.replace("alltoall", "flex --moe-enable-deepep --moe-deepep-num-sms 20"),
+            {**MOE_KEYS, "training.moe_dispatcher": "deepep"},
+        ),
+        (
+            "--num-experts 8 --disable-bias-linear --expert-model-parallel-size 4",
+            {**MOE_KEYS, "training.moe_dispatcher": "allgather"},
+        ),
+        (
+            "--num-experts 8 --disable-bias-linear",
+            {**MOE_KEYS, "parallel.ep": 1},
+        ),
         (f"{MOE} --moe-layer-freq 2", {**MOE_KEYS, "model.transformer.moe_layer_freq": 2}),
         (f"{MOE} --moe-layer-freq '([0]*2+[1]*6)'", {**MOE_KEYS, "model.transformer.first_k_dense": 2}),
         (f"{MOE} --moe-layer-freq '([1]+[0])*4'", {**MOE_KEYS, "model.transformer.moe_layer_freq": [1, 0] * 4}),

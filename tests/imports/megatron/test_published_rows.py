@@ -24,8 +24,8 @@ from semu.validation.resolve import candidates
 from semu.validation.row import Row
 from semu.validation.rows import parse_rows
 
-NOT_IN_ROWS = {"gradient_clipping", "loss_scaling"}
-"""Megatron-LM clips gradients unless told otherwise, and fp16 has a scale."""
+NOT_IN_ROWS = {"gradient_clipping", "loss_scaling", "moe_dispatcher"}
+"""Megatron-LM clips gradients unless told otherwise, fp16 has a scale, and gathers tokens of experts by default."""
 NOT_IN_ARGUMENTS = {"software_date"}
 EXPLAINED: Mapping[str, set[str]] = {
     "uneven-pipeline": {"stages"},  # the fields do not say that the first and the last rank have two layers

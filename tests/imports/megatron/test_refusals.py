@@ -37,6 +37,12 @@ def refusal(text: str, **options: object) -> ConfigError:
         (("--pipeline-model-parallel-size 3",), "arguments:1", "8 GPUs do not divide", 6),
         (("--tensor-model-parallel-size 8",), "arguments:2 --tensor-model-parallel-size", "does not divide by 8", 4),
         (("--global-batch-size 12",), "arguments:2 --global-batch-size", "a global batch of 12 does not divide", 8),
+        (
+            ("--num-experts 8", "--disable-bias-linear", "--expert-model-parallel-size 8", "--moe-enable-deepep"),
+            "arguments:5 --moe-enable-deepep",
+            "DeepEP with the dispatcher allgather",
+            "--moe-token-dispatcher-type flex beside it",
+        ),
         (("--swiglu", "--squared-relu"), "arguments:3 --squared-relu", "several activations", None),
         (("--bf16", "--fp16"), "arguments:3 --fp16", "--bf16 and --fp16", None),
         (("--bf16 1",), "arguments:2 --bf16", "--bf16 is a switch", None),
@@ -102,10 +108,10 @@ def test_short_tables_of_positions() -> None:
 
 
 def test_all_that_is_not_modelled_in_one_message() -> None:
-    words = ("--onnx-safe", "--ddp-bucket-size 1000", "--num-layer 3", "--moe-enable-deepep", "--optimizer sgd")
+    words = ("--onnx-safe", "--ddp-bucket-size 1000", "--num-layer 3", "--moe-router-dtype fp32", "--optimizer sgd")
     error = refusal(script(*words))
     assert error.message.startswith("5 arguments that may change time or memory are not modelled by this version: ")
-    assert error.got == "--onnx-safe --ddp-bucket-size --num-layer --moe-enable-deepep --optimizer"
+    assert error.got == "--onnx-safe --ddp-bucket-size --num-layer --moe-router-dtype --optimizer"
     for line, word in enumerate(words, start=2):
         assert f"{word.split()[0]}{' ' + word.split()[1] if ' ' in word else ''} (line {line})" in error.message
     assert "unknown, did you mean --num-layers?" in error.message
@@ -124,7 +130,11 @@ def test_all_that_is_not_modelled_in_one_message() -> None:
         ("--qk-layernorm", "--qk-layernorm"),
         ("--multi-latent-attention", "--multi-latent-attention"),
         ("--num-experts 4", "--disable-bias-linear"),
-        ("--num-experts 8 --disable-bias-linear --expert-model-parallel-size 8", "--moe-token-dispatcher-type"),
+        (
+            "--num-experts 8 --disable-bias-linear --expert-model-parallel-size 8 --moe-token-dispatcher-type flex "
+            "--moe-flex-dispatcher-backend hybridep",
+            "--moe-flex-dispatcher-backend",
+        ),
         ("--attention-backend unfused --no-masked-softmax-fusion", "--no-masked-softmax-fusion"),
         ("--no-bias-gelu-fusion", "--no-bias-gelu-fusion"),
         ("--position-embedding-type mrope", "--position-embedding-type"),

@@ -1,4 +1,5 @@
-"""Rows that cross to a node once: what that saves, against draws and against the ports' rates."""
+"""Dispatchers other than the all-to-all: rows that cross to a node once, against draws and against the ports' rates; an
+all-gather of all tokens, against sums of collectives and a count of rows."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from random import Random
 import pytest
 
 import semu
+from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup
-from semu.hardware.network.cost import collective_route, links_of
+from semu.hardware.network.cost import collective_latency, collective_route, links_of
 from semu.hardware.profile import load_profile
 from semu.job.experts import dispatch_group
 from semu.job.kinds import Dispatcher
@@ -52,3 +54,46 @@ def test_it_saves_time_between_nodes_and_none_within(model: str, ep: int, is_les
         times.append(semu.evaluate(model, overrides=overrides, cluster="h100:2x8").iteration_time_s)
     assert (times[1] < times[0]) is is_less
     assert is_less or times[0] == times[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "hidden", "experts"), [("qwen3-30b-a3b", 48, 2048, 128), ("gpt-oss-20b", 24, 2880, 32)]
+)
+@pytest.mark.parametrize(("ep", "nodes"), [(8, 1), (16, 2)])
+def test_an_all_gather_takes_what_its_collectives_do(
+    model: str, layers: int, hidden: int, experts: int, ep: int, nodes: int
+) -> None:
+    """Forward mask, probabilities and tokens are gathered, sums scattered; backward the opposite but for the mask."""
+    numbers = [f"parallel.ep={ep}", "parallel.tp=1", "training.global_batch=16", "training.micro_batch=1"]
+    numbers += ["training.seq_len=2048", 'training.recompute="none"', 'training.moe_dispatcher="allgather"']
+    report = semu.simulate(model, overrides=numbers, cluster="h100:2x8")
+    profile, group, others = load_profile("h100"), CommGroup("experts", ep, nodes), (ep - 1) * 2048
+    takes = {
+        (kind, size): collective_latency(profile, kind, group, others * size)
+        for kind in (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)
+        for size in (experts, 4 * experts, 2 * hidden)
+    }
+    gather, scatter = OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER
+    once = takes[gather, experts] + takes[gather, 4 * experts] + takes[scatter, 4 * experts]
+    whole = layers * (once + 2 * takes[gather, 2 * hidden] + 2 * takes[scatter, 2 * hidden])
+    rank = report.timeline.ranks[0]
+    taken = 0.0
+    for number in range(len(rank.stages)):
+        stage = rank.expand(number)
+        taken += sum(
+            (stage.end_s - stage.start_s)[
+                ["all_gather" in path or "reduce_scatter" in path for path in stage.table.paths]
+            ]
+        )
+    assert len(rank.stages) == 2  # one microbatch
+    assert taken == pytest.approx(whole, rel=1e-6)
+    exposed = report.breakdown_s["exposed_communication"][
+        "experts"
+    ]  # columns of gradients are filled beside a collective
+    assert 0.98 * whole < exposed <= whole
+
+
+def test_an_all_gather_refuses_a_capacity() -> None:
+    numbers = ["training.moe_capacity_factor=1.0", 'training.moe_dispatcher="allgather"']
+    with pytest.raises(ConfigError, match="a capacity of experts, where all tokens are gathered"):
+        semu.evaluate("gpt-oss-20b", overrides=numbers, cluster="h100:2x8")
