@@ -85,7 +85,8 @@ def _list_variables(self: Any, value: Any) -> list[Any]:
 def _set_environment_if_emitted(self: Any, name: str, environment: Any) -> None:
     """``JITCPUCodegen.set_env``, for functions that there is machine code of."""
     if address := self._engine.get_global_value_address(name):
-        (ctypes.c_void_p * 1).from_address(address)[0] = ctypes.c_void_p(id(environment))
+        pointer = ctypes.c_void_p.from_buffer(ctypes.py_object(environment)).value
+        ctypes.c_void_p.from_address(address).value = pointer
 
 
 class _Library(codegen.JITCodeLibrary):

@@ -183,6 +183,8 @@ NOT_RESULTS = {
     ("searcher/engines/local.py", "_WORK"),  # what a worker process is for
     ("ahead.py", "_running"),  # the command whose kernels are compiled
     ("ahead.py", "_trouble"),  # why compiled kernels cannot be kept
+    ("compiler.py", "_types_of_calls"),  # of numba's own functions, as many as kernels have calls of different types
+    ("compiler.py", "_without_variables"),  # of numba's statements, which has some dozen
 }
 
 
