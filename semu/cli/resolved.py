@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, say
+from semu.errors import ConfigError
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
@@ -25,7 +28,16 @@ def read_run(arguments: argparse.Namespace, progress: Progress, *, seed: int | N
 
     seed = getattr(arguments, "seed", None) if seed is None else seed
     return resolve_run(
-        arguments.run, Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, seed)
+        arguments.run,
+        Overrides(
+            arguments.assignments,
+            arguments.cluster,
+            arguments.parallel,
+            arguments.profile,
+            seed,
+            read_defined(arguments.define),
+            arguments.allow_unmodelled,
+        ),
     )
 
 
@@ -54,3 +66,14 @@ def dump_run(run: RunConfig, *, is_json: bool) -> int:
     else:
         emit(run.to_toml(), is_code=True)
     return 0
+
+
+def read_defined(texts: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` of every ``--define``."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or re.fullmatch(r"[A-Za-z_]\w*|\d+", name) is None:
+            raise ConfigError("not a variable", where="--define", expected="NAME=VALUE, e.g. NNODES=4", got=text)
+        found[name] = value
+    return found

@@ -8,7 +8,8 @@ its time, to first order, and r_k the relative standard deviation of its times,
 
 The interval is that of a log-normal time of the relative standard deviation sigma / t: t exp(-+ z sigma / t), with z
 the normal quantile. Kinds of runs that semu predicts worse than its coefficients say add a spread of the whole time
-(``semu.simulation.effects.structural``), independent of the others, as a kind ``structure.NAME`` whose s_k is t.
+(``semu.simulation.effects.structural``), independent of the others, as a kind ``structure.NAME`` whose s_k is t; so
+does what a run has and semu does not model, as ``left_out.NAME``.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ with the spread of a transferred one."""
 
 STRUCTURE = "structure"
 """First word of the kinds that no coefficient stands for."""
+LEFT_OUT = "left_out"
+"""First word of what a run has and semu does not model (``[training] left_out``)."""
 
 _WIDEST = 20.0
 """An interval goes no further than e^20 either way: it stays a number."""

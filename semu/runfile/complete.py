@@ -20,6 +20,7 @@ from semu.runfile.choose import choose_layout
 from semu.runfile.config import RunConfig
 from semu.runfile.places import Places
 from semu.runfile.schema import check_schema
+from semu.runfile.transformer import TransformerConfig
 from semu_models.contexts import CAPTION, CONTEXTS, LATENTS
 
 SEQ_LEN = 4096
@@ -54,7 +55,7 @@ def complete_run(
         ConfigError: a file that cannot be read, no layout that fits.
     """
     check_schema(config, places)
-    if not {"hf_config", "name"} & config.get("model", {}).keys():
+    if not {"hf_config", "name", "transformer"} & config.get("model", {}).keys():
         return ()
     notes = []
     with places.located():
@@ -86,6 +87,10 @@ def _open_model(config: Mapping[str, Any]) -> OpenModel:
         is_shorter = read.context is not None and read.context < SEQ_LEN
         why = ", the longest context that the file names" if is_shorter else ""
         return OpenModel(read.model, read.vocab, min(SEQ_LEN, read.context or SEQ_LEN), why)
+    if "transformer" in table:
+        transformer = TransformerConfig.from_table(table["transformer"])
+        context = min(SEQ_LEN, transformer.positions or SEQ_LEN)
+        return OpenModel(transformer.model(1), transformer.vocab, context, "")
     entry = semu_models.find_model(table["name"], where="model.name")
     model = entry.builder()
     length = CONTEXTS.get(entry.name)

@@ -1,20 +1,20 @@
 """``import_run``: a file of another program becomes run.toml's tables and a report of what was understood.
 
-Each kind of file is a row of ``IMPORT_KINDS``: how it is recognised, and a function that reads it. What it leaves open
-is then decided as for any run, and the tables are resolved, so that what is written also loads.
+``semu.imports.kinds`` says whose file it is and reads it. What it leaves open is then decided as for any run, and the
+tables are resolved, so that what is written also loads.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from semu.errors import ConfigError, nearest_name
-from semu.imports.megatron import is_megatron, read_arguments
+from semu.imports.kinds import PROGRAMS, program_of
 from semu.nn import Module
 from semu.nn.module import Parameter
 from semu.runfile.complete import complete_run
@@ -25,55 +25,10 @@ from semu.runfile.resolve import resolve_tables
 from semu.runfile.schema import TABLES
 from semu.runfile.sources import hf_file
 from semu.runfile.toml_text import comment_lines, format_toml
+from semu_models.hf.reading import Reading
 
 Tables = dict[str, dict[str, Any]]
-
-
-class ImportReport(Protocol):
-    """What was understood of a file; ``repr`` is the text for people."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-
-
-@dataclass(frozen=True)
-class ImportOptions:
-    """What the command line says of a file's reading.
-
-    Attributes:
-        cluster: ``DEVICE:NODESxGPUS``. defined: variables of a script.
-        allow_unmodelled: leave out what is not modelled.
-    """
-
-    cluster: str | None = None
-    defined: Mapping[str, str] = field(default_factory=dict)
-    allow_unmodelled: bool = False
-
-    def refuse(self, kind: str) -> None:
-        """Say no to what only scripts and logs have."""
-        for flag, value in (("--define", self.defined), ("--allow-unmodelled", self.allow_unmodelled)):
-            if value:
-                message = f"{flag} is for arguments of Megatron-LM"
-                raise ConfigError(message, where=flag, expected="a script or a log", got=kind)
-
-
-@dataclass(frozen=True)
-class ImportKind:
-    """A kind of file.
-
-    Attributes:
-        name: for messages. example: what such a file is called.
-        recognises: (path, text) -> whether it is one.
-        read: (path, text, options) -> run.toml's tables, the report (None: the run's own ``reading``), and key of a
-            table -> what in the file decided it; raises ConfigError.
-        complete: (tables, places, resolve) -> writes what the file leaves open, returns sentences; None: nothing.
-    """
-
-    name: str
-    example: str
-    recognises: Callable[[str, str], bool]
-    read: Callable[[str, str, ImportOptions], tuple[Tables, ImportReport | None, Mapping[str, str]]]
-    complete: Callable[[Tables, Places, Callable[..., RunConfig]], Sequence[str]] | None = None
+HF_KIND = "config.json of HuggingFace transformers"
 
 
 @dataclass(frozen=True)
@@ -88,7 +43,7 @@ class ImportedRun:
 
     kind: str
     source: str
-    report: ImportReport
+    report: Reading
     tables: Tables
     run: RunConfig
     notes: tuple[str, ...]
@@ -104,24 +59,32 @@ class ImportedRun:
         return "\n".join(line for text in head for line in comment_lines(text)) + "\n\n" + format_toml(tables)
 
 
-def import_run(path: str, overrides: Overrides | None = None, options: ImportOptions | None = None) -> ImportedRun:
+def import_run(path: str, overrides: Overrides | None = None) -> ImportedRun:
     """Read a file of another program.
 
     Args:
-        path: a file of one of ``IMPORT_KINDS``. overrides: what the command line changes. options: how it is read.
+        path: a file of one of ``PROGRAMS``, or a config.json. overrides: what the command line changes.
     Raises:
         ConfigError: a file that cannot be read, of another program, or with settings that semu does not model.
     """
+    changes = overrides if overrides is not None else Overrides()
     path = hf_file(path) or path
     text = _read(path)
-    kind = next((kind for kind in IMPORT_KINDS if kind.recognises(path, text)), None)
-    if kind is None:
+    program = program_of(path, text)
+    report: Reading | None = None
+    if program is not None:
+        read = program.read(text.replace("\r\n", "\n"), path, changes.reading)
+        kind, tables, report, decided = program.kind, read.tables, read.reading, dict(read.places)
+    elif path.endswith(".json") or text.lstrip().startswith("{"):
+        _refuse_options(changes)
+        kind, tables, decided = HF_KIND, {"model": {"hf_config": path}}, {}
+    else:
         got = text.strip().partition("\n")[0][:60] or "an empty file"
         raise ConfigError("not a file that semu can import", where=path, expected=_kinds(), got=got)
-    tables, report, decided = kind.read(path, text, options if options is not None else ImportOptions())
-    places = Places("", flags=dict(decided))
-    (overrides if overrides is not None else Overrides()).apply(tables, places)
-    notes = list(kind.complete(tables, places, resolve_tables)) if kind.complete is not None else []
+    places = Places("", flags=decided)
+    is_open = "cluster" not in tables
+    changes.apply(tables, places)
+    notes = list(complete_run(tables, places, resolve_tables)) if is_open else []
     run = resolve_tables(tables, places)
     report = run.reading if report is None else report
     assert report is not None
@@ -129,7 +92,15 @@ def import_run(path: str, overrides: Overrides | None = None, options: ImportOpt
     tables.setdefault("training", {}).setdefault("global_batch", run.config["training"]["global_batch"])
     said = (run.reading.summary(), *run.reading.notes) if run.reading is not None else ()
     told = [note for note in run.notes if note not in said]
-    return ImportedRun(kind.name, path, report, tables, run, tuple(dict.fromkeys((*notes, *told))))
+    return ImportedRun(kind, path, report, tables, run, tuple(dict.fromkeys((*notes, *told))))
+
+
+def _refuse_options(changes: Overrides) -> None:
+    """Say no to what only files of programs have."""
+    for flag, value in (("--define", changes.defined), ("--allow-unmodelled", changes.allow_unmodelled)):
+        if value:
+            message = f"{flag} is for files of a program that trains"
+            raise ConfigError(message, where=flag, expected="a script, a log or a configuration", got="config.json")
 
 
 def _read(path: str) -> str:
@@ -143,29 +114,8 @@ def _read(path: str) -> str:
 
 
 def _kinds() -> str:
-    return " or ".join(f"{kind.name} ({kind.example})" for kind in IMPORT_KINDS)
-
-
-def _is_json(path: str, text: str) -> bool:
-    return path.endswith(".json") or text.lstrip().startswith("{")
-
-
-def _read_hf(path: str, _: str, options: ImportOptions) -> tuple[Tables, ImportReport | None, Mapping[str, str]]:
-    options.refuse("config.json")
-    return {"model": {"hf_config": path}}, None, {}
-
-
-def _read_megatron(path: str, text: str, options: ImportOptions) -> tuple[Tables, ImportReport, Mapping[str, str]]:
-    text, lax = text.replace("\r\n", "\n"), options.allow_unmodelled
-    read = read_arguments(text, path, options.cluster, defined=options.defined, allow_unmodelled=lax)
-    return read.tables, read.reading, read.places
-
-
-IMPORT_KINDS: tuple[ImportKind, ...] = (
-    ImportKind("config.json of HuggingFace transformers", "config.json", _is_json, _read_hf, complete_run),
-    ImportKind("arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
-)
-"""Kinds of files, in the order in which they are tried."""
+    kinds = [(HF_KIND, "config.json"), *((program.kind, program.example) for program in PROGRAMS)]
+    return " or ".join(f"{kind} ({example})" for kind, example in kinds)
 
 
 def describe_model(run: RunConfig) -> list[Mapping[str, Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
+from semu.imports.kinds import ReadOptions
 from semu.parallel.axes import Following
 from semu.parallel.config import Parallel
 from semu.runfile.places import Places
@@ -28,6 +29,8 @@ class Overrides:
         parallel: ``dp8-tp2-pp4``; sizes that are not named become 1, the other keys of ``[parallel]`` stay.
         profile: device name or profile file; replaces the device.
         seed: of the batch.
+        defined: variables that a file of another program takes from outside.
+        allow_unmodelled: leave out what makes another model or arithmetic in such a file, instead of refusing it.
     """
 
     assignments: Sequence[str] = ()
@@ -35,6 +38,13 @@ class Overrides:
     parallel: str | None = None
     profile: str | None = None
     seed: int | None = None
+    defined: Mapping[str, str] = field(default_factory=dict)
+    allow_unmodelled: bool = False
+
+    @property
+    def reading(self) -> ReadOptions:
+        """How a file of another program is read."""
+        return ReadOptions(self.cluster, self.defined, self.allow_unmodelled)
 
     def apply(self, config: dict[str, Any], places: Places) -> None:
         """Write the changes into the tables, and where they came from into ``places``; ``assignments`` come last.

@@ -35,7 +35,7 @@ from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.schedules import set_cut
 from semu.runfile.schema import TABLES, check_schema
-from semu.runfile.sources import is_model_alone, options_table, read_source
+from semu.runfile.sources import options_table, read_source
 from semu.runfile.transformer import TransformerConfig
 from semu.schedule.placement import Placement
 from semu.workload import AbstractBatch, BatchKind, FileBatch
@@ -57,7 +57,7 @@ def load_run(
 
     Args:
         name_or_path: a name of ``semu_models.SETUPS`` or of a model, in any spelling; a TOML file, a config.json of
-            HuggingFace transformers or a script of Megatron-LM.
+            HuggingFace transformers or a file of another program (``semu.imports``).
         overrides, cluster, parallel, profile, seed: see ``Overrides``.
     Raises:
         ConfigError: an unknown name or key, a wrong type, sizes that do not fit together, or something that this
@@ -69,9 +69,9 @@ def load_run(
 def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | None = None) -> RunConfig:
     """Read a run, apply overrides, fill in defaults; arguments and errors as ``load_run``."""
     changes = overrides if overrides is not None else Overrides()
-    config, places, setup = read_source(os.fspath(name_or_path))
+    config, places, setup, is_open = read_source(os.fspath(name_or_path), changes.reading)
     changes.apply(config, places)
-    decided = complete_run(config, places, resolve_tables) if is_model_alone(os.fspath(name_or_path)) else ()
+    decided = complete_run(config, places, resolve_tables) if is_open else ()
     run = resolve_tables(config, places, setup)
     run = replace(run, notes=(*places.notes, *decided, *run.notes))
     if changes.seed is not None and run.config["batch"]["kind"] == "text":

@@ -9,12 +9,12 @@ from dataclasses import fields
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from semu.checks import known_spelling
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
-from semu.imports.megatron import is_megatron, read_arguments
+from semu.imports.kinds import PROGRAMS, ReadOptions, program_of
 from semu.job import Training
 from semu.job.declare import ValueKind
 from semu.parallel.axes import Following
@@ -30,32 +30,51 @@ HF_NAME = "config.json"
 """What transformers calls a model's configuration."""
 
 
-def read_source(run: str) -> tuple[dict[str, Any], Places, Setup | None]:
-    """Tables as they are written, their places, and the setup where ``run`` names one.
+class Source(NamedTuple):
+    """Where a run comes from.
+
+    Attributes:
+        tables: as they are written. places: theirs. setup: which one it is; None: none.
+        is_open: what they do not say, a cluster for example, is decided by rules (``complete_run``).
+    """
+
+    tables: dict[str, Any]
+    places: Places
+    setup: Setup | None = None
+    is_open: bool = False
+
+
+def read_source(run: str, options: ReadOptions | None = None) -> Source:
+    """Read a run.
 
     Relative paths in a file become relative to the current folder.
 
     Args:
         run: a name of ``semu_models.SETUPS`` or ``semu_models.MODELS`` in any spelling, a TOML file, a config.json of
-            HuggingFace transformers (or a folder with one), or a script or log of Megatron-LM.
+            HuggingFace transformers (or a folder with one), or a file of one of ``PROGRAMS``.
+        options: how a file of another program is read.
     Raises:
         ConfigError: none of these; or a file that cannot be read.
     """
+    options = options if options is not None else ReadOptions()
     if (setup := _named(run, SETUPS)) is not None:
-        return _setup_tables(SETUPS[setup]), Places(f"setup {setup}"), SETUPS[setup]
+        return Source(_setup_tables(SETUPS[setup]), Places(f"setup {setup}"), SETUPS[setup])
     if (model := _named(run, MODELS)) is not None:
-        return {"model": {"name": model}}, Places(f"model {model}"), None
-    if (document := hf_file(run)) is not None:
-        return {"model": {"hf_config": document}}, Places(run), None
+        return Source({"model": {"name": model}}, Places(f"model {model}"), is_open=True)
+    if os.path.isfile(os.path.join(run, HF_NAME)):
+        return Source({"model": {"hf_config": os.path.join(run, HF_NAME)}}, Places(run), is_open=True)
     if not is_path(run) and not os.path.isfile(run) and not os.path.islink(run):
         raise _unknown_run(run)
     text = _read_text(run)
-    if not run.endswith(".toml") and is_megatron(run, text):
-        read = read_arguments(text, run)
-        return read.tables, Places(run, flags=dict(read.places), notes=read.reading.notes), None
+    if (program := program_of(run, text)) is not None:
+        read = program.read(text, run, options)
+        places = Places(run, flags=dict(read.places), notes=read.reading.notes)
+        return Source(read.tables, places, is_open="cluster" not in read.tables)
+    if run.endswith(".json"):
+        return Source({"model": {"hf_config": run}}, Places(run), is_open=True)
     config = parse_toml(text, run)
     move_paths(config, lambda path: os.path.join(os.path.dirname(run), path))
-    return config, Places(run, text), None
+    return Source(config, Places(run, text))
 
 
 def hf_file(run: str) -> str | None:
@@ -66,13 +85,6 @@ def hf_file(run: str) -> str | None:
     if os.path.isfile(inside):
         return inside
     return run if run.endswith(".json") else None
-
-
-def is_model_alone(run: str) -> bool:
-    """Whether ``run`` is a model without a run: a shipped one, or a config.json."""
-    if _named(run, SETUPS) is not None:
-        return False
-    return _named(run, MODELS) is not None or hf_file(run) is not None
 
 
 def _named(run: str, names: Collection[str]) -> str | None:
@@ -120,7 +132,7 @@ def move_paths(config: dict[str, Any], move: Callable[[str], str]) -> None:
 
 def _unknown_run(run: str) -> ConfigError:
     error = unknown_name("setup or model", run, [*SETUPS, *MODELS], where="RUN")
-    files = "a TOML file, a config.json or a script of Megatron-LM"
+    files = f"a TOML file, a config.json or {' or '.join(program.example for program in PROGRAMS)}"
     error.expected = f"a setup ({', '.join(SETUPS)}), a model (see semu list models), {files}"
     return error
 

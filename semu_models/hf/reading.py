@@ -10,6 +10,10 @@ from typing import Any
 from semu.units import fit_lines
 
 _LONGEST = 48
+_HEADS = {
+    "small": "not modelled, changes little (the interval is wider for it)",
+    "unmodelled": "not modelled, left out as asked (the interval is wider for it)",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Reading:
         source: the file. kind: what sort of file. model_type: of the model in it, if it says one.
         understood: keys of the file that were used. defaulted: what the file does not say.
         ignored: keys of the file without effect on time and memory. notes: sentences.
-        unmodelled: keys that have a bearing and were left out because the user said so.
+        unmodelled: keys that make another model or arithmetic and were left out because the user said so.
+        small: keys that are not modelled and change little, with how much.
     """
 
     source: str
@@ -56,6 +61,7 @@ class Reading:
     ignored: tuple[ReadingRow, ...]
     notes: tuple[str, ...] = ()
     unmodelled: tuple[ReadingRow, ...] = ()
+    small: tuple[ReadingRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document."""
@@ -81,7 +87,7 @@ class Reading:
         key = max((len(row.key) for row in every), default=0)
         value = min(max((len(_short(row.value)) for row in every), default=0), _LONGEST // 2)
         for name, rows in self._groups():
-            lines += ["", f"{name} ({len(rows)})"]
+            lines += ["", f"{_HEADS.get(name, name)} ({len(rows)})"]
             lines += [f"  {row.key:<{key}}  {_short(row.value):<{value}}  {row.text}".rstrip() for row in rows]
         if self.notes:
             lines += ["", "notes", *(f"  {note}" for note in self.notes)]
@@ -94,6 +100,8 @@ class Reading:
         yield "understood", self.understood
         yield "defaulted", self.defaulted
         yield "ignored", self.ignored
+        if self.small:
+            yield "small", self.small
         if self.unmodelled:
             yield "unmodelled", self.unmodelled
 

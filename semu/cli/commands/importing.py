@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semu.cli.console import Progress, emit, emit_json, say
 from semu.cli.option_checks import check_place
+from semu.cli.resolved import read_defined
 from semu.errors import ConfigError, SemuError
 from semu.units import GIB
 
@@ -30,12 +29,18 @@ def import_command(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         progress(f"reading {arguments.file}")
         from semu.runfile import Overrides
-        from semu.runfile.importing import ImportOptions, describe_model, import_run
+        from semu.runfile.importing import describe_model, import_run
 
-        changes = Overrides(arguments.assignments, arguments.cluster, arguments.parallel)
-        defined = _defined(arguments.define)
-        options = ImportOptions(arguments.cluster, defined, arguments.allow_unmodelled)
-        imported = import_run(arguments.file, changes, options)
+        imported = import_run(
+            arguments.file,
+            Overrides(
+                arguments.assignments,
+                arguments.cluster,
+                arguments.parallel,
+                defined=read_defined(arguments.define),
+                allow_unmodelled=arguments.allow_unmodelled,
+            ),
+        )
         modules = describe_model(imported.run)
         progress("simulating it")
         predicted = _predict(imported)
@@ -72,17 +77,6 @@ def import_command(arguments: argparse.Namespace) -> int:
     else:
         emit(text)
     return 0
-
-
-def _defined(texts: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` of every ``--define``."""
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or re.fullmatch(r"[A-Za-z_]\w*|\d+", name) is None:
-            raise ConfigError("not a variable", where="--define", expected="NAME=VALUE, e.g. NNODES=4", got=text)
-        found[name] = value
-    return found
 
 
 def _predict(imported: ImportedRun) -> Report | None:

@@ -48,6 +48,22 @@ def add_changes(parser: argparse.ArgumentParser, *, seed: str | None = None, par
     if seed is not None:
         group.add_argument("--seed", type=int, metavar="N", help=seed)
     add_set(group)
+    add_reading(group)
+
+
+def add_reading(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Add ``--define`` and ``--allow-unmodelled``."""
+    group.add_argument(
+        "--define",
+        **REPEATED,
+        metavar="NAME=VALUE",
+        help="a variable that a script takes from outside, 1 for its first parameter; may be repeated",
+    )
+    group.add_argument(
+        "--allow-unmodelled",
+        action="store_true",
+        help="leave out settings of another program that make another model or arithmetic, instead of refusing them",
+    )
 
 
 def add_search_budget(group: argparse._ArgumentGroup) -> None:

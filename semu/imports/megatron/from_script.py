@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from semu.errors import ConfigError
-from semu.imports.megatron.arguments import Argument, Given
-from semu.imports.megatron.flags import FLAGS, Treatment
+from semu.imports.arguments import Argument, Given
+from semu.imports.flags import Grade
+from semu.imports.megatron.flags import FLAGS
 from semu.imports.megatron.shell_run import Command, Script, follow_script
 from semu.imports.megatron.shell_words import Field, Shell
 
@@ -56,6 +57,7 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
     return Given(
         source,
         "script of Megatron-LM",
+        FLAGS,
         tuple(_arguments(command.fields[begin + 1 :], shell, source)),
         nodes=None if nodes is None else nodes[0],
         gpus_per_node=None if ranks is None else ranks[0],
@@ -140,4 +142,4 @@ def _takes_another(argument: Argument) -> bool:
     flag = argument.flag
     if flag is None or flag.is_switch:
         return False
-    return not argument.values or flag.type == "words" or flag.treatment is Treatment.IGNORED
+    return not argument.values or flag.type == "words" or flag.grade is Grade.HARMLESS

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 from semu.errors import ConfigError
-from semu.imports.megatron.arguments import Argument, Given
+from semu.imports.arguments import Argument, Given
 from semu.imports.megatron.flags import FLAGS
 
 _BEGIN = re.compile(r"-{4,} arguments -{4,}")
@@ -63,7 +63,7 @@ def read_log(text: str, source: str) -> Given:
     if padded is not None and (told.get("padded_vocab_size") is None or told["padded_vocab_size"].is_nothing):
         line = text.count("\n", 0, padded.start()) + 1
         found.append(Argument(FLAGS.printed("padded_vocab_size"), "padded vocab", (padded[2],), line, is_printed=True))
-    return Given(source, "log of Megatron-LM", tuple(found), cluster_line=begin)
+    return Given(source, "log of Megatron-LM", FLAGS, tuple(found), cluster_line=begin)
 
 
 def read_config(text: str, source: str) -> Given:
@@ -87,4 +87,4 @@ def read_config(text: str, source: str) -> Given:
             continue
         values = () if value in ("true", "") else tuple(plain.split()) if value == plain else (plain,)
         found.append(Argument(FLAGS.spelt(match[1]), match[1], values, number, gap))
-    return Given(source, "arguments of a functional test of Megatron-LM", tuple(found))
+    return Given(source, "arguments of a functional test of Megatron-LM", FLAGS, tuple(found))

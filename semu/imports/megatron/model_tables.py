@@ -11,8 +11,8 @@ from typing import Any
 
 from semu.checks import nearest_divisor
 from semu.errors import ConfigError
-from semu.imports.megatron.flags import FLAGS
-from semu.imports.megatron.settings import Settings
+from semu.imports.megatron.flags import ADDED_TOKENS, TOKENIZERS
+from semu.imports.settings import Settings
 
 
 def transformer_table(settings: Settings) -> dict[str, Any]:
@@ -116,15 +116,15 @@ def _vocabulary(settings: Settings) -> dict[str, int]:
     size = settings.size("vocab_size")
     kind = settings.get("tokenizer_type")
     if size is not None:
-        size += FLAGS.added_tokens.get(kind, 0)
-    elif kind is None or kind in FLAGS.tokenizers:
-        size = FLAGS.tokenizers[kind or "GPT2BPETokenizer"]
+        size += ADDED_TOKENS.get(kind, 0)
+    elif kind is None or kind in TOKENIZERS:
+        size = TOKENIZERS[kind or "GPT2BPETokenizer"]
         settings.notes.append(f"vocabulary: {size} entries, those of {kind or 'GPT2BPETokenizer'}")
     if size is None:
         raise settings.error(
             "tokenizer_type",
             f"the size of the vocabulary is in the files of {kind}",
-            expected="--vocab-size beside it, or one of " + ", ".join(FLAGS.tokenizers),
+            expected="--vocab-size beside it, or one of " + ", ".join(TOKENIZERS),
             got=kind,
             nearest="--vocab-size N",
         )

@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from semu.checks import nearest_divisor
 from semu.errors import ConfigError
-from semu.hardware.cluster import Cluster
-from semu.imports.megatron.settings import Settings
+from semu.imports.settings import Settings
+from semu.imports.sizes import cluster_of
 from semu.parallel.layout_text import expand_stages
-
-DEFAULT_DEVICE = "h100"
-DEFAULT_GPUS_PER_NODE = 8
 
 _CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
 _ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
-def cluster_table(settings: Settings, asked: Cluster | None) -> dict[str, Any]:
-    """``[cluster]``: as the caller asks, else as the launcher or the log says, on ``DEFAULT_DEVICE``.
+def cluster_table(settings: Settings, asked: str | None, *, has_experts: bool) -> Mapping[str, Any]:
+    """``[cluster]``: as the caller asks, else as the launcher or the log says, else the fewest nodes.
 
     Args:
-        asked: by the caller; None: nothing.
+        asked: ``DEVICE:NODESxGPUS`` by the caller; None: nothing. has_experts: of the model.
     Raises:
-        ConfigError: neither the file nor the caller says how many GPUs there are.
+        ConfigError: as ``cluster_of``.
     """
     given = settings.given
     world = settings.size("world_size")
     if world is None and given.nodes is not None and given.gpus_per_node is not None:
         world = given.nodes * given.gpus_per_node
-    if asked is not None:
-        if world is not None and world != asked.num_gpus:
-            settings.notes.append(f"cluster: {asked.num_gpus} GPUs as asked, the file is for {world}")
-        return {"device": asked.device, "nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node}
-    if world is None:
-        half = "nodes" if given.nodes is None else "GPUs of a node"
-        raise ConfigError(
-            f"the number of {half} cannot be told",
-            where=given.where(given.cluster_line),
-            expected="--nnodes and --nproc_per_node with numbers, or --cluster DEVICE:NODESxGPUS",
-            nearest=f"--cluster {DEFAULT_DEVICE}:1x{DEFAULT_GPUS_PER_NODE}",
-        )
-    per_node = given.gpus_per_node or min(world, DEFAULT_GPUS_PER_NODE)
-    if world % per_node:
-        message = f"{world} GPUs do not make nodes of {per_node}"
-        raise settings.error("world_size", message, expected="--cluster DEVICE:NODESxGPUS", got=world)
-    if given.gpus_per_node is None:
-        settings.notes.append(f"cluster: {world} GPUs taken as nodes of {per_node}")
-    return {"device": DEFAULT_DEVICE, "nodes": world // per_node, "gpus_per_node": per_node}
+    tp = settings.size("tensor_model_parallel_size") or 1
+    ranks = tp * (settings.size("pipeline_model_parallel_size") or 1) * (settings.size("context_parallel_size") or 1)
+    stage = settings.size("pipeline_model_parallel_size") or 1
+    experts = 1
+    if has_experts:
+        experts = settings.size("expert_model_parallel_size") or 1
+        experts *= settings.size("expert_tensor_parallel_size") or (tp if experts * tp > 1 else 1)
+    micro, batch = settings.size("micro_batch_size"), settings.size("global_batch_size")
+
+    def _divides(gpus: int) -> bool:
+        divides_batch = micro is None or batch is None or batch % (micro * (gpus // ranks)) == 0
+        return divides_batch and gpus // stage % experts == 0
+
+    return cluster_of(settings, asked, ranks=ranks, world=world, gpus_per_node=given.gpus_per_node, divides=_divides)
 
 
 def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bool) -> dict[str, Any]:

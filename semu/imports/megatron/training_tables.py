@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from semu.imports.megatron.settings import Settings
+from semu.imports.settings import Settings
 
 _UNFUSED = ("unfused", "local")
 _RECIPES = {"delayed": "tensorwise", "tensorwise": "tensorwise", "blockwise": "blockwise"}

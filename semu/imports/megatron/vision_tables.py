@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semu.imports.megatron.settings import Settings
+from semu.imports.settings import Settings
 
 ENCODERS = {"clip": ("clip-vision-l-14-336", 336, 14), "siglip": ("siglip-so400m", 384, 14)}
 """Word -> model that ships, side of its images and of their patches [px]."""

@@ -19,7 +19,7 @@ from semu.job import TrainingJob
 from semu.nn.layers.lora import has_lora
 from semu.nn.layers.moe import Experts
 from semu.nn.model import ModalityRole
-from semu.present.uncertainty import STRUCTURE, UncertainKind
+from semu.present.uncertainty import LEFT_OUT, STRUCTURE, UncertainKind
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ run of several kinds counts there for the first."""
 
 
 def structural_kinds(job: TrainingJob, time_s: float) -> Iterator[UncertainKind]:
-    """What the structure of a job adds to the spread of its iteration time.
+    """What the structure of a job, and what is left out of it, add to the spread of its iteration time.
 
     Args:
         time_s: of the iteration, without what lies outside the model [s].
@@ -93,3 +93,5 @@ def structural_kinds(job: TrainingJob, time_s: float) -> Iterator[UncertainKind]
     for cause in CAUSES:
         if cause.holds(job):
             yield UncertainKind(f"{STRUCTURE}.{cause.name}", time_s, cause.spread)
+    for name, spread in job.training.left_out_spreads.items():
+        yield UncertainKind(f"{LEFT_OUT}.{name}", time_s, spread)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import semu.imports.megatron
+from semu.imports.flags import Grade
 from semu.imports.megatron import read_megatron
-from semu.imports.megatron.flags import FLAGS, Treatment
+from semu.imports.megatron.flags import FLAGS
 from semu.runfile.schema import SCHEMA
 
 DATA = tomllib.loads((Path(semu.imports.megatron.__file__).parent / "flags.toml").read_text())
@@ -93,21 +94,21 @@ def test_arguments_without_a_default_are_asked_for(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "treatment"),
+    ("name", "grade"),
     [
-        ("num-layers", Treatment.UNDERSTOOD),
-        ("lr-warmup-iters", Treatment.IGNORED),
-        ("moe-permute-fusion", Treatment.IGNORED),
-        ("encoder-num-layers", Treatment.UNDERSTOOD),
-        ("ddp-bucket-size", Treatment.UNMODELLED),
-        ("megatron-fsdp-main-grads-dtype", Treatment.UNMODELLED),
-        ("moe-hybridep-num-sms", Treatment.UNMODELLED),
+        ("num-layers", Grade.EXACT),
+        ("lr-warmup-iters", Grade.HARMLESS),
+        ("moe-permute-fusion", Grade.HARMLESS),
+        ("encoder-num-layers", Grade.EXACT),
+        ("ddp-bucket-size", Grade.SMALL),
+        ("megatron-fsdp-main-grads-dtype", Grade.SMALL),
+        ("moe-hybridep-num-sms", Grade.SMALL),
         ("nonsense", None),
     ],
 )
-def test_treatment(name: str, treatment: Treatment | None) -> None:
+def test_grade(name: str, grade: Grade | None) -> None:
     flag = FLAGS.spelt(name)
-    assert (None if flag is None else flag.treatment) is treatment
+    assert (None if flag is None else flag.grade) is grade
 
 
 def test_printed_names() -> None:

@@ -1,4 +1,4 @@
-"""``Argument``: what a file says of one argument of Megatron-LM; ``Given``: all of it, with the size of the cluster."""
+"""``Argument``: what a file says of one argument of a program; ``Given``: all of it, with the size of the cluster."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from semu.errors import ConfigError
-from semu.imports.megatron.flags import Flag
+from semu.imports.flags import Flag, FlagTable
 
 _SWITCHED = {"True": True, "true": True, "False": False, "false": False, "None": False}
 _NOTHING = ("None", "none", "", "[]", "False", "false", "0", "0.0", "{}")
 _MEMBER = re.compile(r"^[A-Z]\w*\.(?=\w+$)")
 """A member of an enum prints as ``AttnBackend.auto``."""
-_READ: Mapping[str, Callable[[str], object]] = {"integer": int, "number": float}
+
+
+def _integer(text: str) -> int:
+    """Of ``4096``, ``4_096`` and, as YAML and TOML have it, ``4096.0`` and ``4e3``."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+_READ: Mapping[str, Callable[[str], object]] = {"integer": _integer, "number": float}
 _DTYPES: Mapping[str, str] = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
@@ -68,7 +81,7 @@ class Argument:
         assert flag is not None
         if self.gap:
             raise ConfigError(
-                f"--{flag.name} cannot be told from the script: {self.gap}",
+                f"{self.written} cannot be told from the script: {self.gap}",
                 where=where,
                 expected="a value in the script, or --define NAME=VALUE",
                 got=self.gap.split(" ")[0],
@@ -83,20 +96,20 @@ class Argument:
             return tuple(word for value in self.values for word in value.strip("[]").replace("'", "").split(", "))
         if len(self.values) != 1:
             got = self.shown if self.values else "none"
-            raise ConfigError(f"--{flag.name} takes one value", where=where, expected=_expected(flag), got=got)
+            raise ConfigError(f"{self.written} takes one value", where=where, expected=_expected(flag), got=got)
         text = self.values[0]
         try:
             if flag.type in _READ:
                 return _READ[flag.type](text)
             return _DTYPES.get(text, text)
         except ValueError:
-            raise ConfigError(f"--{flag.name} = {text}", where=where, expected=_expected(flag), got=text) from None
+            raise ConfigError(f"{self.written} = {text}", where=where, expected=_expected(flag), got=text) from None
 
     def _switch(self, flag: Flag, where: str) -> bool:
         if not self.values:
             return flag.type == "switch"
         if len(self.values) > 1 or self.values[0] not in _SWITCHED:
-            message = f"--{flag.name} is a switch and takes no value"
+            message = f"{self.written} is a switch and takes no value"
             raise ConfigError(message, where=where, expected="nothing behind it", got=self.shown)
         is_on = _SWITCHED[self.values[0]]
         return is_on if flag.type == "switch" or self.is_printed else not is_on
@@ -107,13 +120,15 @@ class Given:
     """What a file says.
 
     Attributes:
-        source: the file, for messages. kind: what sort of file. arguments: in order, a name may come twice.
+        source: the file, for messages. kind: what sort of file. flags: the program's table of them.
+        arguments: in order, a name may come twice.
         nodes, gpus_per_node: of the cluster as the launcher says; None: it does not.
         cluster_line: where; 0: nowhere. notes: sentences for the report.
     """
 
     source: str
     kind: str
+    flags: FlagTable
     arguments: tuple[Argument, ...]
     nodes: int | None = None
     gpus_per_node: int | None = None

@@ -1,0 +1,56 @@
+"""``PROGRAMS``: the programs whose files semu reads, one row each; ``program_of`` tells whose a file is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from semu.imports.megatron import is_megatron, read_arguments
+from semu.imports.reading import ImportedTables
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a file is read.
+
+    Attributes:
+        cluster: ``DEVICE:NODESxGPUS`` as the caller asks; None: as the file says, or the fewest nodes.
+        defined: variables that the file takes from outside.
+        allow_unmodelled: leave out what makes another model or arithmetic, instead of refusing it.
+    """
+
+    cluster: str | None = None
+    defined: Mapping[str, str] = field(default_factory=dict)
+    allow_unmodelled: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that trains.
+
+    Attributes:
+        kind: what its files are, for messages. example: what such a file is called.
+        recognises: (path, text) -> whether it is one.
+        read: (text, path, options) -> tables of a run file; raises ConfigError.
+    """
+
+    kind: str
+    example: str
+    recognises: Callable[[str, str], bool]
+    read: Callable[[str, str, ReadOptions], ImportedTables]
+
+
+def _read_megatron(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    lax = options.allow_unmodelled
+    return read_arguments(text, path, options.cluster, defined=options.defined, allow_unmodelled=lax)
+
+
+PROGRAMS: tuple[Program, ...] = (
+    Program("arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
+)
+"""In the order in which they are tried."""
+
+
+def program_of(path: str, text: str) -> Program | None:
+    """The program whose file it is; None: of none."""
+    return next((program for program in PROGRAMS if program.recognises(path, text)), None)

@@ -1,0 +1,67 @@
+"""``cluster_of``: the cluster that a file is for, or the fewest whole nodes that its parallel sizes need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
+from semu.imports.settings import Settings
+
+DEFAULT_DEVICE = "h100"
+DEFAULT_GPUS_PER_NODE = 8
+
+
+def cluster_of(
+    settings: Settings,
+    asked: str | None,
+    *,
+    ranks: int,
+    world: int | None = None,
+    gpus_per_node: int | None = None,
+    divides: Callable[[int], bool] = lambda gpus: True,
+) -> Mapping[str, Any]:
+    """``[cluster]``: as the caller asks, else as the file says, else the fewest whole nodes, on ``DEFAULT_DEVICE``.
+
+    Args:
+        settings: take a note of what was decided.
+        asked: ``DEVICE:NODESxGPUS`` by the caller. ranks: GPUs of one replica, at least.
+        world, gpus_per_node: as the file says; None: it does not.
+        divides: whether the batch and the groups divide on so many GPUs; where they do on no whole number of nodes
+            below 16 times the fewest, the most GPUs of one node are taken on which they do.
+    Raises:
+        ConfigError: a cluster that cannot be parsed; GPUs that make no whole nodes.
+    """
+    if asked is not None:
+        cluster = Cluster.parse(asked)
+        if world is not None and world != cluster.num_gpus:
+            settings.notes.append(f"cluster: {cluster.num_gpus} GPUs as asked, the file is for {world}")
+        return {"device": cluster.device, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
+    if world is not None:
+        per_node = gpus_per_node or min(world, DEFAULT_GPUS_PER_NODE)
+        if world % per_node:
+            message = f"{world} GPUs do not make nodes of {per_node}"
+            raise ConfigError(message, where=settings.given.source, expected="--cluster DEVICE:NODESxGPUS", got=world)
+        if gpus_per_node is None:
+            settings.notes.append(f"cluster: {world} GPUs taken as nodes of {per_node}")
+        return {"device": DEFAULT_DEVICE, "nodes": world // per_node, "gpus_per_node": per_node}
+    per_node = gpus_per_node or DEFAULT_GPUS_PER_NODE
+    world = _fewest(ranks, per_node, divides)
+    size = min(world, per_node)
+    nodes = world // size
+    settings.notes.append(
+        f"cluster: not said, taken as {nodes} x {size} GPUs, the fewest whole nodes that hold {ranks} ranks"
+        if size == per_node
+        else f"cluster: not said, taken as {size} GPUs of a node, the most on which batch and groups divide"
+    )
+    return {"device": DEFAULT_DEVICE, "nodes": nodes, "gpus_per_node": size}
+
+
+def _fewest(ranks: int, per_node: int, divides: Callable[[int], bool]) -> int:
+    """GPUs of the fewest whole nodes whose number is a multiple of ``ranks``."""
+    step = math.lcm(ranks, per_node)
+    whole = [step * times for times in range(1, 17)]
+    part = [gpus for gpus in range(per_node, 0, -1) if gpus % ranks == 0]
+    return next((gpus for gpus in (whole[0], *part, *whole[1:]) if divides(gpus)), step)
