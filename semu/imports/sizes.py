@@ -20,6 +20,7 @@ def cluster_of(
     *,
     ranks: int,
     world: int | None = None,
+    where: str | None = None,
     gpus_per_node: int | None = None,
     divides: Callable[[int], bool] = lambda gpus: True,
 ) -> Mapping[str, Any]:
@@ -28,7 +29,7 @@ def cluster_of(
     Args:
         settings: take a note of what was decided.
         asked: ``DEVICE:NODESxGPUS`` by the caller. ranks: GPUs of one replica, at least.
-        world, gpus_per_node: as the file says; None: it does not.
+        world, gpus_per_node: as the file says; None: it does not. where: what says so, for messages.
         divides: whether the batch and the groups divide on so many GPUs; where they do on no whole number of nodes
             below 16 times the fewest, the most GPUs of one node are taken on which they do.
     Raises:
@@ -43,7 +44,9 @@ def cluster_of(
         per_node = gpus_per_node or min(world, DEFAULT_GPUS_PER_NODE)
         if world % per_node:
             message = f"{world} GPUs do not make nodes of {per_node}"
-            raise ConfigError(message, where=settings.given.source, expected="--cluster DEVICE:NODESxGPUS", got=world)
+            raise ConfigError(
+                message, where=where or settings.given.source, expected="--cluster DEVICE:NODESxGPUS", got=world
+            )
         if gpus_per_node is None:
             settings.notes.append(f"cluster: {world} GPUs taken as nodes of {per_node}")
         return {"device": DEFAULT_DEVICE, "nodes": world // per_node, "gpus_per_node": per_node}

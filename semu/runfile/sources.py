@@ -68,7 +68,7 @@ def read_source(run: str, options: ReadOptions | None = None) -> Source:
     text = _read_text(run)
     if (program := program_of(run, text)) is not None:
         read = program.read(text, run, options)
-        places = Places(run, flags=dict(read.places), notes=read.reading.notes)
+        places = Places(run, flags=dict(read.places), notes=(*read.reading.notes, *read.reading.warnings))
         return Source(read.tables, places, is_open="cluster" not in read.tables)
     if run.endswith(".json"):
         return Source({"model": {"hf_config": run}}, Places(run), is_open=True)

@@ -81,6 +81,12 @@ class Reading:
             f"effect, {len(self.defaulted)} taken by default" + (f" ({taken})" if taken else "")
         )
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each key that is not modelled."""
+        rows = (*self.small, *self.unmodelled)
+        return tuple(f"not modelled: {row.key} {_short(row.value)}, {row.text}" for row in rows)
+
     def __repr__(self) -> str:
         lines = [f"{self.source}: {self._subject()}"]
         every = [row for _, rows in self._groups() for row in rows]

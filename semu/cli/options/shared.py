@@ -27,7 +27,9 @@ class CommandOptions(NamedTuple):
 
 def add_run(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """Add the argument RUN."""
-    parser.add_argument("run", metavar="RUN", nargs=nargs, help="a TOML file, a config.json, or a shipped setup")
+    parser.add_argument(
+        "run", metavar="RUN", nargs=nargs, help="a TOML file, a config.json, a file of another program, or a setup"
+    )
 
 
 def add_set(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import REPEATED, CommandOptions, add_strict
+from semu.cli.options.shared import REPEATED, CommandOptions, add_reading, add_strict
 
 _EPILOG = """\
 RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch;
-or the config.json of a HuggingFace model (or a folder with one), to which --cluster and --parallel give the rest.
+or the config.json of a HuggingFace model (or a folder with one), to which --cluster and --parallel give the rest; or a
+launch script, log or configuration of another program (semu import --help).
 
 examples:
   semu simulate vlm-m
@@ -28,7 +29,7 @@ tolerance, 70 a defect in semu, 130 interrupted
 
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", help="a TOML file, a config.json, or a shipped setup: see semu list setups"
+        "run", metavar="RUN", help="a TOML file, a config.json, a file of another program, or a shipped setup"
     )
     change = parser.add_argument_group("changes to the run")
     change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="e.g. h800:8x8; devices: see semu list devices")
@@ -45,6 +46,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         dest="assignments",
         help="set any key of the run file, e.g. training.micro_batch=2; may be repeated, wins over the others",
     )
+    add_reading(change)
     change.add_argument(
         "--baseline",
         metavar="NAME",

@@ -11,6 +11,7 @@ from typing import Any
 
 from semu.checks import nearest_divisor
 from semu.errors import ConfigError
+from semu.imports.flags import Effect
 from semu.imports.megatron.flags import ADDED_TOKENS, TOKENIZERS
 from semu.imports.settings import Settings
 
@@ -50,7 +51,8 @@ def transformer_table(settings: Settings) -> dict[str, Any]:
     table |= _latent(settings)
     if settings.get("qk_layernorm") and "mla" not in table:
         if not table["rms_norm"]:
-            settings.refuse("qk_layernorm", "layer norms of queries and keys, only RMS norms are modelled")
+            why = "layer norms of queries and keys, modelled as RMS norms"
+            settings.approximate("qk_layernorm", why, Effect(slower=0.005))
         table["qk_norm"] = True
     return table | _experts(settings, layers, table["ffn"], has_bias=has_bias)
 
@@ -73,15 +75,16 @@ def _activation(settings: Settings) -> str | None:
 
 
 def _check_fusions(settings: Settings, table: dict[str, Any]) -> None:
-    """Fused kernels that semu takes for granted, where there is something to fuse."""
+    """Fused kernels that semu takes for granted, where there is something to fuse. Unfused, a tensor of the layer is
+    read and written once or twice more; of a layer's traffic that is a small share."""
     has_parts = {
-        "bias_gelu_fusion": not table["gated_mlp"] and table["bias"] and "activation" not in table,
-        "bias_swiglu_fusion": table["gated_mlp"],
-        "apply_rope_fusion": table["rotary"],
+        "bias_gelu_fusion": (not table["gated_mlp"] and table["bias"] and "activation" not in table, 0.04, 0.1),
+        "bias_swiglu_fusion": (table["gated_mlp"], 0.04, 0.1),
+        "apply_rope_fusion": (table["rotary"], 0.03, 0.0),
     }
-    for name, matters in has_parts.items():
+    for name, (matters, slower, more) in has_parts.items():
         if matters and not settings.get(name):
-            settings.refuse(name, "in separate kernels")
+            settings.approximate(name, "in separate kernels", Effect(slower=slower, more=more))
 
 
 def _kv_heads(settings: Settings, heads: int) -> int:
@@ -154,9 +157,10 @@ def _positions(settings: Settings) -> dict[str, Any]:
 def _dropout(settings: Settings) -> float:
     attention, hidden = float(settings.get("attention_dropout")), float(settings.get("hidden_dropout"))
     if (attention == 0) != (hidden == 0):
-        settings.refuse(
+        settings.approximate(
             "attention_dropout" if settings.is_told("attention_dropout") else "hidden_dropout",
-            f"dropout of {attention:g} in attention and {hidden:g} behind it, only both or none are modelled",
+            f"dropout of {attention:g} in attention and {hidden:g} behind it, modelled as {hidden:g} in both",
+            Effect(slower=0.01, faster=0.01),
         )
     return hidden
 
@@ -166,7 +170,8 @@ def _latent(settings: Settings) -> dict[str, Any]:
     if not settings.get("multi_latent_attention"):
         return {}
     if not settings.get("qk_layernorm"):
-        settings.refuse("multi_latent_attention", "latents without --qk-layernorm, only those with norms are modelled")
+        why = "latents without --qk-layernorm, modelled with norms"
+        settings.approximate("multi_latent_attention", why, Effect(faster=0.01))
     names = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     sizes = {name: settings.size(name) for name in names}
     return {"mla": {name: size for name, size in sizes.items() if size is not None}}
@@ -185,7 +190,7 @@ def _experts(settings: Settings, layers: int, ffn: int, *, has_bias: bool) -> di
         expected = f"at most {settings.name('num_experts')} = {experts}"
         raise settings.error("moe_router_topk", message, expected=expected, got=top_k, nearest=experts)
     if has_bias:
-        settings.refuse("add_bias_linear", "experts with biases, only those without are modelled")
+        settings.approximate("add_bias_linear", "experts with biases, modelled without", Effect(slower=0.01))
     table |= {"experts": experts, "top_k": top_k, "moe_ffn": settings.size("moe_ffn_hidden_size") or ffn}
     shared = settings.size("moe_shared_expert_intermediate_size", least=0)
     if shared:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from semu.checks import nearest_divisor
 from semu.errors import ConfigError
+from semu.imports.flags import Effect
 from semu.imports.settings import Settings
-from semu.imports.sizes import cluster_of
+from semu.imports.sizes import DEFAULT_GPUS_PER_NODE, cluster_of
 from semu.parallel.layout_text import expand_stages
 
 _CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
@@ -40,7 +42,15 @@ def cluster_table(settings: Settings, asked: str | None, *, has_experts: bool) -
         divides_batch = micro is None or batch is None or batch % (micro * (gpus // ranks)) == 0
         return divides_batch and gpus // stage % experts == 0
 
-    return cluster_of(settings, asked, ranks=ranks, world=world, gpus_per_node=given.gpus_per_node, divides=_divides)
+    return cluster_of(
+        settings,
+        asked,
+        ranks=ranks,
+        world=world,
+        where=settings.where("world_size"),
+        gpus_per_node=given.gpus_per_node,
+        divides=_divides,
+    )
 
 
 def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bool) -> dict[str, Any]:
@@ -55,6 +65,7 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
     pp = settings.size("pipeline_model_parallel_size") or 1
     cp = settings.size("context_parallel_size") or 1
     _check_heads(settings, tp)
+    _check_order(settings, gpus, pp)
     table: dict[str, Any] = {
         "dp": _data_parallel(settings, gpus, where, tp * pp * cp),
         "tp": tp,
@@ -68,11 +79,21 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
     if etp is not None and has_experts:
         table["etp"] = etp
     if cp > 1:
-        kinds = set(settings.get("cp_comm_type"))
+        kinds = Counter(settings.get("cp_comm_type"))
         if len(kinds) > 1:
-            settings.refuse("cp_comm_type", "several kinds at once")
-        table["cp_kind"] = _CONTEXT_KINDS[min(kinds)]
+            why = "layers that differ in how they exchange keys and values, modelled as most do"
+            settings.approximate("cp_comm_type", why, Effect(slower=0.03, faster=0.03))
+        table["cp_kind"] = _CONTEXT_KINDS[min(kinds, key=lambda kind: (-kinds[kind], kind))]
     return table | _sharding(settings, table["dp"])
+
+
+def _check_order(settings: Settings, gpus: int, pp: int) -> None:
+    """The order of ranks: tensor, context, data, pipeline, unless pipeline ranks come before data ranks, which costs the
+    same where one of the two has a single rank, and within a node."""
+    given = settings.given
+    per_node = given.gpus_per_node or DEFAULT_GPUS_PER_NODE
+    if settings.get("use_tp_pp_dp_mapping") and pp > 1 and gpus > per_node:
+        settings.refuse("use_tp_pp_dp_mapping", "pipeline ranks before data ranks, over several nodes")
 
 
 def _check_heads(settings: Settings, tp: int) -> None:

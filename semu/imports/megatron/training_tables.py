@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from semu.imports.flags import Effect
 from semu.imports.settings import Settings
 
 _UNFUSED = ("unfused", "local")
@@ -112,8 +113,9 @@ def _dtypes(settings: Settings, precision: str) -> dict[str, Any]:
         settings.get("main_params_dtype")
         moments = {settings.get("exp_avg_dtype"), settings.get("exp_avg_sq_dtype")}
         if len(moments) > 1:
-            settings.refuse("exp_avg_sq_dtype", "moments of two types, only one for both is modelled")
-        table["optimizer_state_dtype"] = min(moments)
+            why = "moments of two types, modelled as the wider in both"
+            settings.approximate("exp_avg_sq_dtype", why, Effect(less=0.05))
+        table["optimizer_state_dtype"] = max(moments)
     return table
 
 
@@ -152,7 +154,8 @@ def _kernels(settings: Settings) -> dict[str, Any]:
     is_unfused = backend in _UNFUSED or (is_local and not settings.get("use_flash_attn"))
     is_fused_loss = settings.get("cross_entropy_loss_fusion") and settings.get("cross_entropy_fusion_impl") == "te"
     if is_unfused and not settings.get("masked_softmax_fusion"):
-        settings.refuse("masked_softmax_fusion", "a softmax in separate kernels")
+        why = "scale, mask and softmax in separate kernels"
+        settings.approximate("masked_softmax_fusion", why, Effect(slower=0.1, more=0.1))
     return {
         "attention": "unfused" if is_unfused else "fused",
         **({"attention_deterministic": True} if settings.get("deterministic_mode") else {}),

@@ -24,7 +24,7 @@ from semu.validation.resolve import candidates
 from semu.validation.row import Row
 from semu.validation.rows import parse_rows
 
-NOT_IN_ROWS = {"gradient_clipping", "loss_scaling", "moe_dispatcher"}
+NOT_IN_ROWS = {"gradient_clipping", "loss_scaling", "moe_dispatcher", "left_out"}
 """Megatron-LM clips gradients unless told otherwise, fp16 has a scale, and gathers tokens of experts by default."""
 NOT_IN_ARGUMENTS = {"software_date"}
 EXPLAINED: Mapping[str, set[str]] = {
