@@ -45,6 +45,7 @@ from semu.job.kinds import (
     RecomputePolicy,
     Workspaces,
 )
+from semu.job.left_out import read_left_out
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
 from semu.nn.trace.recompute_plan import RecomputePlan
@@ -71,27 +72,6 @@ def _read_loads(value: object, where: str) -> float | tuple[float, ...]:
             "not an imbalance", where=where, expected="a ratio >= 1, or a list of expert loads", got=value, nearest=1
         )
     return float(value)
-
-
-def _read_left_out(value: object, where: str) -> tuple[str, ...]:
-    """Texts of a name and a spread in [0, 1], each name once."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(
-            "not a list of texts", where=where, expected='texts such as "NAME 0.02"', got=repr(value)[:60]
-        )
-    names = set()
-    for text in texts:
-        name, _, spread = text.rpartition(" ")
-        try:
-            is_legal = bool(name.strip()) and name not in names and 0 <= float(spread) <= 1
-        except ValueError:
-            is_legal = False
-        if not is_legal:
-            expected = 'a name of its own and a spread between 0 and 1, as "NAME 0.02"'
-            raise ConfigError("not something left out", where=where, expected=expected, got=text[:60])
-        names.add(name)
-    return tuple(texts)
 
 
 def _read_limit(value: object, where: str) -> float:
@@ -507,16 +487,10 @@ class NoiseOptions(AbstractOptions):
     straggler_slowdown: float = option(
         1.0, number(1), "latency of a straggler's stages / usual latency, >= 1", influence=STEP
     )
-    left_out: Converted[tuple[str, ...], Sequence[str]] = option(
-        (),
-        Value(ValueKind.STRINGS, _read_left_out),
+    left_out: Converted[tuple[str, ...] | None, Sequence[str] | None] = option(
+        None,
+        Value(ValueKind.STRINGS, read_left_out),
         'what the run has and semu does not model, each as "NAME SPREAD" with the relative standard deviation that it'
         " adds to the iteration time; widens the interval and changes nothing else",
         influence=STEP,
     )
-
-    @property
-    def left_out_spreads(self) -> dict[str, float]:
-        """``left_out`` by name."""
-        pairs = (item.rsplit(" ", 1) for item in self.left_out)
-        return {name: float(spread) for name, spread in pairs}

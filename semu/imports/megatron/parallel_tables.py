@@ -88,7 +88,7 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
 
 
 def _check_order(settings: Settings, gpus: int, pp: int) -> None:
-    """The order of ranks: tensor, context, data, pipeline, unless pipeline ranks come before data ranks, which costs the
+    """Refuse pipeline ranks before data ranks in the order of ranks (else tensor, context, data, pipeline), which costs the
     same where one of the two has a single rank, and within a node."""
     given = settings.given
     per_node = given.gpus_per_node or DEFAULT_GPUS_PER_NODE

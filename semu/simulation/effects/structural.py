@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from semu.hardware.capabilities import OVERRIDE_SOURCE
 from semu.hardware.software import Software
 from semu.job import TrainingJob
+from semu.job.left_out import spreads_of
 from semu.nn.layers.lora import has_lora
 from semu.nn.layers.moe import Experts
 from semu.nn.model import ModalityRole
@@ -93,5 +94,5 @@ def structural_kinds(job: TrainingJob, time_s: float) -> Iterator[UncertainKind]
     for cause in CAUSES:
         if cause.holds(job):
             yield UncertainKind(f"{STRUCTURE}.{cause.name}", time_s, cause.spread)
-    for name, spread in job.training.left_out_spreads.items():
+    for name, spread in spreads_of(job.training.left_out).items():
         yield UncertainKind(f"{LEFT_OUT}.{name}", time_s, spread)
