@@ -23,6 +23,7 @@ def cluster_of(
     where: str | None = None,
     gpus_per_node: int | None = None,
     divides: Callable[[int], bool] = lambda gpus: True,
+    may_grow: bool = False,
 ) -> Mapping[str, Any]:
     """``[cluster]``: as the caller asks, else as the file says, else the fewest whole nodes, on ``DEFAULT_DEVICE``.
 
@@ -32,6 +33,8 @@ def cluster_of(
         world, gpus_per_node: as the file says; None: it does not. where: what says so, for messages.
         divides: whether the batch and the groups divide on so many GPUs; where they do on no whole number of nodes
             below 16 times the fewest, the most GPUs of one node are taken on which they do.
+        may_grow: where the file's number of GPUs is a start (a script for one node, to be changed by whoever has
+            more), and does not hold the sizes, the fewest whole nodes are taken that do.
     Raises:
         ConfigError: a cluster that cannot be parsed; GPUs that make no whole nodes.
     """
@@ -40,6 +43,15 @@ def cluster_of(
         if world is not None and world != cluster.num_gpus:
             settings.notes.append(f"cluster: {cluster.num_gpus} GPUs as asked, the file is for {world}")
         return {"device": cluster.device, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
+    is_legal = world is None or (world % ranks == 0 and divides(world))
+    if world is not None and not is_legal and may_grow:
+        least = math.lcm(ranks, gpus_per_node or DEFAULT_GPUS_PER_NODE)
+        sizes = [least * times for times in range(1, 17) if divides(least * times)]
+        if sizes and sizes[0] > world:
+            settings.notes.append(
+                f"cluster: {world} GPUs do not hold the sizes, taken as {sizes[0]}, the fewest that do"
+            )
+            world = sizes[0]
     if world is not None:
         per_node = gpus_per_node or min(world, DEFAULT_GPUS_PER_NODE)
         if world % per_node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_set
+from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_reading, add_set
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +63,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--step", type=int, metavar="N", help="ProfilerStep of the trace; without it the one of median length"
     )
+    add_reading(own)
     output = parser.add_argument_group("output")
     output.add_argument("--csv", metavar="FILE", help="write a line per row, quantity or kind")
     output.add_argument("--picture", metavar="FILE", help="draw a PNG: predicted over measured, or bars of both")

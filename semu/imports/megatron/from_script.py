@@ -19,6 +19,7 @@ _TRAINING = re.compile(r"(pretrain|train|finetune|main)\w*\.py")
 
 _OTHERS = re.compile(r"(pretrain|train)_(bert|t5|mamba|hybrid|retro|ict|realm|vlm|vision\w*)\.py")
 """Programs of Megatron-LM whose models are not GPTs, although most of their arguments have the same names."""
+MODEL_ALONE = "sizes of a model for Megatron-LM"
 _WAYS_OUT = {"pretrain_vlm.py": "a run file with [model.encoder] and [model.llm], as docs/models.md has it"}
 """Program -> how its model is described instead."""
 
@@ -34,8 +35,12 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
             word that cannot be told and may hold arguments.
     """
     script = follow_script(text, source, defined)
-    command = _training_command(script, source)
     shell = script.shell
+    if not any(_trains(command) for command in script.commands) and (words := _sizes_alone(shell)):
+        arguments = tuple(_arguments(words, shell, source))
+        notes = (*shell.notes, "no command that starts training: taken as the sizes of a model")
+        return Given(source, MODEL_ALONE, FLAGS, arguments, notes=notes)
+    command = _training_command(script, source)
     begin = next((at for at, field in enumerate(command.fields) if field.text.endswith(".py")), -1)
     program = command.program
     names_encoder = any(field.text.startswith("--vision-model-type") for field in command.fields)
@@ -50,6 +55,7 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
     launcher = command.fields[: max(begin, 0)]
     nodes, ranks = _size(launcher, _NODES, script), _size(launcher, _RANKS, script)
     uses_torchrun = any("torchrun" in field.text or "torch.distributed" in field.text for field in launcher)
+    arguments = tuple(_arguments(command.fields[begin + 1 :], shell, source))
     notes = list(shell.notes)
     if uses_torchrun and ranks is not None and not any(field.text.startswith(_NODES) for field in launcher):
         nodes = (1, ranks[1])
@@ -58,12 +64,22 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
         source,
         "script of Megatron-LM",
         FLAGS,
-        tuple(_arguments(command.fields[begin + 1 :], shell, source)),
+        arguments,
         nodes=None if nodes is None else nodes[0],
         gpus_per_node=None if ranks is None else ranks[0],
         cluster_line=(nodes or ranks or (0, 0))[1],
         notes=tuple(notes),
     )
+
+
+def _sizes_alone(shell: Shell) -> Sequence[Field]:
+    """The words of a variable that holds the sizes of a model; of several the longest."""
+    found = []
+    for fields in shell.variables.values():
+        words = [Field(word, field.line) for field in fields for word in field.text.split()]
+        if {"--num-layers", "--hidden-size"} <= {word.text for word in words}:
+            found.append(words)
+    return max(found, key=len, default=())
 
 
 def _training_command(script: Script, source: str) -> Command:
@@ -119,6 +135,9 @@ def _arguments(fields: Sequence[Field], shell: Shell, source: str) -> list[Argum
             found.append(Argument(FLAGS.spelt(name), shell.shown(name), own, field.line, told))
             continue
         if gap is not None and (not found or not _takes_another(found[-1])):
+            if gap.is_unset and shell.gap_alone(field.text):
+                shell.notes.append(f"{gap.what} (line {gap.line}) is set nowhere and taken as empty")
+                continue
             raise ConfigError(
                 f"words that cannot be told from the script and may hold arguments: {gap}",
                 where=f"{source}:{field.line}",

@@ -42,9 +42,11 @@ def cluster_table(settings: Settings, asked: str | None, *, has_experts: bool) -
         divides_batch = micro is None or batch is None or batch % (micro * (gpus // ranks)) == 0
         return divides_batch and gpus // stage % experts == 0
 
+    is_script = settings.size("world_size") is None
     return cluster_of(
         settings,
         asked,
+        may_grow=is_script,
         ranks=ranks,
         world=world,
         where=settings.where("world_size"),
@@ -88,7 +90,7 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
 
 
 def _check_order(settings: Settings, gpus: int, pp: int) -> None:
-    """Refuse pipeline ranks before data ranks in the order of ranks (else tensor, context, data, pipeline), which costs the
+    """Refuse pipeline ranks before data ranks (else tensor, context, data, pipeline in this order), which costs the
     same where one of the two has a single rank, and within a node."""
     given = settings.given
     per_node = given.gpus_per_node or DEFAULT_GPUS_PER_NODE
@@ -190,6 +192,8 @@ def _sharding(settings: Settings, dp: int) -> dict[str, Any]:
         if dp % instances:
             name, message = "num_distributed_optimizer_instances", f"{dp} replicas in {instances} instances"
             raise _not_a_divisor(settings, name, message, dp, instances)
+        if dp == instances:  # an instance of one rank shards nothing
+            return table | {"zero": 0}
         table["zero_group"] = dp // instances
     return table
 

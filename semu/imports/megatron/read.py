@@ -8,7 +8,7 @@ from pathlib import Path
 
 from semu.errors import ConfigError
 from semu.imports.arguments import Given
-from semu.imports.megatron.from_script import read_script
+from semu.imports.megatron.from_script import MODEL_ALONE, read_script
 from semu.imports.megatron.from_text import is_config, is_log, read_config, read_log
 from semu.imports.megatron.model_tables import transformer_table
 from semu.imports.megatron.parallel_tables import cluster_table, overlap_table, parallel_table
@@ -96,8 +96,9 @@ _OF_A_RUN = frozenset({"micro_batch_size", "global_batch_size", "world_size"})
 
 def _tables(settings: Settings, cluster: str | None) -> Tables:
     model = transformer_table(settings)
-    if settings.given.nodes is None and not settings.told.keys() & _OF_A_RUN:
-        settings.notes.append("no batch, no launcher: taken as a model alone")
+    is_alone = settings.given.kind == MODEL_ALONE
+    if is_alone or (settings.given.nodes is None and not settings.told.keys() & _OF_A_RUN):
+        settings.notes += [] if is_alone else ["no batch, no launcher: taken as the sizes of a model"]
         return {"model": {"transformer": model}, "training": {"software": "megatron"}}
     has_experts = "experts" in model
     own = dict(cluster_table(settings, cluster, has_experts=has_experts))

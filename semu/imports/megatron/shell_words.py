@@ -27,6 +27,9 @@ class Field:
     line: int
 
 
+_UNSET, _NO_PARAMETER = "not set in the script", "no parameters are known"
+
+
 @dataclass(frozen=True)
 class Gap:
     """Something that only running the script would tell. what: as written. line: where. why: the reason."""
@@ -34,6 +37,11 @@ class Gap:
     what: str
     line: int
     why: str
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether it is a variable that nobody sets, which is empty unless the caller's environment has it."""
+        return self.why in (_UNSET, _NO_PARAMETER)
 
     def __str__(self) -> str:
         return f"{self.what} (line {self.line}: {self.why})"
@@ -77,6 +85,10 @@ class Shell:
         """The first gap of a text."""
         number = gap_in(text)
         return None if number is None else self.gaps[number]
+
+    def gap_alone(self, text: str) -> bool:
+        """Whether a text is one gap and nothing else."""
+        return _PRIVATE.fullmatch(text) is not None
 
     def shown(self, text: str) -> str:
         """A text with its gaps as they are written in the script."""
@@ -151,7 +163,7 @@ class Shell:
             why = f"the operator {piece.operator!r} is not read"
             return (Field(self.gap(f"${{{piece.text}{piece.operator}}}", piece.line, why), piece.line),)
         if known is None:
-            why = "no parameters are known" if piece.text.isdigit() else "not set in the script"
+            why = _NO_PARAMETER if piece.text.isdigit() else _UNSET
             return (Field(self.gap(what, piece.line, why), piece.line),)
         if piece.is_length:
             size = len(known) if piece.subscript in ("@", "*") else len(known[0].text) if known else 0
@@ -198,10 +210,7 @@ class Shell:
             return _bounded(node.value)
         if isinstance(node, ast.Name) and depth < 32:
             known = self.variables.get(node.id)
-            if known is None:
-                text = self.gap(f"${node.id}", line, "not set in the script")
-            else:
-                text = known[0].text if known else ""
+            text = known[0].text if known else "" if known is not None else self.gap(f"${node.id}", line, _UNSET)
             if (match := _PRIVATE.search(text)) is not None:
                 raise _GapFoundError(match[0])
             return self._number(ast.parse(text.strip() or "0", mode="eval").body, line, depth + 1)

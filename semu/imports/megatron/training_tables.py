@@ -29,7 +29,7 @@ def training_table(
         **_dtypes(settings, precision),
         "schedule": "interleaved" if parallel["vpp"] > 1 else "1f1b",
         "software": "megatron",
-        **_recompute(settings),
+        **_recompute(settings, is_sparse=has_experts and settings.get("moe_layer_freq") == "1"),
         **_kernels(settings),
         "gradient_accumulation_fusion": settings.get("gradient_accumulation_fusion"),
         "gradient_clipping": float(settings.get("clip_grad")) > 0,
@@ -119,7 +119,8 @@ def _dtypes(settings: Settings, precision: str) -> dict[str, Any]:
     return table
 
 
-def _recompute(settings: Settings) -> dict[str, Any]:
+def _recompute(settings: Settings, *, is_sparse: bool) -> dict[str, Any]:
+    """Which modules run again. ``is_sparse``: every layer has experts, and none a plain feed-forward network."""
     granularity = settings.get("recompute_granularity")
     if settings.get("recompute_activations"):
         granularity = granularity or "selective"
@@ -128,6 +129,10 @@ def _recompute(settings: Settings) -> dict[str, Any]:
         modules = settings.get("recompute_modules")
     if settings.get("moe_layer_recompute"):
         granularity, modules = "selective", tuple(dict.fromkeys((*modules, "moe")))
+    if is_sparse and "mlp" in modules:
+        settings.notes.append("recompute: mlp is left out, as every layer has experts")
+        modules = tuple(name for name in modules if name != "mlp")
+        granularity = granularity if modules else None
     if granularity is None:
         return {"recompute": "none"}
     if granularity == "selective":

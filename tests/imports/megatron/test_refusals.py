@@ -34,7 +34,6 @@ def refusal(text: str, **options: object) -> ConfigError:
     ("words", "where", "message", "nearest"),
     [
         (("--group-query-attention", "--num-query-groups 3"), "arguments:3 --num-query-groups", "4 heads in 3", 2),
-        (("--pipeline-model-parallel-size 3",), "arguments:1", "8 GPUs do not divide", 6),
         (("--tensor-model-parallel-size 8",), "arguments:2 --tensor-model-parallel-size", "does not divide by 8", 4),
         (("--global-batch-size 12",), "arguments:2 --global-batch-size", "a global batch of 12 does not divide", 8),
         (
@@ -217,12 +216,15 @@ def test_what_the_script_does_not_say() -> None:
     run = read_megatron(script("--ffn-hidden-size $FFN"), defined={"FFN": "96"})
     assert run.tables["model"]["transformer"]["ffn"] == 96
     read_megatron(script("--save $1 --data-path $DATA $OTHER"))
-    for words in ("--bf16 $EXTRA", "$EXTRA --bf16", "--mock-data $EXTRA"):
-        error = refusal(script(words))
-        assert error.where == "arguments:2" and "may hold arguments: $EXTRA" in error.message
-        read_megatron(script(words), defined={"EXTRA": ""})
-        run = read_megatron(script(words), defined={"EXTRA": "--swiglu --lr 1"})
+    for words in ("--bf16 $EXTRA", "$EXTRA --bf16", "--mock-data $EXTRA", "--bf16 $1"):
+        run = read_megatron(script(words))
+        assert any("is set nowhere and taken as empty" in note for note in run.reading.notes)
+        run = read_megatron(script(words), defined={"EXTRA": "--swiglu --lr 1", "1": "--swiglu"})
         assert run.tables["model"]["transformer"]["gated_mlp"]
+    for words in ("--bf16 $(extra)", "--bf16 x$EXTRA"):
+        error = refusal(script(words))
+        assert error.where == "arguments:2" and "may hold arguments: " in error.message
+    read_megatron(script("--save `pwd`/$1 --data-path $DATA/$(date) --tensorboard-dir $(mktemp -d)"))
 
 
 def test_size_of_the_cluster() -> None:
@@ -235,6 +237,10 @@ def test_size_of_the_cluster() -> None:
     assert run.tables["cluster"] == {"device": "h100", "nodes": 1, "gpus_per_node": 2}, "a batch for two replicas"
     assert read_megatron(script(nodes="$NNODES"), defined={"NNODES": "2"}).tables["parallel"]["dp"] == 16
     assert read_megatron(script(nodes="$NNODES"), "h800:4x8").tables["parallel"]["dp"] == 32
+    words = ("--num-layers 12", "--pipeline-model-parallel-size 12")
+    run = read_megatron(script(*words))
+    assert run.tables["cluster"]["nodes"] == 3, "a script for one node holds no 12 stages on whole nodes"
+    assert any("8 GPUs do not hold the sizes, taken as 24" in note for note in run.reading.notes)
     error = refusal(script("--pipeline-model-parallel-size 3"), cluster="h800:4x8")
     assert (error.where, error.nearest) == ("--cluster h800:4x8", 30)
 
