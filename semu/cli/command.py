@@ -71,7 +71,7 @@ def _run(words: list[str]) -> int:
         emit(f"semu {__version__}")
         return 0
     word = arguments.command.replace("-", "_")
-    module = {"import": "importing", "list": "listing"}.get(word, word)
+    module = {"import": "importing", "export": "exporting", "list": "listing"}.get(word, word)
     Progress.is_quiet = arguments.quiet
     with (
         compiled_ahead(arguments.command),

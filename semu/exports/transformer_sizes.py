@@ -35,8 +35,17 @@ def transformer_of(model: Model) -> TransformerConfig | str:
         sizes = TransformerConfig.from_table(_table(body, layers, tables[0]))
     except SemuError as error:
         return f"a model whose sizes are unusual ({error.message})"
-    difference = next(_differences(body, sizes.model().modules[0].body, ""), None)
+    difference = differences(model, sizes.model())
     return sizes if difference is None else f"a model that differs from a plain decoder at {difference}"
+
+
+def differences(one: Model, other: Model) -> str | None:
+    """Where two models differ, the first place; None: nowhere."""
+    names = [module.name for module in one.modules]
+    if names != [module.name for module in other.modules]:
+        return ", ".join(names)
+    found = (_differences(a.body, b.body, "") for a, b in zip(one.modules, other.modules, strict=True))
+    return next((place for places in found for place in places), None)
 
 
 def _table(body: Module, layers: list[TransformerLayer], tokens: Embedding) -> dict[str, Any]:
@@ -44,7 +53,7 @@ def _table(body: Module, layers: list[TransformerLayer], tokens: Embedding) -> d
     first, attention = layers[0], layers[0].attention
     vocab, hidden = tokens.weight.shape
     mixtures = [layer.mlp if isinstance(layer.mlp, MixtureOfExperts) else None for layer in layers]
-    dense = next((layer.mlp for layer, mixture in zip(layers, mixtures, strict=True) if mixture is None), None)
+    dense: Any = next((layer.mlp for layer in layers if not isinstance(layer.mlp, MixtureOfExperts)), None)
     table: dict[str, Any] = {
         "layers": len(layers),
         "hidden": hidden,
@@ -55,7 +64,7 @@ def _table(body: Module, layers: list[TransformerLayer], tokens: Embedding) -> d
         ),
         "rms_norm": type(first.attention_norm).__name__ == "RMSNorm",
         "dropout": getattr(attention, "dropout", 0.0),
-        "positions": None if getattr(tokens, "positions", None) is None else tokens.positions.shape[0],
+        "positions": None if tokens.positions is None else tokens.positions.shape[0],
     }
     if isinstance(attention, LatentAttention):
         sizes = attention.sizes
@@ -72,7 +81,7 @@ def _table(body: Module, layers: list[TransformerLayer], tokens: Embedding) -> d
             "qkv_bias": attention.qkv.bias is not None,
             "qk_norm": attention.query_norm is not None and not attention.whole_norm,
         }
-    plain = dense if dense is not None else next(item for item in mixtures if item is not None).experts
+    plain: Any = dense if dense is not None else next(item for item in mixtures if item is not None).experts
     table |= {"gated_mlp": plain.gated, "activation": plain.activation.value}
     if dense is not None:
         table["ffn"] = dense.down.weight.shape[1]

@@ -29,11 +29,13 @@ class Program:
     """A program that trains.
 
     Attributes:
-        kind: what its files are, for messages. example: what such a file is called.
+        word: short for it, as ``semu export --to`` has it. kind: what its files are, for messages.
+        example: what such a file is called.
         recognises: (path, text) -> whether it is one.
         read: (text, path, options) -> tables of a run file; raises ConfigError.
     """
 
+    word: str
     kind: str
     example: str
     recognises: Callable[[str, str], bool]
@@ -46,7 +48,7 @@ def _read_megatron(text: str, path: str, options: ReadOptions) -> ImportedTables
 
 
 PROGRAMS: tuple[Program, ...] = (
-    Program("arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
+    Program("megatron", "arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
 )
 """In the order in which they are tried."""
 

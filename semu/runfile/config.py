@@ -13,7 +13,7 @@ from semu.nn import Model
 from semu.runfile.build import build_job
 from semu.runfile.places import Places
 from semu.runfile.schema import SCHEMA
-from semu.runfile.sources import move_paths
+from semu.runfile.sources import move_paths, options_table
 from semu.runfile.toml_text import format_toml
 from semu.workload import AbstractBatch
 from semu_models.hf import Reading
@@ -63,6 +63,23 @@ class RunConfig:
                 config[table] = ordered({**config[table], name: value}, table)
         flags = self.places.flags | dict.fromkeys(changes, flag)
         return replace(self, config=config, places=replace(self.places, flags=flags))
+
+    def with_job(self, job: TrainingJob) -> RunConfig:
+        """The same run with the cluster, the parallelism and the training options of a job of the same model.
+
+        Args:
+            job: for example the best of a grid.
+        """
+        training = options_table(job.training, "training")
+        tables: dict[str, dict[str, Any]] = {
+            "parallel": options_table(job.parallel, "parallel"),
+            "training": {**training, "global_batch": job.training.global_batch},
+            "overlap": options_table(job.training.overlap, "overlap"),
+        }
+        cluster = {"device": job.cluster.device, "nodes": job.cluster.nodes, "gpus_per_node": job.cluster.gpus_per_node}
+        config = {**self.config, "cluster": {**self.config["cluster"], **cluster}}
+        config |= {name: ordered(table, name) for name, table in tables.items()}
+        return replace(self, config=config)
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Every dotted key: its ``value``, and its ``source``: a flag, a line of the run file, the setup or model that

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from semu.cli.commands.exporting import check_export, write_export
 from semu.cli.commands.simulate import refuse_defaults
 from semu.cli.console import (
     INTERRUPTED,
@@ -42,6 +43,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
     """
     vary = None if arguments.vary is None else _axes(arguments.vary)
     fix = _fixed(arguments.fix)
+    check_export(arguments.export)
     with Progress() as progress:
         run, job = _read(arguments, progress)
         say_notes(run)
@@ -88,9 +90,15 @@ def grid_command(arguments: argparse.Namespace) -> int:
                 progress("drawing the configurations")
                 with printed_anyway(lambda: f"{table}\n\n{found.report!r}", is_json=arguments.json):
                     say_written(*found.save(arguments.out, axes))
+        exported = None
+        if arguments.export is not None and found.best is not None:
+            progress("writing the best configuration for another program")
+            with printed_anyway(lambda: table, is_json=arguments.json):
+                exported = write_export(arguments, run.with_job(found.best_job))
     if arguments.json:
         report = found.report.to_json() if found.rows else None
-        emit_json({"run": arguments.run, **found.to_json(), "report": report})
+        document = {"run": arguments.run, **found.to_json(), "report": report}
+        emit_json(document if exported is None else {**document, "exported": exported})
     else:
         emit("\n\n".join([table, *([repr(found.report)] if found.rows else [])]))
     if found.ended_by == "interrupt":

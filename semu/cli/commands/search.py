@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from semu.cli.commands.exporting import check_export, write_export
 from semu.cli.commands.many_searches import search_batches
 from semu.cli.commands.simulate import refuse_defaults
 from semu.cli.console import INTERRUPTED, Progress, emit_result, printed_anyway, say, say_options, say_written
@@ -33,6 +34,7 @@ def search_command(arguments: argparse.Namespace) -> int:
         MissingCoefficientError: a default coefficient under ``--strict``.
     """
     options = _options(arguments)
+    check_export(arguments.export)
     with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
@@ -56,6 +58,9 @@ def search_command(arguments: argparse.Namespace) -> int:
             without = [key for key, value in found.changes.items() if value is None]
             intro = "it runs again with" + (f", and without {', '.join(without)}" if without else "")
             say_options(intro, _settings(found.changes, Path(arguments.out) / "schedule.json"))
+        if arguments.export is not None:
+            with printed_anyway(lambda: repr(found), is_json=arguments.json):
+                write_export(arguments, run.changed(found.changes, "search"))
     emit_result(found, is_json=arguments.json, run=arguments.run, warnings=list(run.notes))
     if found.result.ended_by == "interrupt":
         say("interrupted: this is the best schedule so far")

@@ -13,6 +13,7 @@ from typing import NoReturn
 from semu.cli.options.calibrate import CALIBRATE
 from semu.cli.options.completion import COMPLETION
 from semu.cli.options.doctor import DOCTOR
+from semu.cli.options.exporting import EXPORT
 from semu.cli.options.grid import GRID
 from semu.cli.options.importing import IMPORT
 from semu.cli.options.init import INIT
@@ -53,6 +54,7 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "calibrate": CALIBRATE,
     "list": CommandOptions("list " + ", ".join(LISTS), "List what semu ships.", _add_list),
     "import": IMPORT,
+    "export": EXPORT,
     "init": INIT,
     "doctor": DOCTOR,
     "completion": COMPLETION,

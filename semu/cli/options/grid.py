@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from semu.cli.options.exporting import add_export
 from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_changes, add_run, add_strict
 
 _DESCRIPTION = (
@@ -68,6 +69,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="write grid.csv, grid.json, pareto.png, heatmap.png, and in best/ what semu simulate writes",
     )
     output.add_argument("--axes", metavar="AXIS,AXIS", help="of the heat map, up and across (default tp,pp)")
+    add_export(output)
     add_strict(output)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from semu.cli.options.exporting import add_export
 from semu.cli.options.shared import REPEATED, CommandOptions, add_changes, add_run, add_search_budget, add_strict
 
 _DESCRIPTION = "Look for the schedule that is best for a run's batch: chunks, sub-microbatches, order and memory."
@@ -71,6 +72,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write schedule.json, result.json, timeline.png (before and after), memory.png and curve.png",
     )
+    add_export(output)
     add_strict(output)
 
 

@@ -56,10 +56,10 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
     nodes, ranks = _size(launcher, _NODES, script), _size(launcher, _RANKS, script)
     uses_torchrun = any("torchrun" in field.text or "torch.distributed" in field.text for field in launcher)
     arguments = tuple(_arguments(command.fields[begin + 1 :], shell, source))
-    notes = list(shell.notes)
+    told = list(shell.notes)
     if uses_torchrun and ranks is not None and not any(field.text.startswith(_NODES) for field in launcher):
         nodes = (1, ranks[1])
-        notes.append("torchrun without --nnodes starts one node")
+        told.append("torchrun without --nnodes starts one node")
     return Given(
         source,
         "script of Megatron-LM",
@@ -68,7 +68,7 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
         nodes=None if nodes is None else nodes[0],
         gpus_per_node=None if ranks is None else ranks[0],
         cluster_line=(nodes or ranks or (0, 0))[1],
-        notes=tuple(notes),
+        notes=tuple(told),
     )
 
 
