@@ -1,6 +1,6 @@
 """``export_megatron``: a run as arguments of Megatron-LM, in a script that starts it.
 
-What the arguments cannot say is found by reading them back: ``semu.exports.unsaid`` compares the job of the script with
+What the arguments cannot say is found by reading them back: ``unsaid_of`` compares the job of the script with
 the run's.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.exports.exported import Exported
 from semu.exports.transformer_sizes import transformer_of
-from semu.exports.unsaid import unsaid
+from semu.exports.unsaid import unsaid_of
 from semu.imports.megatron.flags import ADDED_TOKENS
 from semu.imports.megatron.read import read_given
 from semu.nn import MixtureOfExperts, TransformerLayer
@@ -36,7 +36,7 @@ def export_megatron(run: RunConfig) -> Exported:
         ConfigError: a model that the arguments cannot describe.
     """
     text = script_of(arguments_of(run), run.config["cluster"], title_of(run))
-    return Exported(text, unsaid(run, text, "run.sh"))
+    return Exported(text, unsaid_of(run, text, "run.sh"))
 
 
 def title_of(run: RunConfig) -> str:

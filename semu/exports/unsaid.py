@@ -1,4 +1,4 @@
-"""``unsaid``: what another program's file cannot say of a run, found by reading the file back."""
+"""``unsaid_of``: what another program's file cannot say of a run, found by reading the file back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EFFECTIVE = {"pipeline": ("overlaps_sends", "pp"), "tensor_parallel": ("overlap
 without which nothing is sent."""
 
 
-def unsaid(run: RunConfig, text: str, name: str) -> tuple[str, ...]:
+def unsaid_of(run: RunConfig, text: str, name: str) -> tuple[str, ...]:
     """What differs between a run's job and the job of a file that was made of it, a sentence each.
 
     Args:

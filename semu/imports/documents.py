@@ -191,7 +191,7 @@ def _built(reader: Any, node: Any, path: str, lines: dict[str, int], count: list
 def _leaves(value: Any, path: str, depth: int, source: str) -> Iterator[_Leaf]:
     if depth > _DEEPEST:
         raise ConfigError("not a configuration", where=source, expected="tables a few deep", got="deep ones")
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):  # one without keys says nothing
         for name, item in value.items():
             yield from _leaves(item, f"{path}.{name}" if path else str(name), depth + 1, source)
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
@@ -200,7 +200,7 @@ def _leaves(value: Any, path: str, depth: int, source: str) -> Iterator[_Leaf]:
     elif isinstance(value, list):
         yield path, tuple(_word(item) for item in value) or ("[]",), depth
     else:
-        yield path, ("{}" if value == {} else _word(value),), depth
+        yield path, (_word(value),), depth
 
 
 def _word(value: Any) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.imports.reading import ImportedTables
+from semu.imports.torchtitan import is_torchtitan, read_torchtitan
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,13 @@ def _read_megatron(text: str, path: str, options: ReadOptions) -> ImportedTables
     return read_arguments(text, path, options.cluster, defined=options.defined, allow_unmodelled=lax)
 
 
+def _read_torchtitan(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    name, lax = options.defined.get("config"), options.allow_unmodelled
+    return read_torchtitan(text, path, options.cluster, name=name, allow_unmodelled=lax)
+
+
 PROGRAMS: tuple[Program, ...] = (
+    Program("torchtitan", "configuration of torchtitan", "llama3_8b.toml", is_torchtitan, _read_torchtitan),
     Program("megatron", "arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
 )
 """In the order in which they are tried."""

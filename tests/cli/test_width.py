@@ -49,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "calibrate": ("gemm.csv --device h100 -o mine.toml", "all_reduce_perf.log --device h100", "nothing.csv"),
     "list": ("", *LISTS),
     "import": ("config.json", "config.json -o imported.toml", "megatron_vlm.sh"),
+    "export": ("llama3-8b --to megatron", "vlm-s --to megatron", "lm-7b --to megatron -o run.sh"),
     "init": ("", "llama3-8b"),
     "doctor": ("",),
     "completion": ("nothing",),

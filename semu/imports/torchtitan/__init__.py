@@ -1,0 +1,13 @@
+"""Configurations of torchtitan -> tables of a run file: ``read_torchtitan``.
+
+Files:
+
+    flags.toml     every key of releases 0.1 and 0.2, and the flavors of models
+    tables.py      keys -> tables
+    registry.py    functions of a Python registry (0.3), read as text -> the same keys
+    read.py        recognition, and all of these
+"""
+
+from semu.imports.torchtitan.read import is_torchtitan, read_torchtitan
+
+__all__ = ["is_torchtitan", "read_torchtitan"]

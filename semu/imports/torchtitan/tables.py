@@ -1,0 +1,244 @@
+"""``tables_of``: settings of torchtitan become the tables of a run file.
+
+torchtitan shards parameters, gradients and optimizer state over the data-parallel ranks of a sharding group
+(``fully_shard``: ZeRO-3), keeps them gathered under a pipeline, and runs tensor parallelism with sequence parallelism.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semu.errors import ConfigError, unknown_name
+from semu.imports.flags import Effect, read_table
+from semu.imports.reading import Tables
+from semu.imports.settings import Settings
+from semu.imports.sizes import cluster_of
+
+_DATA = read_table("semu.imports.torchtitan")
+MODELS: dict[str, dict[str, str]] = _DATA["models"]
+SIZES: dict[str, dict[str, dict[str, Any]]] = _DATA["sizes"]
+_KERNELS = {"_flex": "flex", "_flex_attn": "flex", "_varlen": None, "_varlen_attn": None}
+"""End of a flavor's name -> its attention kernel."""
+_SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "ZBVZeroBubble": "zb-v"}
+_LOOPED = ("Interleaved1F1B", "ZBVZeroBubble")
+"""Schedules with several stages on a rank; two where the file does not say how many."""
+
+
+def tables_of(settings: Settings, cluster: str | None) -> Tables:
+    """The tables.
+
+    Args:
+        cluster: ``DEVICE:NODESxGPUS`` by the caller; None: the fewest whole nodes.
+    Raises:
+        ConfigError: an unknown model, sizes that do not divide.
+    """
+    model, kernel, layers = _model(settings)
+    shard = settings.size("parallelism.data_parallel_shard_degree", least=-1) or -1
+    copies = settings.size("parallelism.data_parallel_replicate_degree") or 1
+    tp = settings.size("parallelism.tensor_parallel_degree") or 1
+    pp = settings.size("parallelism.pipeline_parallel_degree") or 1
+    cp = settings.size("parallelism.context_parallel_degree") or 1
+    peers = tp * pp * cp * copies
+    local, batch = _batch(settings)
+
+    def _divides(gpus: int) -> bool:
+        return batch is None or batch % (local * (gpus // (tp * pp * cp))) == 0
+
+    world = settings.size("comm.world_size")
+    own = dict(
+        cluster_of(settings, cluster, ranks=peers * max(shard, 1), world=world, divides=_divides)
+        if shard < 1 or world is not None or cluster is not None
+        else cluster_of(settings, None, ranks=peers * shard, world=peers * shard)
+    )
+    gpus = own["nodes"] * own["gpus_per_node"]
+    if gpus % peers or (shard > 0 and gpus != peers * shard):
+        need = peers * max(shard, 1)
+        raise ConfigError(
+            f"{gpus} GPUs, and the degrees of parallelism are for {'' if shard > 0 else 'a multiple of '}{need}",
+            where=settings.where("parallelism.data_parallel_shard_degree"),
+            expected=f"{need} GPUs" if shard > 0 else f"a multiple of {need} GPUs",
+            got=gpus,
+            nearest=need,
+        )
+    dp = gpus // (tp * pp * cp)
+    parallel: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "sequence_parallel": tp > 1}
+    parallel |= _sharding(settings, dp, copies, pp, cp)
+    if cp > 1:
+        is_gathered = settings.get("parallelism.context_parallel_rotate_method") == "allgather"
+        parallel["cp_kind"] = "all_gather" if is_gathered else "ring"
+    parallel |= _experts(settings, model)
+    training: dict[str, Any] = {
+        "seq_len": settings.required("training.seq_len"),
+        "software": "torch",
+        **_precision(settings),
+        **_recompute(settings),
+        **_kernels(settings, tp),
+        "gradient_clipping": float(settings.get("training.max_norm")) > 0,
+    }
+    if kernel is not None:
+        training["attention_kernel"] = kernel
+    if "ep" in parallel and settings.get("parallelism.expert_parallel_comm_backend") == "deepep":
+        training["moe_dispatcher"] = "deepep"
+    training |= _microbatches(settings, pp, local, batch, dp)
+    stages = _stages(settings, pp, layers)
+    parallel |= stages
+    training["schedule"] = _SCHEDULES[settings.get("parallelism.pipeline_parallel_schedule")] if pp > 1 else "1f1b"
+    settings.get("optimizer.name"), settings.get("optimizer.implementation")
+    tables: Tables = {"model": model, "cluster": own, "parallel": parallel, "training": training, "overlap": {}}
+    if tp > 1 and settings.get("parallelism.enable_async_tensor_parallel") == "true":
+        tables["overlap"]["tensor_parallel"] = True
+    return tables
+
+
+def _model(settings: Settings) -> tuple[dict[str, Any], str | None, int]:
+    """``[model]``, the flavor's attention kernel, and the number of layers."""
+    name, flavor = settings.get("model.name"), settings.get("model.flavor")
+    plain, kernel = flavor, None
+    for end, its in _KERNELS.items():
+        if flavor.endswith(end):
+            plain, kernel = flavor.removesuffix(end), its
+    if name not in MODELS:
+        raise unknown_name("model of torchtitan", name, MODELS, where=settings.where("model.name"))
+    known = {**MODELS[name], **SIZES.get(name, {})}
+    if plain not in known:
+        raise unknown_name(f"flavor of {name}", flavor, known, where=settings.where("model.flavor"))
+    if plain in MODELS[name]:
+        shipped = MODELS[name][plain]
+        return {"name": shipped}, kernel, _layers_of(shipped)
+    sizes = SIZES[name][plain]
+    return {"transformer": dict(sizes)}, kernel, sizes["layers"]
+
+
+def _layers_of(name: str) -> int:
+    """Transformer layers of a shipped model."""
+    import semu_models
+    from semu.nn import TransformerLayer
+
+    model = semu_models.build(name, where="model.name")
+    return sum(isinstance(item, TransformerLayer) for part in model.modules for item in part.body.modules())
+
+
+def _batch(settings: Settings) -> tuple[int, int | None]:
+    """Samples of a rank, and of all; None: as many as the ranks have."""
+    local, batch = settings.required("training.local_batch_size"), settings.get("training.global_batch_size")
+    if batch < 1:
+        return local, None
+    return local, batch
+
+
+def _microbatches(settings: Settings, pp: int, local: int, batch: int | None, dp: int) -> dict[str, int]:
+    """Under a pipeline a rank's samples are cut into microbatches; else they are one, and several add up."""
+    total = local * dp if batch is None else batch
+    if total % (local * dp):
+        raise settings.error(
+            "training.global_batch_size",
+            f"a global batch of {total} does not divide by local batch x replicas = {local} x {dp}",
+            expected=f"a multiple of {local * dp}",
+            got=total,
+            nearest=max(total // (local * dp), 1) * local * dp,
+        )
+    if pp == 1:
+        return {"micro_batch": local, "global_batch": total}
+    size = settings.required("parallelism.pipeline_parallel_microbatch_size")
+    if local % size:
+        name, message = "parallelism.pipeline_parallel_microbatch_size", f"{local} samples in microbatches of {size}"
+        raise settings.error(name, message, expected=f"a divisor of {local}", got=size, nearest=1)
+    if total > local * dp:
+        why = f"{total // (local * dp)} pipelines one after the other, modelled as one"
+        settings.approximate("training.global_batch_size", why, Effect(slower=0.1))
+    return {"micro_batch": size, "global_batch": total}
+
+
+def _sharding(settings: Settings, dp: int, copies: int, pp: int, cp: int) -> dict[str, Any]:
+    reshard = settings.get("parallelism.fsdp_reshard_after_forward")
+    if dp * cp == copies:
+        return {"zero": 0}
+    table: dict[str, Any] = {
+        "zero": 3,
+        "reshard_after_forward": reshard == "always" or (reshard == "default" and pp == 1),
+    }
+    if copies > 1:
+        table["zero_group"] = dp // copies
+    return table
+
+
+def _experts(settings: Settings, model: dict[str, Any]) -> dict[str, Any]:
+    ep = settings.size("parallelism.expert_parallel_degree") or 1
+    etp = settings.size("parallelism.expert_tensor_parallel_degree") or 1
+    return {"ep": ep, "etp": etp} if ep > 1 else {}
+
+
+def _precision(settings: Settings) -> dict[str, Any]:
+    converters = settings.get("model.converters") or ()
+    parameters = settings.get("training.mixed_precision_param")
+    settings.get("training.mixed_precision_reduce")
+    table: dict[str, Any] = {"precision": "bf16" if parameters == "bfloat16" else "fp32", "grad_dtype": "fp32"}
+    for name in converters:
+        if name in ("float8", "quantize.linear.float8"):
+            table |= {"precision": "fp8", "fp8_recipe": "tensorwise"}
+            settings.get("quantize.linear.float8.recipe_name")
+        elif name.endswith(("mx", "grouped_mm.float8")):
+            settings.approximate("model.converters", f"{name}: products in fp8 with scales of 32", Effect(faster=0.3))
+        elif name not in ("[]", "none"):
+            settings.refuse("model.converters", f"{name} is not modelled")
+    if settings.get("training.dtype") == "bfloat16" and table["precision"] == "bf16":
+        table |= {"master_dtype": "bf16", "optimizer_state_dtype": "bf16", "grad_dtype": "bf16"}
+    return table
+
+
+def _recompute(settings: Settings) -> dict[str, Any]:
+    mode = settings.get("activation_checkpoint.mode")
+    if mode != "selective":
+        return {"recompute": mode}
+    option = settings.get("activation_checkpoint.selective_ac_option")
+    if option == "op":
+        return {"recompute": "full", "recompute_policy": "every_second_matmul"}
+    if not option.isdigit() or int(option) < 1:
+        name = "activation_checkpoint.selective_ac_option"
+        raise settings.error(name, "neither op nor a number of layers", expected='"op" or a number >= 1', got=option)
+    return {"recompute": "full", **({"recompute_every": int(option)} if int(option) > 1 else {})}
+
+
+def _kernels(settings: Settings, tp: int) -> dict[str, Any]:
+    is_compiled = settings.get("compile.enable") == "true" and "model" in settings.get("compile.components")
+    table: dict[str, Any] = {} if is_compiled else {"eager_modules": True}
+    if tp == 1 or not is_compiled:
+        table["cross_entropy"] = "unfused"
+    return table
+
+
+def _stages(settings: Settings, pp: int, layers: int) -> dict[str, Any]:
+    """Virtual stages, and the layers of each: shared out evenly, the embedding and the head counting as layers
+    (``generate_llm_fqn_per_model_part``)."""
+    if pp == 1:
+        return {}
+    before = settings.size("parallelism.pipeline_parallel_first_stage_less_layers", least=0) or 0
+    behind = settings.size("parallelism.pipeline_parallel_last_stage_less_layers", least=0) or 0
+    is_looped = settings.get("parallelism.pipeline_parallel_schedule") in _LOOPED
+    points = settings.get("parallelism.pipeline_parallel_split_points")
+    each = settings.size("parallelism.pipeline_parallel_layers_per_stage")
+    if points and points != ("[]",):
+        ends = [*(_number(settings, point) for point in points), layers]
+        counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    else:
+        total = layers + before + behind
+        stages = pp * (2 if is_looped else 1) if each is None else -(-total // each)
+        share, extra = divmod(total, stages)
+        counts = [share + (number < extra) for number in range(stages)]
+        counts[0] -= before
+        counts[-1] -= behind
+    if len(counts) % pp or min(counts) < 0:
+        name = "parallelism.pipeline_parallel_layers_per_stage"
+        message = f"{layers} layers in {len(counts)} stages on {pp} ranks"
+        raise settings.error(name, message, expected=f"a multiple of {pp} stages", got=len(counts))
+    vpp = len(counts) // pp
+    return {"vpp": vpp, "layout": {"layers": counts}}
+
+
+def _number(settings: Settings, point: str) -> int:
+    """The layer at which a stage begins, ``layers.8``."""
+    _, _, number = point.rpartition(".")
+    if not number.isdigit():
+        name = "parallelism.pipeline_parallel_split_points"
+        raise settings.error(name, "not a layer", expected="layers.NUMBER", got=point)
+    return int(number)
