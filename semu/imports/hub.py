@@ -67,8 +67,8 @@ def find_hub_model(name: str, near: str | os.PathLike[str]) -> dict[str, Any] | 
     """``[model]`` of a run file for what a program calls a model.
 
     Args:
-        name: an id such as ``Qwen/Qwen2.5-7B-Instruct``, a shipped name in any spelling, or a folder with a config.json,
-            or such a file, relative to the file that names it or to the current folder.
+        name: an id such as ``Qwen/Qwen2.5-7B-Instruct``, a shipped name in any spelling, or a folder with a
+            config.json, or such a file, relative to the file that names it or to the current folder.
         near: the file that names it.
     Returns:
         ``{"hf_config": path}`` of a local model, ``{"name": ...}`` of a shipped one; None: it is neither.

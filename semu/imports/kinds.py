@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from semu.imports.deepspeed.read import is_deepspeed, read_deepspeed
+from semu.imports.huggingface.read import is_trainer, read_trainer
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.imports.reading import ImportedTables
 
@@ -45,8 +47,20 @@ def _read_megatron(text: str, path: str, options: ReadOptions) -> ImportedTables
     return read_arguments(text, path, options.cluster, defined=options.defined, allow_unmodelled=lax)
 
 
+def _read_deepspeed(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    lax = options.allow_unmodelled
+    return read_deepspeed(text, path, options.cluster, defined=options.defined, allow_unmodelled=lax)
+
+
+def _read_trainer(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    lax = options.allow_unmodelled
+    return read_trainer(text, path, options.cluster, defined=options.defined, allow_unmodelled=lax)
+
+
 PROGRAMS: tuple[Program, ...] = (
     Program("arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
+    Program("configuration of DeepSpeed", "ds_config.json", is_deepspeed, _read_deepspeed),
+    Program("TrainingArguments of transformers", "training_args.yaml", is_trainer, _read_trainer),
 )
 """In the order in which they are tried."""
 
