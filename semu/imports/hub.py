@@ -109,7 +109,7 @@ def hub_model(name: str, near: str, where: str) -> dict[str, Any]:
         raise ConfigError(
             "a model that is neither shipped nor in a folder here",
             where=where,
-            expected=f"--define model=FOLDER with its {_CONFIG}, or --define model=NAME of semu list models",
+            expected=f"--set model.hf_config=FOLDER/{_CONFIG}, or --set model.name=NAME of semu list models",
             got=name[:80],
             nearest=_nearest(PurePath(name).name),
         )

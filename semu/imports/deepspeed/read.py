@@ -6,13 +6,11 @@ Trainer, which what is ``auto`` in the file is taken from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from semu.imports.arguments import Given
 from semu.imports.documents import read_document
 from semu.imports.huggingface.files import ZERO_KIND, model_table
 from semu.imports.huggingface.job import job_tables
-from semu.imports.huggingface.parts import Parts, top_keys, with_defined
+from semu.imports.huggingface.parts import Asked, Parts, top_keys, with_asked
 from semu.imports.huggingface.trainer import ALIASES, trainer_job
 from semu.imports.huggingface.trainer import FLAGS as TRAINER_FLAGS
 from semu.imports.huggingface.zero import FLAGS, ZeroSettings
@@ -31,29 +29,21 @@ def is_deepspeed(path: str, text: str) -> bool:
     return bool(keys & _OWN) and not keys & _OTHERS
 
 
-def read_deepspeed(
-    text: str,
-    source: str,
-    cluster: str | None = None,
-    *,
-    defined: Mapping[str, str] | None = None,
-    allow_unmodelled: bool = False,
-) -> ImportedTables:
+def read_deepspeed(text: str, source: str, asked: Asked | None = None) -> ImportedTables:
     """Read a configuration of DeepSpeed.
 
     Args:
         text: contents of the file. source: its name, for messages.
-        cluster: ``DEVICE:NODESxGPUS``; None: as many GPUs as the three sizes of the batch say, else a node of 8.
-        defined: the model, and further arguments of the Trainer.
-        allow_unmodelled: leave out what makes another model or arithmetic, and list it, instead of refusing it.
+        asked: by the caller; without a cluster as many GPUs as the three sizes of the batch say, else a node of 8.
     Raises:
         ConfigError: text that is no JSON, no model, sizes that contradict one another, settings that make another model
             or arithmetic, all of them at once.
     """
+    asked = asked if asked is not None else Asked()
     zero = ZeroSettings(read_document(text, source).given(ZERO_KIND, FLAGS))
     beside = Given(source, "arguments of the Trainer", TRAINER_FLAGS, ())
-    trainer = Settings(with_defined(beside, defined or {}, ALIASES))
+    trainer = Settings(with_asked(beside, asked, ALIASES))
     parts = Parts(zero, {"TrainingArguments": trainer})
     job = trainer_job(trainer, model_table(trainer, near=source), zero)
     zero.notes.append("recomputation: not said in this file (--set training.recompute=full)")
-    return parts.finished(job_tables(job, cluster), allow_unmodelled=allow_unmodelled, cluster=cluster)
+    return parts.finished(job_tables(job, asked.cluster), asked)

@@ -35,7 +35,8 @@ def model_table(settings: Settings, key: str = "model", near: str | None = None)
             raise ConfigError(
                 "no model",
                 where=source,
-                expected="--define model=ID_OR_FOLDER, or a config.json of the model beside the file",
+                expected="--set model.name=NAME or --set model.hf_config=FOLDER/config.json, or"
+                " a config.json of the model beside the file",
             )
         settings.notes.append(f"model: {beside}, which lies beside {source}")
         return {"hf_config": beside}

@@ -22,6 +22,22 @@ _SUFFIXES = (".json", ".yaml", ".yml")
 _ROWS = ("understood", "defaulted", "ignored", "notes", "unmodelled", "small")
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the caller asks for.
+
+    Attributes:
+        cluster: ``DEVICE:NODESxGPUS``; None: as the files say. defined: further keys of the program, or other values.
+        allow_unmodelled: leave out what makes another model or arithmetic, and list it, instead of refusing it.
+        model: in the place of the file's.
+    """
+
+    cluster: str | None = None
+    defined: Mapping[str, str] = field(default_factory=dict)
+    allow_unmodelled: bool = False
+    model: str | None = None
+
+
 @dataclass
 class Parts:
     """The settings of one run.
@@ -33,20 +49,20 @@ class Parts:
     main: Settings
     others: dict[str, Settings] = field(default_factory=dict)
 
-    def finished(self, tables: Tables, *, allow_unmodelled: bool, cluster: str | None) -> ImportedTables:
+    def finished(self, tables: Tables, asked: Asked) -> ImportedTables:
         """``finish`` for all of them; arguments and errors as there.
 
         Args:
-            tables: of a run file, which are changed. cluster: as the caller asks for it.
+            tables: of a run file, which are changed. asked: by the caller.
         """
         for name, settings in self.others.items():
             self.main.refused += [_named(item, name) for item in settings.refused]
             self.main.near += [_named(item, name) for item in settings.near]
             settings.refused, settings.near = [], []
-        result = finish(self.main, tables, allow_unmodelled=allow_unmodelled, cluster=cluster)
+        result = finish(self.main, tables, allow_unmodelled=asked.allow_unmodelled, cluster=asked.cluster)
         reading, places = result.reading, dict(result.places)
         for settings in self.others.values():
-            other = finish(settings, deepcopy(tables), cluster=cluster or "told elsewhere")
+            other = finish(settings, deepcopy(tables), cluster="told elsewhere")
             rows: dict[str, Any] = {n: (*getattr(reading, n), *getattr(other.reading, n)) for n in _ROWS}
             reading = replace(reading, **rows)
             places |= other.places
@@ -59,21 +75,27 @@ def _named(item: Difference, name: str) -> Difference:
     return replace(item, name=f"{name}{line} {item.name}", line=0)
 
 
-def with_defined(given: Given, defined: Mapping[str, str], aliases: Mapping[str, str]) -> Given:
-    """What a file and the command line say; the command line counts.
+def with_asked(given: Given, asked: Asked, aliases: Mapping[str, str], model: str = "model") -> Given:
+    """What a file and the caller say; the caller counts.
 
     Args:
-        defined: ``--define KEY=VALUE``. aliases: further names of keys.
+        aliases: further names of keys. model: key that names the model.
     Raises:
         ConfigError: a key that the program does not have.
     """
-    added = []
-    for key, value in defined.items():
-        flag = given.flags.spelt(aliases.get(key, key))
+    wanted = dict(asked.defined)
+    if asked.model is not None:
+        wanted["model"] = asked.model
+    added: list[Argument] = []
+    for key, value in wanted.items():
+        name = {"model": model, **aliases}.get(key, key)
+        flag = given.flags.spelt(name) or given.flags.understood.get(name)
         if flag is None:
-            legal = [*aliases, *(flag.name for flag in given.flags.flags if not flag.is_pattern)]
+            legal = ["model", *aliases, *(item.name for item in given.flags.flags if not item.is_pattern)]
             raise unknown_name(f"key of {given.flags.program}", key, legal, where=f"--define {key}={value}")
-        added.append(Argument(flag, f"--define {flag.name}", (value.lower() if flag.is_switch else value,), 0))
+        is_set = key == "model" and asked.model is not None
+        written = "--set model" if is_set else f"--define {flag.name}"
+        added.append(Argument(flag, written, (value.lower() if flag.is_switch else value,), 0))
     names = {argument.flag.dest for argument in added if argument.flag is not None}
     kept = [item for item in given.arguments if item.flag is None or item.flag.dest not in names]
     return replace(given, arguments=(*kept, *added))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from semu.imports.documents import read_document
 from semu.imports.huggingface.files import ZERO_KIND, model_table, split_inside, with_file, zero_settings
 from semu.imports.huggingface.job import job_tables
-from semu.imports.huggingface.parts import Parts, top_keys, with_defined
+from semu.imports.huggingface.parts import Asked, Parts, top_keys, with_asked
 from semu.imports.huggingface.trainer import ALIASES, FLAGS, trainer_job
 from semu.imports.huggingface.zero import FLAGS as ZERO_FLAGS
 from semu.imports.huggingface.zero import ZeroSettings
@@ -29,26 +27,18 @@ def is_trainer(path: str, text: str) -> bool:
     return len(keys & _OWN) >= 2 and not keys & _OTHERS
 
 
-def read_trainer(
-    text: str,
-    source: str,
-    cluster: str | None = None,
-    *,
-    defined: Mapping[str, str] | None = None,
-    allow_unmodelled: bool = False,
-) -> ImportedTables:
+def read_trainer(text: str, source: str, asked: Asked | None = None) -> ImportedTables:
     """Read TrainingArguments of transformers, JSON or YAML, with the arguments of a script beside them.
 
     Args:
         text: contents of the file. source: its name, for messages.
-        cluster: ``DEVICE:NODESxGPUS``; None: a node of 8 ``DEFAULT_DEVICE``.
-        defined: further arguments, ``model`` among them.
-        allow_unmodelled: leave out what makes another model or arithmetic, and list it, instead of refusing it.
+        asked: by the caller; without a cluster a node of 8 ``DEFAULT_DEVICE`` is taken.
     Raises:
         ConfigError: text that is neither, a model that is not known, values that contradict one another, settings that
             make another model or arithmetic, all of them at once.
     """
-    given = with_defined(read_document(text, source).given("TrainingArguments", FLAGS), defined or {}, ALIASES)
+    asked = asked if asked is not None else Asked()
+    given = with_asked(read_document(text, source).given("TrainingArguments", FLAGS), asked, ALIASES)
     given, inside = split_inside(given, "deepspeed", ZERO_FLAGS, ZERO_KIND)
     settings = Settings(with_file(given, "fsdp_config"))
     parts = Parts(settings)
@@ -56,4 +46,4 @@ def read_trainer(
     if zero is not None:
         parts.others[zero.given.source if inside is None else "deepspeed"] = zero
     job = trainer_job(settings, model_table(settings), zero)
-    return parts.finished(job_tables(job, cluster), allow_unmodelled=allow_unmodelled, cluster=cluster)
+    return parts.finished(job_tables(job, asked.cluster), asked)

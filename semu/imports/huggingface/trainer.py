@@ -74,7 +74,7 @@ def trainer_job(
         fused_loss=is_liger,
     )
     if zero is not None:
-        _set_narrow(job, zero, word)
+        set_narrow(job, zero, word)
     elif engine.zero == 0 and not job.narrow and word in ("bf16", "fp16"):
         told = "" if settings.is_told("torch_dtype") else ", as the file names no dtype"
         settings.notes.append(f"parameters are fp32 under autocast{told} (--define torch_dtype=bfloat16 for 16 bits)")
@@ -207,7 +207,7 @@ def trainable_modules(settings: Settings, key: str) -> list[str]:
     return found
 
 
-def _set_narrow(job: Job, zero: ZeroSettings, precision: str) -> None:
+def set_narrow(job: Job, zero: ZeroSettings, precision: str) -> None:
     """bf16 in place of the fp32 copy and of the moments, as DeepSpeed's configuration says."""
     masters, moments = is_narrow(zero)
     if masters and precision == "bf16":
