@@ -10,6 +10,7 @@ from semu.imports.axolotl.read import is_axolotl, read_axolotl
 from semu.imports.deepspeed.read import is_deepspeed, read_deepspeed
 from semu.imports.huggingface.parts import Asked
 from semu.imports.huggingface.read import is_trainer, read_trainer
+from semu.imports.llamafactory.read import is_llamafactory, read_llamafactory
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.imports.reading import ImportedTables
 
@@ -68,6 +69,10 @@ def _read_deepspeed(text: str, path: str, options: ReadOptions) -> ImportedTable
     return read_deepspeed(text, path, _asked(options))
 
 
+def _read_llamafactory(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    return read_llamafactory(text, path, _asked(options))
+
+
 def _read_trainer(text: str, path: str, options: ReadOptions) -> ImportedTables:
     return read_trainer(text, path, _asked(options))
 
@@ -77,6 +82,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program("configuration of DeepSpeed", "ds_config.json", is_deepspeed, _read_deepspeed),
     Program("configuration of accelerate", "accelerate.yaml", is_accelerate, _read_accelerate),
     Program("configuration of axolotl", "axolotl.yaml", is_axolotl, _read_axolotl),
+    Program("configuration of LLaMA-Factory", "llamafactory.yaml", is_llamafactory, _read_llamafactory),
     Program("TrainingArguments of transformers", "training_args.yaml", is_trainer, _read_trainer),
 )
 """In the order in which they are tried."""

@@ -13,7 +13,7 @@ from semu.imports.huggingface.files import ZERO_KIND, model_table, open_named
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import job_tables
 from semu.imports.huggingface.parts import Asked, Parts, top_keys, with_asked
-from semu.imports.huggingface.trainer import ALIASES, set_axes, trainer_job
+from semu.imports.huggingface.trainer import ALIASES, note_types, set_axes, trainer_job
 from semu.imports.huggingface.trainer import FLAGS as TRAINER_FLAGS
 from semu.imports.huggingface.zero import FLAGS as ZERO_FLAGS
 from semu.imports.huggingface.zero import ZeroSettings
@@ -65,6 +65,7 @@ def read_accelerate(text: str, source: str, asked: Asked | None = None) -> Impor
     model = model_table(trainer, near=source)
     job = trainer_job(trainer, model, zero, precision=precision if zero is None else None, engine=engine)
     job.compiled = job.compiled or settings.get("dynamo_config.dynamo_backend") == "INDUCTOR"
+    note_types(job)
     machines, processes = settings.size("num_machines") or 1, settings.size("num_processes")
     if processes is not None and processes % machines:
         expected = f"a multiple of {machines} machines"

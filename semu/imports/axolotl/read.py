@@ -130,7 +130,9 @@ def _batch(settings: Settings) -> Batch:
         steps = each // micro
     is_full = settings.get("sample_packing") or settings.get("pad_to_sequence_len")
     keys = ("micro_batch_size", key, key)
-    return Batch(settings, micro, steps or 1, None, keys, settings.size("sequence_len"), bool(is_full))
+    return Batch(
+        settings, micro, steps or 1, None, keys, settings.size("sequence_len"), bool(is_full), "sample_packing"
+    )
 
 
 def _engine(settings: Settings, precision: str) -> Engine:

@@ -6,7 +6,7 @@ from semu.imports.documents import read_document
 from semu.imports.huggingface.files import ZERO_KIND, model_table, split_inside, with_file, zero_settings
 from semu.imports.huggingface.job import job_tables
 from semu.imports.huggingface.parts import Asked, Parts, top_keys, with_asked
-from semu.imports.huggingface.trainer import ALIASES, FLAGS, trainer_job
+from semu.imports.huggingface.trainer import ALIASES, FLAGS, note_types, trainer_job
 from semu.imports.huggingface.zero import FLAGS as ZERO_FLAGS
 from semu.imports.huggingface.zero import ZeroSettings
 from semu.imports.reading import ImportedTables
@@ -46,4 +46,5 @@ def read_trainer(text: str, source: str, asked: Asked | None = None) -> Imported
     if zero is not None:
         parts.others[zero.given.source if inside is None else "deepspeed"] = zero
     job = trainer_job(settings, model_table(settings), zero)
+    note_types(job)
     return parts.finished(job_tables(job, asked.cluster), asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semu.imports.flags import FlagTable, read_table
+from semu.imports.flags import Effect, FlagTable, read_table
 from semu.imports.huggingface.engine import NODE, Engine, data_parallel
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import Batch, Job
@@ -75,10 +75,19 @@ def trainer_job(
     )
     if zero is not None:
         set_narrow(job, zero, word)
-    elif engine.zero == 0 and not job.narrow and word in ("bf16", "fp16"):
-        told = "" if settings.is_told("torch_dtype") else ", as the file names no dtype"
-        settings.notes.append(f"parameters are fp32 under autocast{told} (--define torch_dtype=bfloat16 for 16 bits)")
     return job
+
+
+def note_types(job: Job) -> None:
+    """Say of which type parameters are where no engine decides it, and the program loads them as the file says."""
+    if job.engine.has_master or job.narrow or job.precision not in ("bf16", "fp16"):
+        return
+    told = "" if job.settings.is_told("torch_dtype") else ", as the file names no dtype"
+    way_out = "--define torch_dtype=bfloat16 for 16 bits"
+    job.settings.notes.append(f"parameters are fp32 under autocast{told} ({way_out})")
+    if "lora" in job.model:
+        why = "frozen weights in fp32, taken as 16 bits"
+        job.settings.approximate("torch_dtype", why, Effect(slower=0.03, more=0.5))
 
 
 def trainer_precision(settings: Settings, zero: ZeroSettings | None) -> str:

@@ -1,0 +1,18 @@
+"""``Exported``: a run in the words of another program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A run as another program says it.
+
+    Attributes:
+        text: the file.
+        unsaid: what that program cannot say, a sentence each; empty: reading the file gives the same job.
+    """
+
+    text: str
+    unsaid: tuple[str, ...] = ()
