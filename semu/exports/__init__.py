@@ -1,15 +1,1 @@
-"""Runs in the words of other programs: ``export``.
-
-Files:
-
-    programs.py              ``PROGRAMS``: the programs; ``export``
-    exported.py              ``Exported``: a file, and what it cannot say
-    transformer_sizes.py     the sizes of a model that is a plain decoder
-    unsaid.py                what a file cannot say, found by reading it back
-    megatron.py              arguments of Megatron-LM
-"""
-
-from semu.exports.exported import Exported
-from semu.exports.programs import PROGRAMS, difference, export
-
-__all__ = ["PROGRAMS", "Exported", "difference", "export"]
+"""Runs in the words of other programs."""

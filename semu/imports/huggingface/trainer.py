@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semu.imports.flags import Effect, FlagTable, read_table
+from semu.imports.flags import FlagTable, read_table
 from semu.imports.huggingface.engine import NODE, Engine, data_parallel
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import Batch, Job
@@ -82,12 +82,15 @@ def note_types(job: Job) -> None:
     """Say of which type parameters are where no engine decides it, and the program loads them as the file says."""
     if job.engine.has_master or job.narrow or job.precision not in ("bf16", "fp16"):
         return
-    told = "" if job.settings.is_told("torch_dtype") else ", as the file names no dtype"
-    way_out = "--define torch_dtype=bfloat16 for 16 bits"
-    job.settings.notes.append(f"parameters are fp32 under autocast{told} ({way_out})")
-    if "lora" in job.model:
-        why = "frozen weights in fp32, taken as 16 bits"
-        job.settings.approximate("torch_dtype", why, Effect(slower=0.03, more=0.5))
+    is_told = job.settings.is_told("torch_dtype")
+    if "lora" not in job.model:
+        told = "" if is_told else ", as the file names no dtype"
+        way_out = "--define torch_dtype=bfloat16 for 16 bits"
+        job.settings.notes.append(f"parameters are fp32 under autocast{told} ({way_out})")
+    elif is_told:
+        job.settings.refuse("torch_dtype", "frozen weights in fp32 under autocast")
+    else:
+        job.settings.notes.append("torch_dtype: not said, frozen weights are taken as 16 bits")
 
 
 def trainer_precision(settings: Settings, zero: ZeroSettings | None) -> str:

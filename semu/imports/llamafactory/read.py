@@ -59,7 +59,6 @@ def read_llamafactory(text: str, source: str, asked: Asked | None = None) -> Imp
     if zero is not None:
         parts.others[zero.given.source if inside is None else "deepspeed"] = zero
     model = model_table(settings)
-    settings.get("torch_dtype")
     job = trainer_job(settings, model, zero)
     _complete(job, settings)
     return parts.finished(job_tables(job, asked.cluster), asked)
