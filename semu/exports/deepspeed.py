@@ -134,7 +134,7 @@ def _unsaid(config: Config, text: str, ranks: int) -> Iterator[str]:
 def _is_idle(config: Config, key: str) -> bool:
     """Whether a key has no bearing on a run."""
     parallel, training = config["parallel"], config["training"]
-    return {
+    idle: dict[str, bool] = {
         "parallel.sequence_parallel": parallel["tp"] == 1,
         "parallel.cp_kind": parallel["cp"] == 1,
         "parallel.reshard_after_forward": parallel["zero"] < 3,
@@ -143,7 +143,8 @@ def _is_idle(config: Config, key: str) -> bool:
         "overlap.tensor_parallel": parallel["tp"] == 1,
         "overlap.pipeline": parallel["pp"] == 1,
         "training.fp8_recipe": training["precision"] != "fp8",
-    }.get(key, False)
+    }
+    return idle.get(key, False)
 
 
 def _shown(value: object) -> str:

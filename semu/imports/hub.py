@@ -17,6 +17,7 @@ from semu.checks import known_spelling
 from semu.errors import ConfigError, nearest_name
 from semu_models import MODELS
 from semu_models.contexts import CONTEXTS
+from semu_models.hf import load_hf
 
 SEQ_LEN = 4096
 """Tokens of a sequence where neither a file nor its model says how many."""
@@ -126,7 +127,14 @@ def sequence_length(model: Mapping[str, Any]) -> tuple[int, str]:
 
     Args:
         model: ``[model]`` of a run file.
+    Raises:
+        ConfigError: a config.json that cannot be read.
     """
+    if "hf_config" in model:
+        context = load_hf(model["hf_config"]).context
+        if context is not None and context < SEQ_LEN:
+            return context, f"{context} tokens, the longest context that {model['hf_config']} names"
+        return SEQ_LEN, f"{SEQ_LEN} tokens"
     length = CONTEXTS.get(str(model.get("name")))
     if length is None:
         return SEQ_LEN, f"{SEQ_LEN} tokens"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from semu.imports.arguments import Argument, Given
 from semu.imports.documents import read_document
 from semu.imports.flags import FlagTable, read_table
-from semu.imports.huggingface.engine import NODE, Engine, data_parallel
+from semu.imports.huggingface.engine import Engine, data_parallel
 from semu.imports.huggingface.files import ZERO_KIND, model_table, open_named
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import job_tables
@@ -113,8 +113,6 @@ def _engine(settings: Settings, kind: str, precision: str) -> Engine:
         engine.recompute = bool(settings.get("fsdp_config.fsdp_activation_checkpointing"))
     names = ("tp", "cp", "sp", "dp_replicate", "dp_shard")
     below = "parallelism_config.parallelism_config"
-    tp, cp, ulysses, replicas, shards = (settings.size(f"{below}_{name}_size", least=-1) or 1 for name in names)
-    set_axes(engine, tp=max(tp, 1), cp=max(cp, 1), ulysses=max(ulysses, 1))
-    if replicas > 1 and engine.zero == 3:
-        engine.group = shards if shards > 1 else NODE
+    tp, cp, ulysses, replicas, shards = (settings.size(f"{below}_{name}_size", least=-1) for name in names)
+    set_axes(engine, tp=tp, cp=cp, ulysses=ulysses, replicas=replicas, shards=shards)
     return engine

@@ -7,7 +7,7 @@ from typing import Any
 
 from semu.imports.documents import read_document
 from semu.imports.flags import Effect, FlagTable, read_table
-from semu.imports.huggingface.engine import NODE, Engine, data_parallel
+from semu.imports.huggingface.engine import Engine, data_parallel
 from semu.imports.huggingface.files import ZERO_KIND, model_table, split_inside, zero_settings
 from semu.imports.huggingface.frozen import freeze_by_name
 from semu.imports.huggingface.fsdp import fsdp_engine
@@ -161,16 +161,13 @@ def _engine(settings: Settings, precision: str) -> Engine:
 
 
 def _set_axes(settings: Settings, engine: Engine) -> None:
-    tp = settings.size("tensor_parallel_size") or 1
-    cp = settings.size("context_parallel_size") or 1
-    set_axes(engine, tp=tp, cp=cp)
-    if cp > 1:
+    names = ("tensor_parallel_size", "context_parallel_size", "dp_replicate_size", "dp_shard_size")
+    tp, cp, replicas, shards = (settings.size(name) for name in names)
+    set_axes(engine, tp=tp, cp=cp, replicas=replicas, shards=shards)
+    if engine.cp > 1:
         usual = "varlen_llama3" if settings.get("sample_packing") else "batch_ring"
         engine.cp_kind = "ring" if (settings.get("ring_attn_func") or usual) == "batch_ring" else "all_gather"
-    replicas, shards = settings.size("dp_replicate_size") or 1, settings.size("dp_shard_size")
-    if replicas > 1 and engine.zero == 3:
-        engine.group = NODE if shards is None else shards
-    if tp > 1:
+    if engine.tp > 1:
         why = "the token table and the head are not split"
         settings.approximate("tensor_parallel_size", why, Effect(slower=0.03, more=0.05))
 

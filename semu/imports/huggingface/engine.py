@@ -24,6 +24,8 @@ class Engine:
         tp, cp, cp_kind: sizes of the other axes; cp_kind None: cp = 1.
         defers: gradients stay whole from the first microbatch to the last, where there are several.
         recompute: whether the engine itself recomputes activations.
+        replicas: sharding groups that there are, where their number is told. world: GPUs of the run, where these sizes
+            say it.
         copies: ranks that share a second copy of the 16-bit parameters (ZeRO++); 1: there is none.
     """
 
@@ -40,6 +42,8 @@ class Engine:
     cp_kind: str | None = None
     defers: bool = False
     recompute: bool = False
+    replicas: int = 1
+    world: int | None = None
     copies: int = 1
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from semu.errors import ConfigError
 from semu.imports.flags import Effect
 from semu.imports.hub import sequence_length
 from semu.imports.huggingface.engine import NODE, Engine
@@ -100,6 +101,7 @@ def job_tables(job: Job, cluster: str | None, world: int | None = None, gpus_per
     if world is None and None not in (batch.whole, batch.micro, batch.accumulation):
         ranks, rest = divmod(batch.whole or 0, (batch.micro or 1) * (batch.accumulation or 1))
         world = None if rest or cluster is not None else ranks * engine.ranks
+    world = engine.world if world is None else world
     own = cluster_of(
         job.settings,
         cluster,
@@ -189,13 +191,28 @@ def _parallel(job: Job, per_node: int, dp: int) -> dict[str, Any]:
     if not engine.reshard:
         table["reshard_after_forward"] = False
     group = per_node // engine.tp if engine.group == NODE else engine.group
+    if engine.replicas > 1 and engine.zero == 3:
+        group = _shards(engine, dp * engine.cp)
     if group is not None and engine.zero == 3 and group < dp * engine.cp:
         if group == 1:
             return {**table, "zero": 0}
-        table["zero_group"] = max(group // engine.cp, 1) if engine.group == NODE else group
+        if group // engine.cp < 2 or group % engine.cp:
+            message = f"sharding groups of {group} ranks do not hold whole context groups of {engine.cp}"
+            expected = f"a multiple of {engine.cp}, at least {2 * engine.cp}"
+            raise ConfigError(message, where=engine.settings.given.source, expected=expected, got=group)
+        table["zero_group"] = group // engine.cp
     if engine.copies > 1 and engine.zero == 3:
         _add_copies(job, dp)
     return table
+
+
+def _shards(engine: Engine, ranks: int) -> int:
+    """Ranks of each of several sharding groups."""
+    if ranks % engine.replicas:
+        message = f"{ranks} ranks do not divide into {engine.replicas} sharding groups"
+        expected = f"a multiple of {engine.replicas}"
+        raise ConfigError(message, where=engine.settings.given.source, expected=expected, got=ranks)
+    return ranks // engine.replicas
 
 
 def _add_copies(job: Job, dp: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semu.imports.flags import FlagTable, read_table
-from semu.imports.huggingface.engine import NODE, Engine, data_parallel
+from semu.imports.huggingface.engine import Engine, data_parallel
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import Batch, Job
 from semu.imports.huggingface.zero import ZeroSettings, is_narrow, zero_engine, zero_precision
@@ -170,20 +170,33 @@ def _engine(settings: Settings, precision: str) -> Engine:
 
 def _set_axes(settings: Settings, engine: Engine) -> None:
     """``parallelism_config`` of accelerate."""
-    names = ("tp_size", "cp_size", "sp_size", "dp_replicate_size")
-    tp, cp, ulysses, replicas = (settings.size(f"parallelism_config.{name}") or 1 for name in names)
-    set_axes(engine, tp=tp, cp=cp, ulysses=ulysses)
-    shards = settings.size("parallelism_config.dp_shard_size")
-    if replicas > 1 and engine.zero == 3:
-        engine.group = NODE if shards is None else shards
+    names = ("tp_size", "cp_size", "sp_size", "dp_replicate_size", "dp_shard_size")
+    tp, cp, ulysses, replicas, shards = (settings.size(f"parallelism_config.{name}", least=-1) for name in names)
+    set_axes(engine, tp=tp, cp=cp, ulysses=ulysses, replicas=replicas, shards=shards)
 
 
-def set_axes(engine: Engine, *, tp: int, cp: int, ulysses: int = 1) -> None:
-    """Give an engine tensor and context parallelism; ``ulysses``: of DeepSpeed's sequence parallelism."""
-    engine.tp = max(engine.tp, tp)
-    if cp > 1 or ulysses > 1:
-        engine.cp = max(cp, ulysses)
-        engine.cp_kind = "all_to_all" if ulysses > 1 else "all_gather"
+def set_axes(
+    engine: Engine,
+    *,
+    tp: int | None,
+    cp: int | None,
+    ulysses: int | None = None,
+    replicas: int | None = None,
+    shards: int | None = None,
+) -> None:
+    """Give an engine the sizes of a mesh; None, 0 or -1: not told.
+
+    Args:
+        ulysses: ranks of DeepSpeed's sequence parallelism. replicas, shards: sharding groups, and ranks of one.
+    """
+    engine.tp = max(engine.tp, tp or 1)
+    sequence, ring = max(ulysses or 1, 1), max(cp or 1, 1)
+    if sequence > 1 or ring > 1:
+        engine.cp = max(sequence, ring)
+        engine.cp_kind = "all_to_all" if sequence > 1 else "all_gather"
+    engine.replicas = max(replicas or 1, 1)
+    if shards is not None and shards > 1:
+        engine.world = engine.replicas * shards * engine.cp * engine.tp
 
 
 def add_adapters(settings: Settings, model: dict[str, Any]) -> None:
