@@ -7,6 +7,7 @@ Files:
     transformer_sizes.py     the sizes of a model that is a plain decoder
     unsaid.py                what a file cannot say, found by reading it back
     megatron.py              arguments of Megatron-LM
+    deepspeed.py             a configuration of DeepSpeed
 """
 
 from semu.exports.exported import Exported

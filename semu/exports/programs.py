@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 
 from semu.errors import ConfigError, unknown_name
+from semu.exports.deepspeed import export_deepspeed
 from semu.exports.exported import Exported
 from semu.exports.megatron import changed_script, export_megatron
 from semu.runfile.config import RunConfig
@@ -28,7 +29,10 @@ class Target:
     changed: Callable[[str, str, RunConfig, RunConfig], tuple[str, str]] | None = None
 
 
-PROGRAMS: Mapping[str, Target] = {"megatron": Target("Megatron-LM", "run.sh", export_megatron, changed_script)}
+PROGRAMS: Mapping[str, Target] = {
+    "megatron": Target("Megatron-LM", "run.sh", export_megatron, changed_script),
+    "deepspeed": Target("DeepSpeed", "ds_config.json", lambda run: export_deepspeed(run.config)),
+}
 """Word -> program."""
 
 

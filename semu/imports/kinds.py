@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from semu.imports.accelerate.read import is_accelerate, read_accelerate
+from semu.imports.axolotl.read import is_axolotl, read_axolotl
+from semu.imports.deepspeed.read import is_deepspeed, read_deepspeed
+from semu.imports.huggingface.parts import Asked
+from semu.imports.huggingface.read import is_trainer, read_trainer
+from semu.imports.llamafactory.read import is_llamafactory, read_llamafactory
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.imports.reading import ImportedTables
 from semu.imports.torchtitan import is_torchtitan, read_torchtitan
@@ -18,11 +24,13 @@ class ReadOptions:
         cluster: ``DEVICE:NODESxGPUS`` as the caller asks; None: as the file says, or the fewest nodes.
         defined: variables that the file takes from outside.
         allow_unmodelled: leave out what makes another model or arithmetic, instead of refusing it.
+        model: a shipped name or a config.json that the caller puts in the place of the file's model; None: nothing.
     """
 
     cluster: str | None = None
     defined: Mapping[str, str] = field(default_factory=dict)
     allow_unmodelled: bool = False
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,38 @@ def _read_torchtitan(text: str, path: str, options: ReadOptions) -> ImportedTabl
     return read_torchtitan(text, path, options.cluster, name=name, allow_unmodelled=lax)
 
 
+def _asked(options: ReadOptions) -> Asked:
+    return Asked(options.cluster, options.defined, options.allow_unmodelled, options.model)
+
+
+def _read_accelerate(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    return read_accelerate(text, path, _asked(options))
+
+
+def _read_axolotl(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    return read_axolotl(text, path, _asked(options))
+
+
+def _read_deepspeed(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    return read_deepspeed(text, path, _asked(options))
+
+
+def _read_llamafactory(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    return read_llamafactory(text, path, _asked(options))
+
+
+def _read_trainer(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    return read_trainer(text, path, _asked(options))
+
+
 PROGRAMS: tuple[Program, ...] = (
     Program("torchtitan", "configuration of torchtitan", "llama3_8b.toml", is_torchtitan, _read_torchtitan),
     Program("megatron", "arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
+    Program("deepspeed", "configuration of DeepSpeed", "ds_config.json", is_deepspeed, _read_deepspeed),
+    Program("accelerate", "configuration of accelerate", "accelerate.yaml", is_accelerate, _read_accelerate),
+    Program("axolotl", "configuration of axolotl", "axolotl.yaml", is_axolotl, _read_axolotl),
+    Program("llamafactory", "configuration of LLaMA-Factory", "llamafactory.yaml", is_llamafactory, _read_llamafactory),
+    Program("transformers", "TrainingArguments of transformers", "training_args.yaml", is_trainer, _read_trainer),
 )
 """In the order in which they are tried."""
 

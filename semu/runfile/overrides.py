@@ -44,7 +44,9 @@ class Overrides:
     @property
     def reading(self) -> ReadOptions:
         """How a file of another program is read."""
-        return ReadOptions(self.cluster, self.defined, self.allow_unmodelled)
+        keys = [text.partition("=") for text in self.assignments]
+        models = [value.strip(" \"'") for key, _, value in keys if key.strip() in ("model.name", "model.hf_config")]
+        return ReadOptions(self.cluster, self.defined, self.allow_unmodelled, models[-1] if models else None)
 
     def apply(self, config: dict[str, Any], places: Places) -> None:
         """Write the changes into the tables, and where they came from into ``places``; ``assignments`` come last.

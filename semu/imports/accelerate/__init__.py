@@ -1,0 +1,1 @@
+"""Configurations of accelerate (``accelerate config``) -> tables of a run file."""

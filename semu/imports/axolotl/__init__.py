@@ -1,0 +1,1 @@
+"""Configurations of axolotl -> tables of a run file."""

@@ -1,0 +1,1 @@
+"""Configurations of DeepSpeed (``ds_config.json``) -> tables of a run file."""

@@ -1,0 +1,1 @@
+"""Configurations of LLaMA-Factory -> tables of a run file."""
