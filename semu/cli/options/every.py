@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from semu.cli.options.calibrate import CALIBRATE
+from semu.cli.options.compare import COMPARE
 from semu.cli.options.completion import COMPLETION
 from semu.cli.options.doctor import DOCTOR
 from semu.cli.options.exporting import EXPORT
@@ -48,6 +49,7 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "search": SEARCH,
     "grid": GRID,
     "what-if": WHAT_IF,
+    "compare": COMPARE,
     "plan": PLAN,
     "run": RUN,
     "validate": VALIDATE,
