@@ -52,9 +52,8 @@ def trainer_job(
         compiled = settings.get("torch_compile_backend") == "inductor"
     if compiled and settings.is_told("torch_compile_mode"):
         settings.get("torch_compile_mode")
-    clips = settings.get("max_grad_norm") if zero is None or "gradient_clipping" in zero.left else 0.0
-    if zero is not None and zero.is_told("gradient_clipping"):
-        clips = zero.get("gradient_clipping")
+    is_left = zero is None or "gradient_clipping" in zero.left
+    clips = settings.get("max_grad_norm") if is_left or zero is None else zero.get("gradient_clipping")
     is_liger = bool(settings.get("use_liger_kernel"))
     job = Job(
         settings,
