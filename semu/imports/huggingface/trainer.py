@@ -193,7 +193,7 @@ def set_axes(
     if sequence > 1 or ring > 1:
         engine.cp = max(sequence, ring)
         engine.cp_kind = "all_to_all" if sequence > 1 else "all_gather"
-    engine.replicas = max(replicas or 1, 1)
+    engine.replicas = max(engine.replicas, replicas or 1)
     if shards is not None and shards > 1:
         engine.world = engine.replicas * shards * engine.cp * engine.tp
 

@@ -66,7 +66,9 @@ def test_zero_2_with_offload() -> None:
 
 
 def test_auto_is_the_trainers() -> None:
-    found = import_run(str(FILES / "auto.json"), Overrides(defined={"gradient_accumulation_steps": "4", "fp16": "true"}))
+    found = import_run(
+        str(FILES / "auto.json"), Overrides(defined={"gradient_accumulation_steps": "4", "fp16": "true"})
+    )
     training = found.tables["training"]
     assert (training["micro_batch"], training["global_batch"], training["precision"]) == (8, 8 * 4 * 8, "fp16")
     assert training["gradient_clipping"] is True

@@ -46,7 +46,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {**ARGUMENTS, "max_length": 128, "torch_compile": True, "torch_compile_backend": "inductor"},
         {**ARGUMENTS, "torch_compile_mode": "default", "torch_compile": True, "deepspeed": "ds.json", "bf16": True},
         {**ARGUMENTS, "use_peft": True, "lora_target_modules": ["q_proj"], **LORA},
-        {**ARGUMENTS, **FSDP, "fsdp": "auto_wrap", "fsdp_config": {"sharding_strategy": "1", "backward_prefetch": "backward_pre"}},
+        {
+            **ARGUMENTS,
+            **FSDP,
+            "fsdp": "auto_wrap",
+            "fsdp_config": {"sharding_strategy": "1", "backward_prefetch": "backward_pre"},
+        },
         {**ARGUMENTS, **FSDP, "fsdp": "auto_wrap", "fsdp_config": {"reshard_after_forward": "true"}},
         {**ARGUMENTS, "parallelism_config": {"dp_shard_size": 8}, "tf32": True, "max_grad_norm": 0},
     ],
