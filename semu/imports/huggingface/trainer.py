@@ -52,9 +52,8 @@ def trainer_job(
         compiled = settings.get("torch_compile_backend") == "inductor"
     if compiled and settings.is_told("torch_compile_mode"):
         settings.get("torch_compile_mode")
-    clips = settings.get("max_grad_norm") if zero is None or "gradient_clipping" in zero.left else 0.0
-    if zero is not None and zero.is_told("gradient_clipping"):
-        clips = zero.get("gradient_clipping")
+    is_left = zero is None or "gradient_clipping" in zero.left
+    clips = settings.get("max_grad_norm") if is_left or zero is None else zero.get("gradient_clipping")
     is_liger = bool(settings.get("use_liger_kernel"))
     job = Job(
         settings,
@@ -194,7 +193,7 @@ def set_axes(
     if sequence > 1 or ring > 1:
         engine.cp = max(sequence, ring)
         engine.cp_kind = "all_to_all" if sequence > 1 else "all_gather"
-    engine.replicas = max(replicas or 1, 1)
+    engine.replicas = max(engine.replicas, replicas or 1)
     if shards is not None and shards > 1:
         engine.world = engine.replicas * shards * engine.cp * engine.tp
 
