@@ -12,6 +12,7 @@ from semu.imports.huggingface.parts import Asked
 from semu.imports.huggingface.read import is_trainer, read_trainer
 from semu.imports.llamafactory.read import is_llamafactory, read_llamafactory
 from semu.imports.megatron import is_megatron, read_arguments
+from semu.imports.nemo import is_nemo, read_nemo
 from semu.imports.reading import ImportedTables
 from semu.imports.torchtitan import is_torchtitan, read_torchtitan
 
@@ -25,12 +26,14 @@ class ReadOptions:
         defined: variables that the file takes from outside.
         allow_unmodelled: leave out what makes another model or arithmetic, instead of refusing it.
         model: a shipped name or a config.json that the caller puts in the place of the file's model; None: nothing.
+        vocab: entries of the vocabulary that the caller gives; None: nothing.
     """
 
     cluster: str | None = None
     defined: Mapping[str, str] = field(default_factory=dict)
     allow_unmodelled: bool = False
     model: str | None = None
+    vocab: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,19 @@ class Program:
 
 def _read_megatron(text: str, path: str, options: ReadOptions) -> ImportedTables:
     lax = options.allow_unmodelled
-    return read_arguments(text, path, options.cluster, defined=options.defined, allow_unmodelled=lax)
+    return read_arguments(
+        text, path, options.cluster, defined=options.defined, vocab=options.vocab, allow_unmodelled=lax
+    )
 
 
 def _read_torchtitan(text: str, path: str, options: ReadOptions) -> ImportedTables:
     name, lax = options.defined.get("config"), options.allow_unmodelled
     return read_torchtitan(text, path, options.cluster, name=name, allow_unmodelled=lax)
+
+
+def _read_nemo(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    lax = options.allow_unmodelled
+    return read_nemo(text, path, options.cluster, vocab=options.vocab, allow_unmodelled=lax)
 
 
 def _asked(options: ReadOptions) -> Asked:
@@ -87,6 +97,7 @@ def _read_trainer(text: str, path: str, options: ReadOptions) -> ImportedTables:
 
 PROGRAMS: tuple[Program, ...] = (
     Program("torchtitan", "configuration of torchtitan", "llama3_8b.toml", is_torchtitan, _read_torchtitan),
+    Program("nemo", "configuration of NeMo or Megatron-Bridge", "run_config.yaml", is_nemo, _read_nemo),
     Program("megatron", "arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
     Program("deepspeed", "configuration of DeepSpeed", "ds_config.json", is_deepspeed, _read_deepspeed),
     Program("accelerate", "configuration of accelerate", "accelerate.yaml", is_accelerate, _read_accelerate),

@@ -46,7 +46,9 @@ class Overrides:
         """How a file of another program is read."""
         keys = [text.partition("=") for text in self.assignments]
         models = [value.strip(" \"'") for key, _, value in keys if key.strip() in ("model.name", "model.hf_config")]
-        return ReadOptions(self.cluster, self.defined, self.allow_unmodelled, models[-1] if models else None)
+        sizes = [value.strip() for key, _, value in keys if key.strip() == "model.transformer.vocab"]
+        model, vocab = models[-1] if models else None, sizes[-1] if sizes else None
+        return ReadOptions(self.cluster, self.defined, self.allow_unmodelled, model, vocab)
 
     def apply(self, config: dict[str, Any], places: Places) -> None:
         """Write the changes into the tables, and where they came from into ``places``; ``assignments`` come last.

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import semu_models
 from semu.checks import nearest_divisor
 from semu.errors import ConfigError
 from semu.imports.flags import Effect
+from semu.imports.hub import find_hub_model
 from semu.imports.megatron.flags import ADDED_TOKENS, TOKENIZERS
 from semu.imports.settings import Settings
+from semu.nn.vocabulary import vocabulary_rows
 
 
 def transformer_table(settings: Settings) -> dict[str, Any]:
@@ -123,15 +126,43 @@ def _vocabulary(settings: Settings) -> dict[str, int]:
     elif kind is None or kind in TOKENIZERS:
         size = TOKENIZERS[kind or "GPT2BPETokenizer"]
         settings.notes.append(f"vocabulary: {size} entries, those of {kind or 'GPT2BPETokenizer'}")
+    elif (found := _rows_of_tokenizer(settings)) is not None:
+        size, name = found
+        settings.notes.append(f"vocabulary: {size} entries, those of {name}")
     if size is None:
+        known = ", ".join(f"{rows} {name}" for name, rows in LIKELY.items())
         raise settings.error(
             "tokenizer_type",
             f"the size of the vocabulary is in the files of {kind}",
-            expected="--vocab-size beside it, or one of " + ", ".join(TOKENIZERS),
+            expected=f"--vocab-size in the file, or --set model.transformer.vocab=N ({known})",
             got=kind,
-            nearest="--vocab-size N",
+            nearest="--set model.transformer.vocab=N",
         )
     return {"vocab": size, "vocab_multiple": settings.size("make_vocab_size_divisible_by") or 128}
+
+
+LIKELY = {
+    "Llama 2, Mistral": 32000,
+    "Llama 3": 128256,
+    "Qwen 2, 3": 151936,
+    "DeepSeek-V3": 129280,
+    "GPT-2": 50257,
+    "Nemotron": 256000,
+    "Mistral NeMo": 131072,
+}
+"""Rows of tables that are often trained, for a message."""
+
+
+def _rows_of_tokenizer(settings: Settings) -> tuple[int, str] | None:
+    """Entries of a tokenizer that the file names as HuggingFace's hub does, and the shipped model that has as many."""
+    told = settings.told.get("tokenizer_model")
+    settings.asked["tokenizer_model"] = None if told is None else told.shown
+    name = told.shown if told is not None else None
+    model = None if name is None or "/" not in name else find_hub_model(name, settings.given.source)
+    if model is None or "name" not in model:
+        return None
+    rows = vocabulary_rows(semu_models.build(model["name"]))
+    return None if rows is None else (rows, str(model["name"]))
 
 
 def _positions(settings: Settings) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from semu.errors import ConfigError
-from semu.imports.arguments import Given
+from semu.imports.arguments import Argument, Given
+from semu.imports.megatron.flags import FLAGS
 from semu.imports.megatron.from_script import MODEL_ALONE, read_script
 from semu.imports.megatron.from_text import is_config, is_log, read_config, read_log
 from semu.imports.megatron.model_tables import transformer_table
@@ -42,6 +44,7 @@ def read_arguments(
     cluster: str | None = None,
     *,
     defined: Mapping[str, str] | None = None,
+    vocab: str | None = None,
     allow_unmodelled: bool = False,
 ) -> ImportedTables:
     """Read arguments of Megatron-LM: a script, a log, or a YAML file with ``MODEL_ARGS``.
@@ -50,14 +53,14 @@ def read_arguments(
         text: contents of the file. source: its name, for messages.
         cluster: ``DEVICE:NODESxGPUS``; None: as many GPUs as the file says, on ``DEFAULT_DEVICE``.
         defined: variables that a script takes from outside; ``"1"`` is its first parameter.
+        vocab: entries of the vocabulary as the caller has them; None: as the file says.
         allow_unmodelled: leave out what makes another model or arithmetic, and list it, instead of refusing it.
     Raises:
         ConfigError: sizes that are missing or contradict one another, text that is no script, arguments that make
             another model or arithmetic, all of them at once.
     """
-    settings = Settings(read_given(text, source, defined))
-    tables = _tables(settings, cluster)
-    add_vision(settings, tables)
+    settings = Settings(with_vocabulary(read_given(text, source, defined), vocab))
+    tables = tables_of(settings, cluster)
     return finish(settings, tables, allow_unmodelled=allow_unmodelled, cluster=cluster)
 
 
@@ -92,6 +95,27 @@ def _contents(path_or_text: str | os.PathLike[str]) -> tuple[str, str]:
 
 _OF_A_RUN = frozenset({"micro_batch_size", "global_batch_size", "world_size"})
 """Arguments of which a file that is more than a model has one."""
+
+
+def with_vocabulary(given: Given, vocab: str | None) -> Given:
+    """What a file says, with the caller's vocabulary in place of its own; None: as it is."""
+    if vocab is None:
+        return given
+    own = Argument(FLAGS.printed("vocab_size"), "--set model.transformer.vocab", (vocab,), 0)
+    return replace(given, arguments=(*given.arguments, own))
+
+
+def tables_of(settings: Settings, cluster: str | None) -> Tables:
+    """Tables of a run file, from the arguments of Megatron-LM.
+
+    Args:
+        cluster: ``DEVICE:NODESxGPUS``; None: as the settings say, else the fewest whole nodes.
+    Raises:
+        ConfigError: sizes that are missing or contradict one another.
+    """
+    tables = _tables(settings, cluster)
+    add_vision(settings, tables)
+    return tables
 
 
 def _tables(settings: Settings, cluster: str | None) -> Tables:

@@ -131,6 +131,7 @@ def _vocabulary(draw: random.Random, found: Arguments) -> None:
     if kind == "NullTokenizer" or draw.random() < 0.3:
         found["vocab-size"] = "1000"
     _maybe(draw, found, 0.3, make_vocab_size_divisible_by="64")
+    _maybe(draw, found, 0.2, tokenizer_model="$TOKENIZERS/tokenizer.model")
 
 
 def _precision(draw: random.Random, found: Arguments) -> None:

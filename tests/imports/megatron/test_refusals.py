@@ -8,7 +8,7 @@ import pytest
 
 from semu.cli import main
 from semu.errors import ConfigError
-from semu.imports.megatron import read_megatron
+from semu.imports.megatron import read_arguments, read_megatron
 
 SMALL = {
     **{"num-layers": "4", "hidden-size": "64", "num-attention-heads": "4", "seq-length": "32"},
@@ -86,7 +86,18 @@ def test_missing_sizes(name: str) -> None:
 def test_missing_positions_and_vocabulary() -> None:
     assert refusal(script(without="max-position-embeddings")).message == "no --max-position-embeddings"
     error = refusal(script("--tokenizer-type SentencePieceTokenizer", without="vocab-size"))
-    assert (error.where, error.nearest) == ("arguments:2 --tokenizer-type", "--vocab-size N")
+    assert (error.where, error.nearest) == ("arguments:2 --tokenizer-type", "--set model.transformer.vocab=N")
+
+
+def test_tokenizers_of_the_hub() -> None:
+    """A tokenizer that belongs to a shipped model has its vocabulary; one in files has the caller's."""
+    words = ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-model Qwen/Qwen2.5-7B")
+    assert read_megatron(script(*words, without="vocab-size")).tables["model"]["transformer"]["vocab"] == 152064
+    words = ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-model ${TOKENIZERS}/own")
+    error = refusal(script(*words, without="vocab-size"))
+    assert "128256 Llama 3" in str(error.expected)
+    text = script(*words, without="vocab-size")
+    assert read_arguments(text, "x.sh", vocab="777").tables["model"]["transformer"]["vocab"] == 777
 
 
 def test_sizes_that_are_none() -> None:
