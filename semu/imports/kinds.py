@@ -12,6 +12,7 @@ from semu.imports.huggingface.parts import Asked
 from semu.imports.huggingface.read import is_trainer, read_trainer
 from semu.imports.llamafactory.read import is_llamafactory, read_llamafactory
 from semu.imports.megatron import is_megatron, read_arguments
+from semu.imports.nanotron import is_nanotron, read_nanotron
 from semu.imports.nemo import is_nemo, read_nemo
 from semu.imports.reading import ImportedTables
 from semu.imports.torchtitan import is_torchtitan, read_torchtitan
@@ -71,6 +72,10 @@ def _read_nemo(text: str, path: str, options: ReadOptions) -> ImportedTables:
     return read_nemo(text, path, options.cluster, vocab=options.vocab, allow_unmodelled=lax)
 
 
+def _read_nanotron(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    return read_nanotron(text, path, options.cluster, allow_unmodelled=options.allow_unmodelled)
+
+
 def _asked(options: ReadOptions) -> Asked:
     return Asked(options.cluster, options.defined, options.allow_unmodelled, options.model)
 
@@ -98,6 +103,7 @@ def _read_trainer(text: str, path: str, options: ReadOptions) -> ImportedTables:
 PROGRAMS: tuple[Program, ...] = (
     Program("torchtitan", "configuration of torchtitan", "llama3_8b.toml", is_torchtitan, _read_torchtitan),
     Program("nemo", "configuration of NeMo or Megatron-Bridge", "run_config.yaml", is_nemo, _read_nemo),
+    Program("nanotron", "configuration of nanotron", "config.yaml", is_nanotron, _read_nanotron),
     Program("megatron", "arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
     Program("deepspeed", "configuration of DeepSpeed", "ds_config.json", is_deepspeed, _read_deepspeed),
     Program("accelerate", "configuration of accelerate", "accelerate.yaml", is_accelerate, _read_accelerate),
