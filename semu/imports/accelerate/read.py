@@ -67,6 +67,8 @@ def read_accelerate(text: str, source: str, asked: Asked | None = None) -> Impor
     job.compiled = job.compiled or settings.get("dynamo_config.dynamo_backend") == "INDUCTOR"
     note_types(job)
     machines, processes = settings.size("num_machines") or 1, settings.size("num_processes")
+    if kind == "NO":
+        machines = processes = 1
     if processes is not None and processes % machines:
         expected = f"a multiple of {machines} machines"
         raise settings.error("num_processes", "processes that machines do not share", expected=expected, got=processes)
