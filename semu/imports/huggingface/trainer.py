@@ -7,7 +7,7 @@ from typing import Any
 
 from semu.imports.arguments import Argument, Given
 from semu.imports.flags import FlagTable, read_table
-from semu.imports.huggingface.engine import Engine, data_parallel
+from semu.imports.huggingface.engine import Engine, data_parallel, offload_to_host
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import Batch, Job
 from semu.imports.huggingface.zero import ZeroSettings, is_narrow, zero_engine, zero_precision
@@ -188,8 +188,8 @@ def _engine(settings: Settings, precision: str) -> Engine:
         key = "fsdp_config.reshard_after_forward"
         strategy = str(settings.get(key))
     engine = fsdp_engine(settings, strategy=strategy, keys=(key, _PREFETCH), precision=precision, version=version)
-    if "offload" in words or settings.get("fsdp_config.offload_params"):
-        engine.offload = ("weights", "optimizer")
+    if settings.get("fsdp_config.offload_params") or "offload" in words:
+        offload_to_host(engine, settings, "fsdp" if "offload" in words else "fsdp_config.offload_params")
     engine.recompute = bool(settings.get("fsdp_config.activation_checkpointing"))
     if settings.get("accelerator_config.gradient_accumulation_kwargs.sync_each_batch"):
         engine.defers = False
