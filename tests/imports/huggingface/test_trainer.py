@@ -182,6 +182,23 @@ def test_defaults_of_trl() -> None:
     assert (plain["seq_len"], plain["recompute"], plain["precision"]) == (512, "none", "fp32")
 
 
+def test_arguments_as_they_are_saved(tmp_path: Path) -> None:
+    """What TrainingArguments writes of itself, every argument with its value."""
+    pytest.importorskip("torch", reason="TrainingArguments needs torch")
+    pytest.importorskip("accelerate", reason="TrainingArguments needs accelerate")
+    transformers = pytest.importorskip("transformers", reason="writes its arguments")
+    fsdp = {"activation_checkpointing": True, "reshard_after_forward": False}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), fsdp=True, fsdp_config=fsdp, per_device_train_batch_size=2, report_to="none"
+    )
+    data = {**json.loads(arguments.to_json_string()), "model_name_or_path": "gpt2-xl"}
+    found = read_trainer(json.dumps(data), "args.json")
+    assert found.tables["parallel"] == {"zero": 3, "reshard_after_forward": False}
+    training = found.tables["training"]
+    assert (training["micro_batch"], training["recompute"], training["precision"]) == (2, "full", "fp32")
+    assert "left_out" not in training and not found.reading.unmodelled
+
+
 def test_a_file_of_fsdp(tmp_path: Path) -> None:
     (tmp_path / "fsdp.json").write_text('{"backward_prefetch": "backward_pre", "activation_checkpointing": true}')
     path = tmp_path / "args.json"
