@@ -19,7 +19,7 @@ from semu.parallel.config import Overlap, Parallel
 from semu.runfile.sources import options_table
 
 Config = Mapping[str, Mapping[str, Any]]
-_PROGRAMS = frozenset({"dp", "left_out", "software_date", "schedule"})
+_SKIPPED = frozenset({"dp", "left_out", "software_date", "schedule"})
 """Keys that follow from others, or say how sure a prediction is, or when."""
 _STAND_IN = "llama3-8b"
 """Model with which a file is read back; no key depends on it but the length of sequences."""
@@ -127,7 +127,7 @@ def _unsaid(config: Config, text: str, ranks: int) -> Iterator[str]:
         here, there = {**usual, **config.get(table, {})}, {**usual, **tables.get(table, {})}
         for key in dict.fromkeys((*here, *there)):
             one, other = here.get(key), there.get(key)
-            if one != other and key not in _PROGRAMS and not _is_idle(config, f"{table}.{key}"):
+            if one != other and key not in _SKIPPED and not _is_idle(config, f"{table}.{key}"):
                 yield f"{table}.{key}: {_shown(one)} here, {_shown(other)} in the file"
 
 

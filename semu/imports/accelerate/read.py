@@ -5,10 +5,13 @@ The file has no model and no batch: these are the script's, given by ``--define`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from semu.imports.arguments import Argument, Given
 from semu.imports.documents import read_document
 from semu.imports.flags import FlagTable, read_table
-from semu.imports.huggingface.engine import Engine, data_parallel
+from semu.imports.huggingface.engine import Engine, data_parallel, offload_to_host
 from semu.imports.huggingface.files import ZERO_KIND, model_table, open_named
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import job_tables
@@ -51,14 +54,17 @@ def read_accelerate(text: str, source: str, asked: Asked | None = None) -> Impor
             arithmetic, all of them at once.
     """
     asked = asked if asked is not None else Asked()
-    settings = Settings(read_document(text, source).given("configuration of accelerate", FLAGS))
+    given = read_document(text, source).given("configuration of accelerate", FLAGS)
+    is_auto = {item.flag.dest: item.line for item in given.arguments if item.flag and item.values == ("auto",)}
+    given = replace(given, arguments=tuple(item for item in given.arguments if item.values != ("auto",)))
+    settings = Settings(given)
     beside = Given(source, "arguments of the Trainer", TRAINER_FLAGS, ())
     trainer = Settings(with_asked(beside, asked, ALIASES))
     parts = Parts(settings, {"TrainingArguments": trainer})
     kind = settings.get("distributed_type")
     mixed = settings.get("mixed_precision")
     precision = None if mixed in (None, "no") else str(mixed)
-    zero = _zero(settings, precision) if kind == "DEEPSPEED" else None
+    zero = _zero(settings, precision, is_auto) if kind == "DEEPSPEED" else None
     if zero is not None:
         parts.others[zero.given.source if zero.given.source != source else "deepspeed_config"] = zero
     engine = None if zero is not None else _engine(settings, str(kind), precision or "fp32")
@@ -67,6 +73,8 @@ def read_accelerate(text: str, source: str, asked: Asked | None = None) -> Impor
     job.compiled = job.compiled or settings.get("dynamo_config.dynamo_backend") == "INDUCTOR"
     note_types(job)
     machines, processes = settings.size("num_machines") or 1, settings.size("num_processes")
+    if kind == "NO":
+        machines = processes = 1
     if processes is not None and processes % machines:
         expected = f"a multiple of {machines} machines"
         raise settings.error("num_processes", "processes that machines do not share", expected=expected, got=processes)
@@ -74,8 +82,12 @@ def read_accelerate(text: str, source: str, asked: Asked | None = None) -> Impor
     return parts.finished(job_tables(job, asked.cluster, processes, per_node), asked)
 
 
-def _zero(settings: Settings, precision: str | None) -> ZeroSettings:
-    """Settings of DeepSpeed: of the file that is named, else of the keys of ``deepspeed_config``."""
+def _zero(settings: Settings, precision: str | None, is_auto: Mapping[str, int]) -> ZeroSettings:
+    """Settings of DeepSpeed: of the file that is named, else of the keys of ``deepspeed_config``.
+
+    Args:
+        is_auto: keys that are left to the Trainer -> line.
+    """
     key = "deepspeed_config.deepspeed_config_file"
     name = settings.get(key)
     if name is not None:
@@ -83,9 +95,10 @@ def _zero(settings: Settings, precision: str | None) -> ZeroSettings:
         return ZeroSettings(document.given(ZERO_KIND, ZERO_FLAGS))
     found = []
     for dest, own in _SAME.items():
-        value = settings.get(f"deepspeed_config.{own}")
+        key = f"deepspeed_config.{own}"
+        value = "auto" if key in is_auto else settings.get(key)
         if value is not None:
-            line = settings.line(f"deepspeed_config.{own}")
+            line = is_auto.get(key, settings.line(key))
             found.append(Argument(ZERO_FLAGS.spelt(dest), f"deepspeed_config.{own}", (str(value),), line))
     if precision is not None:
         line = settings.line("mixed_precision")
@@ -109,7 +122,7 @@ def _engine(settings: Settings, kind: str, precision: str) -> Engine:
             version=settings.size("fsdp_config.fsdp_version") or 1,
         )
         if settings.get("fsdp_config.fsdp_offload_params"):
-            engine.offload = ("weights", "optimizer")
+            offload_to_host(engine, settings, "fsdp_config.fsdp_offload_params")
         engine.recompute = bool(settings.get("fsdp_config.fsdp_activation_checkpointing"))
     names = ("tp", "cp", "sp", "dp_replicate", "dp_shard")
     below = "parallelism_config.parallelism_config"

@@ -7,7 +7,7 @@ from typing import Any
 
 from semu.imports.documents import read_document
 from semu.imports.flags import Effect, FlagTable, read_table
-from semu.imports.huggingface.engine import Engine, data_parallel
+from semu.imports.huggingface.engine import Engine, data_parallel, offload_to_host
 from semu.imports.huggingface.files import ZERO_KIND, model_table, split_inside, zero_settings
 from semu.imports.huggingface.frozen import freeze_by_name
 from semu.imports.huggingface.fsdp import fsdp_engine
@@ -154,8 +154,8 @@ def _engine(settings: Settings, precision: str) -> Engine:
         precision=precision,
         version=version,
     )
-    if "offload" in words or settings.get("fsdp_config.offload_params"):
-        engine.offload = ("weights", "optimizer")
+    if settings.get("fsdp_config.offload_params") or "offload" in words:
+        offload_to_host(engine, settings, "fsdp" if "offload" in words else "fsdp_config.offload_params")
     engine.recompute = bool(settings.get("fsdp_config.activation_checkpointing"))
     return engine
 

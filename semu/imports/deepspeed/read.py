@@ -45,5 +45,6 @@ def read_deepspeed(text: str, source: str, asked: Asked | None = None) -> Import
     trainer = Settings(with_asked(beside, asked, ALIASES))
     parts = Parts(zero, {"TrainingArguments": trainer})
     job = trainer_job(trainer, model_table(trainer, near=source), zero)
-    zero.notes.append("recomputation: not said in this file (--set training.recompute=full)")
+    if not trainer.is_told("gradient_checkpointing"):
+        zero.notes.append("recomputation: not said in this file (--set training.recompute=full)")
     return parts.finished(job_tables(job, asked.cluster), asked)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from semu.imports.flags import Effect
 from semu.imports.settings import Settings
 
+HOST_STEP = "the optimizer steps on the host; semu brings the states to the device for it"
+HOST_EFFECT = Effect(slower=0.3, faster=0.05)
+"""Of a step on the host: its time is that of the host's memory, of which a device's profile says nothing."""
 NODE = -1
 """``Engine.group``: sharding groups are the GPUs of a node."""
 
@@ -50,6 +54,12 @@ class Engine:
     def ranks(self) -> int:
         """GPUs of a replica."""
         return self.tp * self.cp
+
+
+def offload_to_host(engine: Engine, settings: Settings, key: str) -> None:
+    """FSDP's offload: parameters and states live on the host, where the optimizer steps."""
+    engine.offload = ("weights", "optimizer")
+    settings.approximate(key, HOST_STEP, HOST_EFFECT)
 
 
 def data_parallel(settings: Settings) -> Engine:

@@ -15,9 +15,11 @@ from semu.errors import ConfigError
 from semu.imports.flags import Effect
 from semu.imports.hub import sequence_length
 from semu.imports.huggingface.engine import NODE, Engine
+from semu.imports.huggingface.frozen import model_of
 from semu.imports.reading import Tables
 from semu.imports.settings import Settings
 from semu.imports.sizes import cluster_of
+from semu.job.experts import mixtures
 
 ATTENTION: Mapping[str, Mapping[str, str]] = {
     "sdpa": {"attention_kernel": "sdpa"},
@@ -122,6 +124,8 @@ def job_tables(job: Job, cluster: str | None, world: int | None = None, gpus_per
         "parallel": parallel,
         "training": {**sizes, "seq_len": _seq_len(job), **_training(job), **job.training},
     }
+    if mixtures(model_of(job.model)):
+        job.settings.notes.append("experts are taken as grouped products, as transformers 5 computes them")
     if engine.overlap:
         tables["overlap"] = dict(engine.overlap)
     return tables

@@ -6,7 +6,7 @@ from semu.imports.documents import read_document
 from semu.imports.huggingface.files import ZERO_KIND, model_table, split_inside, with_file, zero_settings
 from semu.imports.huggingface.job import job_tables
 from semu.imports.huggingface.parts import Asked, Parts, top_keys, with_asked
-from semu.imports.huggingface.trainer import ALIASES, FLAGS, note_types, trainer_job
+from semu.imports.huggingface.trainer import ALIASES, FLAGS, note_types, trainer_job, with_trl
 from semu.imports.huggingface.zero import FLAGS as ZERO_FLAGS
 from semu.imports.huggingface.zero import ZeroSettings
 from semu.imports.reading import ImportedTables
@@ -40,7 +40,7 @@ def read_trainer(text: str, source: str, asked: Asked | None = None) -> Imported
     asked = asked if asked is not None else Asked()
     given = with_asked(read_document(text, source).given("TrainingArguments", FLAGS), asked, ALIASES)
     given, inside = split_inside(given, "deepspeed", ZERO_FLAGS, ZERO_KIND)
-    settings = Settings(with_file(given, "fsdp_config"))
+    settings = Settings(with_file(with_trl(given), "fsdp_config"))
     parts = Parts(settings)
     zero = zero_settings(settings, "deepspeed") if inside is None else ZeroSettings(inside)
     if zero is not None:

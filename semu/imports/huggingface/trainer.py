@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from semu.imports.arguments import Argument, Given
 from semu.imports.flags import FlagTable, read_table
-from semu.imports.huggingface.engine import Engine, data_parallel
+from semu.imports.huggingface.engine import Engine, data_parallel, offload_to_host
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import Batch, Job
 from semu.imports.huggingface.zero import ZeroSettings, is_narrow, zero_engine, zero_precision
@@ -16,6 +18,14 @@ FLAGS = FlagTable(DATA, "TrainingArguments")
 """The keys that semu knows."""
 ALIASES = {"micro_batch": "per_device_train_batch_size"}
 _WIDE = ("float32", "fp32", "auto")
+SFT_LENGTH = 1024
+"""``max_length`` of TRL's SFTConfig."""
+_SFT = frozenset(
+    {
+        *("max_length", "packing", "packing_strategy", "dataset_text_field", "completion_only_loss", "use_peft"),
+        *("assistant_only_loss", "padding_free", "dataset_train_split", "truncation_mode", "dataset_kwargs"),
+    }
+)
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 _SIZES = (
     ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
@@ -92,6 +102,25 @@ def note_types(job: Job) -> None:
         job.settings.notes.append("torch_dtype: not said, frozen weights are taken as 16 bits")
 
 
+def with_trl(given: Given) -> Given:
+    """What a file says, with the defaults of TRL's SFTConfig where it has arguments of it.
+
+    TRL before 0.16 says ``max_seq_length`` and has the defaults of transformers.
+    """
+    names = {item.flag.dest if item.flag is not None else item.written for item in given.arguments}
+    written = {item.written.removeprefix("--define ") for item in given.arguments}
+    if not written & _SFT or "max_seq_length" in written:
+        return given
+    added = {"gradient_checkpointing": "true", "max_length": str(SFT_LENGTH)}
+    if "fp16" not in names:
+        added["bf16"] = "true"
+    told = {name: value for name, value in added.items() if name not in names}
+    arguments = [Argument(given.flags.spelt(name), f"SFTConfig's {name}", (value,), 0) for name, value in told.items()]
+    shown = ", ".join(f"{name} = {value}" for name, value in told.items())
+    note = f"arguments of TRL's SFTConfig: its defaults are taken: {shown}"
+    return replace(given, arguments=(*given.arguments, *arguments), notes=(*given.notes, note) if told else given.notes)
+
+
 def trainer_precision(settings: Settings, zero: ZeroSettings | None) -> str:
     """bf16, fp16, tf32 or fp32.
 
@@ -159,8 +188,8 @@ def _engine(settings: Settings, precision: str) -> Engine:
         key = "fsdp_config.reshard_after_forward"
         strategy = str(settings.get(key))
     engine = fsdp_engine(settings, strategy=strategy, keys=(key, _PREFETCH), precision=precision, version=version)
-    if "offload" in words or settings.get("fsdp_config.offload_params"):
-        engine.offload = ("weights", "optimizer")
+    if settings.get("fsdp_config.offload_params") or "offload" in words:
+        offload_to_host(engine, settings, "fsdp" if "offload" in words else "fsdp_config.offload_params")
     engine.recompute = bool(settings.get("fsdp_config.activation_checkpointing"))
     if settings.get("accelerator_config.gradient_accumulation_kwargs.sync_each_batch"):
         engine.defers = False

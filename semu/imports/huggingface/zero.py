@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from semu.imports.arguments import Given
 from semu.imports.flags import Effect, FlagTable, read_table
-from semu.imports.huggingface.engine import Engine
+from semu.imports.huggingface.engine import HOST_EFFECT, HOST_STEP, Engine
 from semu.imports.settings import Settings
 
 FLAGS = FlagTable(read_table("semu.imports.deepspeed"), "DeepSpeed")
@@ -130,8 +130,7 @@ def _offload(settings: Settings, stage: int) -> tuple[str, ...]:
     if is_out and stage:
         words.append("optimizer")
         key = f"{_ZERO}.offload_optimizer.device"
-        why = "the step is DeepSpeed's on the host; semu brings the states to the device for it"
-        settings.approximate(key, why, Effect(slower=0.1, faster=0.05))
+        settings.approximate(key if settings.is_told(key) else f"{_ZERO}.cpu_offload", HOST_STEP, HOST_EFFECT)
     return tuple(words)
 
 

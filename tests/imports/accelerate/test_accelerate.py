@@ -56,6 +56,17 @@ def test_deepspeed() -> None:
     assert tables["cluster"]["nodes"] * tables["cluster"]["gpus_per_node"] == 8
 
 
+def test_what_is_left_to_the_trainer() -> None:
+    sizes = {"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "zero_stage": 3}
+    data = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "deepspeed_config": sizes}
+    training = read(data, gradient_accumulation_steps="2")["training"]
+    assert (training["global_batch"], training["gradient_clipping"]) == (8 * 2 * 16, True)
+
+
+def test_one_process() -> None:
+    assert read({"distributed_type": "NO"})["cluster"] == {"device": "h100", "nodes": 1, "gpus_per_node": 1}
+
+
 def test_multi_gpu() -> None:
     tables = import_run(str(FILES / "multi_gpu.yaml"), Overrides(defined={"model": "gpt2"})).tables
     assert tables["cluster"] == {"device": "h100", "nodes": 1, "gpus_per_node": 4}

@@ -167,9 +167,9 @@ def test_arguments_of_transformers() -> None:
         flag = TRAINER.spelt(field.name)
         if flag is None:
             unknown.append(field.name)
-        elif (
-            flag.grade is Grade.EXACT and field.default not in (MISSING, None, flag.absent) and flag.absent is not None
-        ):
+            continue
+        is_same = field.default in (MISSING, None, flag.absent) or flag.absent is None
+        if flag.grade is Grade.EXACT and not is_same:
             other.append((field.name, flag.absent, field.default))
     assert [name for name in unknown if not name.startswith("_")] == []
     assert other == []

@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
     "num_train_epochs": 1,
     "max_length": 2048,
     "packing": True,
+    "gradient_checkpointing": False,
     "bf16": True,
 }
 EAGER = {
@@ -166,6 +167,36 @@ def test_defaults_are_those_of_the_program() -> None:
     assert rows["gradient_accumulation_steps"] == 1
     assert rows["optim"] == "adamw_torch_fused"
     assert rows["max_grad_norm"] == 1.0
+
+
+def test_defaults_of_trl() -> None:
+    """A file with arguments of SFTConfig has its defaults; one of a script before it has those of transformers."""
+    data = {name: BASE[name] for name in ("model_name_or_path", "output_dir", "num_train_epochs")}
+    found = read_trainer(json.dumps({**data, "packing": True}), "args.json")
+    training = found.tables["training"]
+    assert (training["seq_len"], training["recompute"], training["precision"]) == (1024, "full", "bf16")
+    assert any("SFTConfig" in note for note in found.reading.notes)
+    rows = {row.key: row.value for row in found.reading.understood}
+    assert rows["SFTConfig's gradient_checkpointing"] is True and rows["SFTConfig's max_length"] == 1024
+    plain = read_trainer(json.dumps({**data, "packing": True, "max_seq_length": 512}), "args.json").tables["training"]
+    assert (plain["seq_len"], plain["recompute"], plain["precision"]) == (512, "none", "fp32")
+
+
+def test_arguments_as_they_are_saved(tmp_path: Path) -> None:
+    """What TrainingArguments writes of itself, every argument with its value."""
+    pytest.importorskip("torch", reason="TrainingArguments needs torch")
+    pytest.importorskip("accelerate", reason="TrainingArguments needs accelerate")
+    transformers = pytest.importorskip("transformers", reason="writes its arguments")
+    fsdp = {"activation_checkpointing": True, "reshard_after_forward": False}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), fsdp=True, fsdp_config=fsdp, per_device_train_batch_size=2, report_to="none"
+    )
+    data = {**json.loads(arguments.to_json_string()), "model_name_or_path": "gpt2-xl"}
+    found = read_trainer(json.dumps(data), "args.json")
+    assert found.tables["parallel"] == {"zero": 3, "reshard_after_forward": False}
+    training = found.tables["training"]
+    assert (training["micro_batch"], training["recompute"], training["precision"]) == (2, "full", "fp32")
+    assert "left_out" not in training and not found.reading.unmodelled
 
 
 def test_a_file_of_fsdp(tmp_path: Path) -> None:

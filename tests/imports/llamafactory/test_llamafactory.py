@@ -112,6 +112,12 @@ def test_encoders_stay_as_they_are() -> None:
         read({**images, "freeze_multi_modal_projector": False})
 
 
+def test_experts_are_told() -> None:
+    data = {**BASE, "model_name_or_path": "Qwen/Qwen3-30B-A3B"}
+    notes = read_llamafactory(yaml.safe_dump(data), "lf.yaml").reading.notes
+    assert any("grouped products" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
