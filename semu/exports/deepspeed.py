@@ -21,7 +21,7 @@ from semu.runfile.sources import options_table
 Config = Mapping[str, Mapping[str, Any]]
 _SKIPPED = frozenset({"dp", "left_out", "software_date", "schedule"})
 """Keys that follow from others, or say how sure a prediction is, or when."""
-_STAND_IN = "llama3-8b"
+_STAND_IN = "llama3.2-1b"
 """Model with which a file is read back; no key depends on it but the length of sequences."""
 
 

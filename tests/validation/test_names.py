@@ -23,10 +23,15 @@ def collected(data_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
+SHIPPED = ("hub.py", "torchtitan/flags.toml")
+"""Tables from names that other programs give to models to the names of those that ship, which some rows have too."""
+
+
 def test_no_name_of_a_row_occurs_in_the_code(collected: list[dict[str, Any]]) -> None:
     names = {name for row in collected for name in (row["id"], row["group"], row["model"]["name"])}
     pattern = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, sorted(names)))})(?![\w.-])")
-    files = [file for file in (ROOT / "semu").rglob("*") if file.suffix in SUFFIXES and file != PUBLISHED]
+    others = {PUBLISHED, *(ROOT / "semu" / "imports" / name for name in SHIPPED)}
+    files = [file for file in (ROOT / "semu").rglob("*") if file.suffix in SUFFIXES and file not in others]
     assert len(files) > 150
     found = {f"{file.relative_to(ROOT)}: {match[0]}" for file in files for match in pattern.finditer(file.read_text())}
     assert found == set()

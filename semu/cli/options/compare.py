@@ -12,7 +12,7 @@ iteration takes and where the time goes, and the memory of every pipeline rank. 
 """
 _EPILOG = """\
 examples:
-  semu compare llama3-8b llama3.2-3b --cluster h100:1x8
+  semu compare qwen3-8b qwen3-4b --cluster h100:1x8
   semu compare pretrain.sh best.sh --picture compared.png
   semu compare run.toml training.log --tolerance 10        # exit code 7 beyond 10 %
 

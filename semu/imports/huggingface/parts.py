@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
+from semu import memo
 from semu.errors import ConfigError, unknown_name
 from semu.imports.arguments import Argument, Given
 from semu.imports.documents import read_document
@@ -140,7 +140,7 @@ def _without(grade: str, group: Mapping[str, Any], names: set[str]) -> dict[str,
     return kept
 
 
-@lru_cache(maxsize=4)
+@memo.remembered(4)
 def top_keys(path: str, text: str) -> frozenset[str]:
     """Keys at the top of a YAML or JSON file; none, where it cannot be parsed or is of another kind."""
     if not path.endswith(_SUFFIXES):

@@ -66,4 +66,4 @@ def test_hardly_anything(text: str, read: object) -> None:
     except ConfigError as error:
         assert error.where
     else:
-        assert tables["model"] == {"name": "gpt2"}
+        assert tables["model"]["name"] == "gpt2"
