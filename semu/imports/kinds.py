@@ -11,6 +11,7 @@ from semu.imports.deepspeed.read import is_deepspeed, read_deepspeed
 from semu.imports.huggingface.parts import Asked
 from semu.imports.huggingface.read import is_trainer, read_trainer
 from semu.imports.llamafactory.read import is_llamafactory, read_llamafactory
+from semu.imports.llmfoundry import is_llmfoundry, read_llmfoundry
 from semu.imports.megatron import is_megatron, read_arguments
 from semu.imports.nanotron import is_nanotron, read_nanotron
 from semu.imports.nemo import is_nemo, read_nemo
@@ -76,6 +77,10 @@ def _read_nanotron(text: str, path: str, options: ReadOptions) -> ImportedTables
     return read_nanotron(text, path, options.cluster, allow_unmodelled=options.allow_unmodelled)
 
 
+def _read_llmfoundry(text: str, path: str, options: ReadOptions) -> ImportedTables:
+    return read_llmfoundry(text, path, options.cluster, allow_unmodelled=options.allow_unmodelled)
+
+
 def _asked(options: ReadOptions) -> Asked:
     return Asked(options.cluster, options.defined, options.allow_unmodelled, options.model)
 
@@ -103,6 +108,7 @@ def _read_trainer(text: str, path: str, options: ReadOptions) -> ImportedTables:
 PROGRAMS: tuple[Program, ...] = (
     Program("torchtitan", "configuration of torchtitan", "llama3_8b.toml", is_torchtitan, _read_torchtitan),
     Program("nemo", "configuration of NeMo or Megatron-Bridge", "run_config.yaml", is_nemo, _read_nemo),
+    Program("llmfoundry", "configuration of llm-foundry", "mpt-7b.yaml", is_llmfoundry, _read_llmfoundry),
     Program("nanotron", "configuration of nanotron", "config.yaml", is_nanotron, _read_nanotron),
     Program("megatron", "arguments of Megatron-LM", "pretrain.sh or a log", is_megatron, _read_megatron),
     Program("deepspeed", "configuration of DeepSpeed", "ds_config.json", is_deepspeed, _read_deepspeed),
