@@ -7,6 +7,8 @@ Files:
     transformer_sizes.py     the sizes of a model that is a plain decoder
     unsaid.py                what a file cannot say, found by reading it back
     megatron.py              arguments of Megatron-LM
+    torchtitan.py            a configuration of torchtitan
+    nemo.py                  a configuration of Megatron-Bridge
     deepspeed.py             a configuration of DeepSpeed
 """
 

@@ -10,6 +10,8 @@ from semu.errors import ConfigError, unknown_name
 from semu.exports.deepspeed import export_deepspeed
 from semu.exports.exported import Exported
 from semu.exports.megatron import changed_script, export_megatron
+from semu.exports.nemo import export_nemo
+from semu.exports.torchtitan import export_torchtitan
 from semu.runfile.config import RunConfig
 
 
@@ -31,6 +33,8 @@ class Target:
 
 PROGRAMS: Mapping[str, Target] = {
     "megatron": Target("Megatron-LM", "run.sh", export_megatron, changed_script),
+    "torchtitan": Target("torchtitan", "run.toml", export_torchtitan),
+    "nemo": Target("Megatron-Bridge", "run.yaml", export_nemo),
     "deepspeed": Target("DeepSpeed", "ds_config.json", lambda run: export_deepspeed(run.config)),
 }
 """Word -> program."""

@@ -117,7 +117,8 @@ def _parameters(module: Module, path: str = "") -> Iterator[tuple[str, Parameter
 
 def _differences(one: Module, other: Module, path: str) -> Iterator[str]:
     """Where two trees of modules differ: classes, sizes, parameters."""
-    if not isinstance(one, type(other)) or type(one).forward is not type(other).forward:
+    is_kind = isinstance(one, type(other)) or isinstance(other, type(one))
+    if not is_kind or type(one).forward is not type(other).forward:
         yield f"{path or 'the model'} ({type(one).__name__})"
         return
     ours, theirs = _values(one), _values(other)

@@ -1,4 +1,5 @@
-"""Runs as arguments of Megatron-LM: read back they are the same job, and what they cannot say is said."""
+"""Runs as arguments of Megatron-LM, and as configurations of Megatron-Bridge made of them: read back they are the same
+job, and what they cannot say is said."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from semu.errors import ConfigError
 from semu.exports import export
 from semu.exports.transformer_sizes import differences, transformer_of
 from semu.imports.megatron import read_megatron
+from semu.imports.nemo import read_nemo
 from semu.runfile import Overrides, resolve_run
 from semu.runfile.config import RunConfig
 from semu.runfile.places import Places
@@ -44,6 +46,12 @@ def test_round_trips(case: int) -> None:
     assert exported.unsaid == ()
     one, other = semu.simulate(run.job()), semu.simulate(read_back(exported.text, run).job())
     assert (one.iteration_time_s, one.peak_memory_bytes) == (other.iteration_time_s, other.peak_memory_bytes)
+    bridge = export(run, "nemo")
+    assert bridge.unsaid == ()
+    cluster = run.config["cluster"]
+    asked = f"{cluster['device']}:{cluster['nodes']}x{cluster['gpus_per_node']}"
+    third = semu.simulate(resolve_tables(read_nemo(bridge.text, "run.yaml", asked).tables, Places("")).job())
+    assert (one.iteration_time_s, one.peak_memory_bytes) == (third.iteration_time_s, third.peak_memory_bytes)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ exit codes: 0 ok, 2 bad input
 
 def _add(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--to", metavar="PROGRAM", required=True, help="megatron or deepspeed")
+    parser.add_argument("--to", metavar="PROGRAM", required=True, help="megatron, torchtitan, nemo or deepspeed")
     parser.add_argument("-o", "--output", metavar="FILE", help="the file; without it, it goes to stdout")
     parser.add_argument(
         "--diff",

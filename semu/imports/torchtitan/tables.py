@@ -19,7 +19,8 @@ MODELS: dict[str, dict[str, str]] = _DATA["models"]
 SIZES: dict[str, dict[str, dict[str, Any]]] = _DATA["sizes"]
 _KERNELS = {"_flex": "flex", "_flex_attn": "flex", "_varlen": None, "_varlen_attn": None}
 """End of a flavor's name -> its attention kernel."""
-_SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "ZBVZeroBubble": "zb-v"}
+SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "ZBVZeroBubble": "zb-v"}
+"""torchtitan's name of a schedule -> semu's."""
 _LOOPED = ("Interleaved1F1B", "ZBVZeroBubble")
 """Schedules with several stages on a rank; two where the file does not say how many."""
 
@@ -82,7 +83,7 @@ def tables_of(settings: Settings, cluster: str | None) -> Tables:
     training |= _microbatches(settings, pp, local, batch, dp)
     stages = _stages(settings, pp, layers)
     parallel |= stages
-    training["schedule"] = _SCHEDULES[settings.get("parallelism.pipeline_parallel_schedule")] if pp > 1 else "1f1b"
+    training["schedule"] = SCHEDULES[settings.get("parallelism.pipeline_parallel_schedule")] if pp > 1 else "1f1b"
     settings.get("optimizer.name"), settings.get("optimizer.implementation")
     tables: Tables = {"model": model, "cluster": own, "parallel": parallel, "training": training, "overlap": {}}
     if tp > 1 and settings.get("parallelism.enable_async_tensor_parallel") == "true":
