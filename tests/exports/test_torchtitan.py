@@ -24,9 +24,8 @@ def tables_that_it_can_say(draw: random.Random) -> dict[str, Any]:
     tp, pp, cp = draw.choice(SIZES)
     dp, micro = draw.choice([1, 2, 4, 8]), draw.choice([1, 2])
     gpus, is_sharded = tp * pp * cp * dp, dp * cp > 1
-    model = (
-        "qwen3-30b-a3b" if draw.random() < 0.2 else draw.choice(["llama3-8b", "llama3-70b", "qwen3-8b", "qwen3-32b"])
-    )
+    is_sparse = draw.random() < 0.2 and tp <= 4
+    model = "qwen3-30b-a3b" if is_sparse else draw.choice([name for name in LAYERS if name != "qwen3-30b-a3b"])
     parallel: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "sequence_parallel": tp > 1}
     parallel |= {"zero": 3 if is_sharded else 0, "reshard_after_forward": draw.random() < 0.5 or not is_sharded}
     if cp > 1:
