@@ -83,7 +83,7 @@ def _result(name: str) -> dict[str, Any] | None:
 def _log(name: str) -> Side | None:
     """A training log; None: a file that holds none."""
     path = Path(name)
-    if not path.is_file() or path.suffix in (".toml", ".json", ".py"):
+    if not path.is_file() or path.suffix in (".toml", ".py"):
         return None
     from semu.validation.logs.log_reader import read_log
     from semu.validation.logs.samples import steady_samples

@@ -46,6 +46,7 @@ AFTER = {
     "semu calibrate --score FILES": "semu calibrate all_reduce_perf.log --device h100 -o mine.toml",
     "semu validate --run ": "semu import train.log -o run.toml",
     "semu simulate run.toml": "semu import pretrain.sh -o run.toml",
+    "semu compare pretrain.sh best.sh": "semu grid pretrain.sh --export megatron:best.sh",
 }
 """Begin of a command -> the one that the page has the reader type before it."""
 

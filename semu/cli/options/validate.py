@@ -43,7 +43,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )
     own = parser.add_argument_group("a run of your own, against its log or its trace")
     own.add_argument("--run", metavar="RUN", help="a TOML file or a shipped setup, as for semu simulate")
-    own.add_argument("--log", metavar="FILE", help="training log of Megatron-LM or torchtitan, plain or gzip")
+    own.add_argument(
+        "--log",
+        metavar="FILE",
+        help="training log of Megatron-LM, torchtitan or another program (docs/programs.md), plain or gzip",
+    )
     own.add_argument("--trace", metavar="FILE", help="trace of torch.profiler (Kineto), JSON, plain or gzip")
     own.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help=AS_SIMULATE)
     own.add_argument("--parallel", metavar="SIZES", help=AS_SIMULATE)

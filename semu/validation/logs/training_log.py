@@ -12,6 +12,11 @@ class LogFormat(Enum):
 
     MEGATRON = "Megatron-LM"
     TORCHTITAN = "torchtitan"
+    NANOTRON = "nanotron"
+    NEMO = "NeMo"
+    DEEPSPEED = "DeepSpeed"
+    TRAINER = "HuggingFace's Trainer"
+    COMPOSER = "Composer"
 
 
 class LoggedMemory(Enum):
