@@ -45,7 +45,7 @@ $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)'
 	@echo "installing semu with every extra into $(EXTRAS)"
 	@$(PYTHON) -m venv $(EXTRAS)
-	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit,hf,ray]'
+	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit,hf,ray,imports]'
 	@touch $@
 
 demo: $(VENV)/.installed

@@ -145,7 +145,8 @@ class FlagTable:
 
     def printed(self, dest: str) -> Flag | None:
         """The flag whose value a log prints under ``dest``; None: unknown."""
-        return self._by_dest.get(dest) or self._matching(self._name(dest))
+        name = self._name(dest)
+        return self._by_dest.get(dest) or self._by_name.get(name) or self._matching(name)
 
     def family(self, written: str) -> str | None:
         """What an unknown flag is about, by how it begins; None: that does not tell."""

@@ -17,8 +17,15 @@ from semu.errors import install_line
 from semu.kernel_table import KERNELS, NEEDS
 from semu.units import align_columns, format_bytes
 
-_BASE = ("numpy", "numba", "networkx", "ortools", "matplotlib", "scipy", "shtab")
-_EXTRAS = {"executor": "torch", "ray": "ray", "hf": "transformers", "hta": "HolisticTraceAnalysis", "test": "pytest"}
+_BASE = ("numpy", "numba", "networkx", "ortools", "matplotlib", "scipy", "shtab", "pyyaml")
+_EXTRAS = {
+    "executor": "torch",
+    "ray": "ray",
+    "hf": "transformers",
+    "hta": "HolisticTraceAnalysis",
+    "imports": "accelerate",
+    "test": "pytest",
+}
 """Extra of pyproject.toml -> the package that tells whether it is there."""
 
 

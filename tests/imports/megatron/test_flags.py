@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections import Counter
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,54 @@ def test_printed_names() -> None:
     for dest, name in (("add_bias_linear", "disable-bias-linear"), ("fp8", "fp8-format"), ("bf16", "bf16")):
         flag = FLAGS.printed(dest)
         assert flag is not None and flag.name == name
+
+
+@pytest.mark.slow
+@pytest.mark.extras
+def test_arguments_of_the_package() -> None:
+    """Every field of megatron-core's configurations that an argument sets is known by its name in a log."""
+    try:
+        own = files("megatron-core") or []
+    except PackageNotFoundError:
+        pytest.skip("needs megatron-core (pip install '.[imports]')")
+    places = [item for item in own if str(item).endswith(CONFIGURATIONS)]
+    assert len(places) == len(CONFIGURATIONS)
+    names = {
+        field.target.id
+        for place in places
+        for node in ast.walk(ast.parse(Path(str(place.locate())).read_text()))
+        if isinstance(node, ast.ClassDef) and node.name in CLASSES
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    assert len(names) > 300
+    unknown = {name for name in names if FLAGS.printed(name) is None and FLAGS.family(name) is None}
+    assert unknown <= NOT_ARGUMENTS, sorted(unknown - NOT_ARGUMENTS)
+
+
+CONFIGURATIONS = (
+    "core/transformer/transformer_config.py",
+    "core/model_parallel_config.py",
+    "core/distributed/distributed_data_parallel_config.py",
+    "core/optimizer/optimizer_config.py",
+)
+CLASSES = {
+    "TransformerConfig", "MLATransformerConfig", "ModelParallelConfig", "DistributedDataParallelConfig",
+    "OptimizerConfig",
+}  # fmt: skip
+NOT_ARGUMENTS = {
+    # set by other arguments, whose names differ
+    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "layernorm_zero_centered_gamma",
+    "gated_linear_unit", "activation_func", "num_moe_experts", "bias_activation_fusion", "use_te_rng_tracker",
+    "use_inference_optimized_layers", "heterogeneous_block_specs", "microbatch_group_size_per_vp_stage",
+    "overlap_p2p_comm_warmup_flush", "cpu_offloading", "cpu_offloading_activations", "grad_reduce_in_fp32",
+    "bucket_size", "pad_buckets_for_high_nccl_busbw", "reduce_scatter_with_fp32_accumulation",
+    "gradient_reduce_div_fusion",
+    # set by the program itself
+    "init_method", "output_layer_init_method", "embedding_init_method", "clone_scatter_output_in_embedding",
+    "mrope_section", "quant_recipe", "timers", "finalize_model_grads_func", "grad_scale_func", "no_sync_func",
+    "grad_sync_func", "param_sync_func", "enable_autocast", "autocast_dtype", "pipeline_dtype", "batch_p2p_comm",
+    "batch_p2p_sync", "deallocate_pipeline_outputs", "_cpu_offloading_context", "preserve_fp32_weights",
+    "num_microbatches_with_partial_activation_checkpoints", "mlp_chunks_for_prefill", "hetereogenous_dist_checkpoint",
+    "pin_cpu_grads", "pin_cpu_params",
+}  # fmt: skip

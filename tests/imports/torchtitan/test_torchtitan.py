@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -164,21 +162,3 @@ def test_damaged_files(data: st.DataObject) -> None:
         read_torchtitan(text, name, name="llama3_8b_tensor" if name.endswith(".py") else None)
     except ConfigError as error:
         assert error.where
-
-
-@pytest.mark.slow
-@pytest.mark.extras
-def test_registries_of_the_package() -> None:
-    """Of the configurations that an installed torchtitan has, those of known models and arithmetic import."""
-    spec = importlib.util.find_spec("torchtitan")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs torchtitan >= 0.3, whose registries are not among the extras")
-    places = sorted(Path(spec.submodule_search_locations[0]).glob("models/*/config_registry.py"))
-    for place in places:
-        text = place.read_text()
-        for name in re.findall(r"^def (\w+)\(\) -> Trainer.Config", text, re.MULTILINE):
-            try:
-                tables = read_torchtitan(text, str(place), name=name).tables
-                resolve_tables(tables, Places("")).job()
-            except ConfigError as error:
-                assert "unknown" in error.message or "not modelled" in error.message
