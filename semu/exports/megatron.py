@@ -17,6 +17,7 @@ from semu.exports.unsaid import unsaid_of
 from semu.imports.megatron.flags import ADDED_TOKENS
 from semu.imports.megatron.read import read_given
 from semu.nn import MixtureOfExperts, TransformerLayer
+from semu.parallel.config import PIPELINE_FIRST
 from semu.runfile.config import RunConfig
 from semu.runfile.transformer import TransformerConfig
 
@@ -173,6 +174,8 @@ def _experts(sizes: TransformerConfig) -> Iterator[tuple[str, str]]:
 def _parallel(parallel: Mapping[str, Any], sizes: TransformerConfig) -> Iterator[tuple[str, str]]:
     yield "tensor-model-parallel-size", str(parallel["tp"])
     yield "pipeline-model-parallel-size", str(parallel["pp"])
+    if parallel.get("rank_order") == PIPELINE_FIRST:
+        yield "use-tp-pp-dp-mapping", ""
     if parallel["cp"] > 1:
         yield "context-parallel-size", str(parallel["cp"])
         yield "cp-comm-type", _CONTEXT.get(parallel.get("cp_kind", "ring"), "p2p")

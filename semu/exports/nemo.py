@@ -22,7 +22,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
         "data_parallel_sharding_strategy",
         "num_distributed_optimizer_instances",
     ),
-    "dist": ("use_torch_fsdp2", "torch_fsdp2_reshard_after_forward"),
+    "dist": ("use_torch_fsdp2", "torch_fsdp2_reshard_after_forward", "use_tp_pp_dp_mapping"),
     "optimizer": (
         "optimizer",
         "clip_grad",

@@ -46,6 +46,10 @@ class Overlap:
                 check_switch(value, f"overlap.{item.name}")
 
 
+DATA_FIRST, PIPELINE_FIRST = "tp-cp-dp-pp", "tp-cp-pp-dp"
+"""Orders of ranks, neighbours first."""
+
+
 @dataclass(frozen=True)
 class Parallel(ParallelSizes):
     """Sizes of the parallel axes, and how work and state are shared out on them.
@@ -78,6 +82,8 @@ class Parallel(ParallelSizes):
         segments: how modality modules lie over the pipeline ranks (DIP §3.1): ``"mixed"``, all their layers in one row,
             cut where ``partition`` balances; ``"separated"``, each fills vpp segments of pp stages of its own, so
             that every rank holds chunks of every module; ``"apart"``, each on pipeline ranks of its own.
+        rank_order: how ranks lie on GPUs, neighbours first: ``"tp-cp-dp-pp"``, Megatron-LM's, or ``"tp-cp-pp-dp"``, its
+            ``--use-tp-pp-dp-mapping``, in which a replica's pipeline ranks are neighbours.
         shares: modality module -> how many of the vpp segments (separated) or pp ranks (apart) it has; empty: as
             ``partition`` balances best.
     """
@@ -94,6 +100,7 @@ class Parallel(ParallelSizes):
     placement: str = "circular"
     segments: str = "mixed"
     shares: Mapping[str, int] = field(default_factory=dict)
+    rank_order: str = DATA_FIRST
 
     def __post_init__(self) -> None:
         self.check_sizes()
@@ -104,6 +111,7 @@ class Parallel(ParallelSizes):
         self._check_zero_group()
         cuts = ("parameters", "latency", "layers")
         check_word(self.partition, cuts, "way to cut layers into stages", "parallel.partition")
+        check_word(self.rank_order, (DATA_FIRST, PIPELINE_FIRST), "order of ranks", "parallel.rank_order")
         self._check_placement()
         if self.layout is not None:
             self._set_layout(PipelineLayout.of(self.layout))

@@ -11,15 +11,18 @@ from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
 from semu.parallel.axes import DATA, MESH
-from semu.parallel.config import Parallel
+from semu.parallel.config import PIPELINE_FIRST, Parallel
 
 
 @dataclass(frozen=True)
 class Mesh:
     """Ranks in the order of ``semu.parallel.axes.MESH``: tensor fastest, then context, data, pipeline.
 
+    Rank r is GPU r, unless ``parallel.rank_order`` has the pipeline before data: then replicas, not pipeline ranks, are
+    blocks of neighbouring GPUs.
+
     Attributes:
-        parallel: sizes. cluster: where ranks live; rank r is GPU r.
+        parallel: sizes. cluster: where ranks live.
     """
 
     parallel: Parallel
@@ -32,13 +35,32 @@ class Mesh:
     _dp_groups: dict[int, CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pairs: dict[tuple[int, int], CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def gpu(self, **place: int) -> int:
-        """Global rank (= GPU number) at these coordinates, by axis; 0 on the others."""
+    def rank(self, **place: int) -> int:
+        """Number in the order of ``MESH`` at these coordinates, by axis; 0 on the others."""
         return sum([self._strides[axis] * number for axis, number in place.items()])
+
+    def gpu(self, **place: int) -> int:
+        """GPU at these coordinates, by axis; 0 on the others."""
+        return self.gpu_of(self.rank(**place))
+
+    def gpu_of(self, rank: int) -> int:
+        """GPU of a rank."""
+        if not self.is_reordered:
+            return rank
+        p = self.parallel
+        block, peer = divmod(rank, p.replica_gpus)
+        stage, replica = divmod(block, p.replicas)
+        return peer + p.replica_gpus * (stage + p.pp * replica)
+
+    @cached_property
+    def is_reordered(self) -> bool:
+        """Whether some rank is not the GPU of its number."""
+        p = self.parallel
+        return p.rank_order == PIPELINE_FIRST and p.pp > 1 and p.replicas > 1
 
     def tp_group(self, pp: int = 0, dp: int = 0, cp: int = 0) -> CommGroup:
         """The tensor-parallel group at a pipeline rank, replica and context rank."""
-        return self._place("tp", self.gpu(pp=pp, dp=dp, cp=cp), 1, self.parallel.tp)
+        return self._place("tp", self.rank(pp=pp, dp=dp, cp=cp), 1, self.parallel.tp)
 
     def dp_group(self, pp: int) -> CommGroup:
         """The group over which a pipeline rank's gradients are reduced (data x context); of the tensor-parallel peers'
@@ -46,8 +68,8 @@ class Mesh:
         p = self.parallel
         if p.copies > 1:
             return self._copies_group(min(pp, p.pp - 1 - pp))
-        first = self.gpu(pp=pp)
-        place = first % self.cluster.gpus_per_node  # pipeline ranks whole nodes apart have equal groups
+        first = self.rank(pp=pp)
+        place = self._spot(first)  # pipeline ranks whole nodes apart have equal groups
         if place not in self._dp_groups:
             peers = self._different(first, 1, self._data_stride)
             groups = (self._place("dp", peer, self._data_stride, p.data_ranks) for peer in peers)
@@ -59,9 +81,12 @@ class Mesh:
         p = self.parallel
         if pp not in self._pair_groups:
             ends = (pp, p.pp - 1 - pp)
-            places = [self.gpu(pp=rank) + number * self._data_stride for rank in ends for number in range(p.data_ranks)]
+            places = [
+                self.rank(pp=rank) + number * self._data_stride for rank in ends for number in range(p.data_ranks)
+            ]
             lists = [[place + peer for place in places] for peer in range(self._data_stride)]
-            self._pair_groups[pp] = max((self.cluster.place_group("dp", gpus) for gpus in lists), key=_spread)
+            groups = (self.cluster.place_group("dp", [self.gpu_of(rank) for rank in ranks]) for ranks in lists)
+            self._pair_groups[pp] = max(groups, key=_spread)
         return self._pair_groups[pp]
 
     def shard_group(self, pp: int) -> CommGroup:
@@ -70,15 +95,15 @@ class Mesh:
         p = self.parallel
         if p.zero_group is None:
             return self.dp_group(pp)
-        firsts = [self.gpu(pp=pp, dp=dp, tp=tp) for dp in range(0, p.replicas, p.zero_group) for tp in range(p.tp)]
-        places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
+        firsts = [self.rank(pp=pp, dp=dp, tp=tp) for dp in range(0, p.replicas, p.zero_group) for tp in range(p.tp)]
+        places = {self._spot(first): first for first in reversed(firsts)}
         return max((self._place("dp", first, p.tp, p.shard_ranks) for first in places.values()), key=_spread)
 
     def replica_group(self, pp: int) -> CommGroup:
         """The ranks that hold the same shard in all sharding groups (HSDP); the group that spans most nodes."""
         p = self.parallel
         width = p.tp * p.shard_ranks
-        first = self.gpu(pp=pp)
+        first = self.rank(pp=pp)
         peers = self._different(first, 1, width)
         return max((self._place("dp", peer, width, p.data_ranks // p.shard_ranks) for peer in peers), key=_spread)
 
@@ -87,7 +112,7 @@ class Mesh:
         the same experts; the one on the most nodes."""
         p = self.parallel
         width = p.ep * p.expert_tensor_ranks
-        peers = self._different(self.gpu(pp=pp), 1, width)
+        peers = self._different(self.rank(pp=pp), 1, width)
         return max((self._place("edp", peer, width, p.expert_data_ranks) for peer in peers), key=_spread)
 
     def expert_shard_group(self, pp: int) -> CommGroup:
@@ -97,7 +122,7 @@ class Mesh:
         if not p.is_sharded_in_groups:
             return self.expert_dp_group(pp)
         width, together = p.ep * p.expert_tensor_ranks, p.shard_ranks * p.tp
-        bases = self._different(self.gpu(pp=pp), together, p.data_ranks // p.shard_ranks)
+        bases = self._different(self.rank(pp=pp), together, p.data_ranks // p.shard_ranks)
         peers = (peer for base in bases for peer in self._different(base, 1, width))
         return max((self._place("edp", peer, width, p.expert_shard_ranks) for peer in peers), key=_spread)
 
@@ -129,8 +154,8 @@ class Mesh:
     def pp_pair(self, source: int, target: int, dp: int = 0) -> CommGroup:
         """The pair of ranks between two pipeline ranks of one replica; of its tensor- and context-parallel peers'
         pairs the one that crosses nodes, if any does."""
-        first, distance = self.gpu(pp=source, dp=dp), self.gpu(pp=target) - self.gpu(pp=source)
-        key = (first % self.cluster.gpus_per_node, distance)
+        first, distance = self.rank(pp=source, dp=dp), self.rank(pp=target) - self.rank(pp=source)
+        key = (self._spot(first), distance)
         if key not in self._pairs:
             peers = self._different(first, 1, self.parallel.replica_gpus)
             pairs = [self._shared("pp", peer, distance, 2) for peer in peers]
@@ -158,7 +183,7 @@ class Mesh:
             firsts = (base + peer for base in bases for peer in range(stride if size > 1 else 1))
             return max((self._place(axis, first, stride, size) for first in firsts), key=_spread)
 
-        return _WORST.get((axis, size, stride, count, nodes), _find)
+        return _find() if self.is_reordered else _WORST.get((axis, size, stride, count, nodes), _find)
 
     @cached_property
     def worst_replica_group(self) -> CommGroup:
@@ -166,8 +191,8 @@ class Mesh:
         that spans the most nodes."""
         p = self.parallel
         width = p.replica_gpus
-        firsts = [self.gpu(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.replicas > 1 else [0]
-        places = {first % self.cluster.gpus_per_node: first for first in reversed(firsts)}
+        firsts = [self.rank(pp=pp) + peer for pp in range(p.pp) for peer in range(width)] if p.replicas > 1 else [0]
+        places = {self._spot(first): first for first in reversed(firsts)}
         return max((self._place("replicas", first, width, p.replicas) for first in places.values()), key=_spread)
 
     def of_module(self, name: str) -> Mesh:
@@ -190,14 +215,16 @@ class Mesh:
         return max((self._place(name, first, width // parts, parts) for first in firsts), key=_spread)
 
     def _different(self, first: int, step: int, count: int) -> range:
-        """Of the GPUs first, first + step, ... (``count`` of them), those that stand differently in their nodes."""
+        """Of the ranks first, first + step, ... (``count`` of them), those that stand differently in their nodes."""
+        if self.is_reordered:
+            return range(first, first + step * count, step)
         node = self.cluster.gpus_per_node
         return range(first, first + step * min(count, node // math.gcd(step, node)), step)
 
     def _place(self, name: str, first: int, step: int, count: int) -> CommGroup:
-        """The communicator of GPUs first, first + step, ...; groups that are whole nodes apart are placed alike."""
+        """The communicator of ranks first, first + step, ...; groups that are whole nodes apart are placed alike."""
         last = first + step * (count - 1)
-        key = (name, first % self.cluster.gpus_per_node, step, count)
+        key = (name, self._spot(first), step, count)
         if key not in self._groups or last >= self.cluster.num_gpus:
             self._groups[key] = self._shared(name, first, step, count)
         return self._groups[key]
@@ -206,11 +233,17 @@ class Mesh:
         """As ``_place``; meshes on clusters with equal nodes share the result."""
         cluster = self.cluster
         gpus = range(first, first + step * count, step)
+        if self.is_reordered:
+            return cluster.place_group(name, [self.gpu_of(rank) for rank in gpus])
         if gpus[0] < 0 or gpus[-1] < 0 or max(gpus[0], gpus[-1]) >= cluster.num_gpus:
             return cluster.place_group(name, gpus)  # refuses a GPU that is not there
         node = cluster.gpus_per_node
         key = (name, first % node, step, count, node, cluster.profile.nvlink_gpus.value)
         return _PLACED.get(key, lambda: cluster.place_group(name, gpus))
+
+    def _spot(self, rank: int) -> int:
+        """What tells how a rank stands in its node."""
+        return rank if self.is_reordered else rank % self.cluster.gpus_per_node
 
     @cached_property
     def _strides(self) -> dict[str, int]:

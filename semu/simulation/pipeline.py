@@ -74,7 +74,7 @@ def _replica_links(
     by_place: dict[int, tuple[CommGroup, ...]] = {}  # replicas at the same place of a node have the same links
     links = []
     for dp in range(parallel.replicas):
-        place = layout.mesh.gpu(dp=dp) % node
+        place = dp if layout.mesh.is_reordered else layout.mesh.rank(dp=dp) % node
         if place not in by_place:
             pair_links = (layout.mesh.pp_pair(*pair, dp=dp) for pair in pairs)
             by_place[place] = tuple([distinct.setdefault(link, link) for link in pair_links])

@@ -38,7 +38,6 @@ def read_back(text: str, run: RunConfig) -> RunConfig:
 def test_round_trips(case: int) -> None:
     """Import, export, import: the same time and the same memory on every rank, to the last bit."""
     arguments = legal_arguments(random.Random(case), [])
-    arguments.pop("use-tp-pp-dp-mapping", None)
     read = read_megatron(script(arguments))
     read.tables["training"].pop("left_out", None)
     run = resolve_tables(read.tables, Places(""))

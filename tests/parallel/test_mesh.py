@@ -1,8 +1,10 @@
-"""Ranks and groups against an explicit list of all ranks in Megatron's order (tensor fastest, pipeline slowest)."""
+"""Ranks and groups against an explicit list of all GPUs in either of Megatron's orders: tensor fastest, and the
+pipeline or data slowest."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -25,12 +27,16 @@ SHAPES = [
     (Parallel(dp=2, tp=3, pp=2), 3, 4),
     (Parallel(), 1, 1),
 ]
-IDS = [f"{parallel.label()} on {nodes}x{gpus}" for parallel, nodes, gpus in SHAPES]
+SHAPES += [(replace(parallel, rank_order="tp-cp-pp-dp"), nodes, gpus) for parallel, nodes, gpus in SHAPES]
+IDS = [f"{parallel.label()} {parallel.rank_order} on {nodes}x{gpus}" for parallel, nodes, gpus in SHAPES]
 
 
 def coordinates(parallel: Parallel) -> list[tuple[int, int, int, int]]:
-    """(pp, dp, cp, tp) of rank 0, 1, 2, ..."""
-    return list(product(range(parallel.pp), range(parallel.dp), range(parallel.cp), range(parallel.tp)))
+    """(pp, dp, cp, tp) of GPU 0, 1, 2, ..."""
+    pp, dp, cp, tp = (range(getattr(parallel, axis)) for axis in ("pp", "dp", "cp", "tp"))
+    if parallel.rank_order == "tp-cp-pp-dp":
+        return [(p, d, c, t) for d, p, c, t in product(dp, pp, cp, tp)]
+    return list(product(pp, dp, cp, tp))
 
 
 def spread(ranks: list[int], gpus_per_node: int) -> tuple[int, int, int]:
@@ -90,6 +96,16 @@ def test_the_worst_tensor_parallel_group_spans_the_most_nodes(parallel: Parallel
     assert mesh.worst_tp_group.num_nodes == max(len(held) for held in groups.values())
 
 
+def test_replicas_are_neighbours_where_the_pipeline_comes_first() -> None:
+    """Two replicas of 2 x 4 GPUs on two nodes: by Megatron-LM's order stages lie apart, by the other one replicas."""
+    ports = {}
+    for order in ("tp-cp-dp-pp", "tp-cp-pp-dp"):
+        mesh = Mesh(Parallel(dp=2, tp=2, pp=4, rank_order=order), Cluster("h100", 2, 8))
+        ports[order] = [mesh.pp_pair(stage, stage + 1).port for stage in range(3)], mesh.dp_group(0).port
+    assert ports["tp-cp-dp-pp"] == ([Port.NVLINK, Port.NIC, Port.NVLINK], Port.NVLINK)
+    assert ports["tp-cp-pp-dp"] == ([Port.NVLINK] * 3, Port.NIC)
+
+
 def test_neighbours_in_a_node_meet_over_nvlink_and_others_over_the_nic() -> None:
     mesh = Mesh(Parallel(dp=2, tp=4, pp=2), Cluster("h100", 2, 8))
     assert mesh.tp_group().port is Port.NVLINK
@@ -105,10 +121,16 @@ def test_neighbours_that_nvlink_does_not_join_meet_over_pcie() -> None:
     assert ports == {pair: Port.NVLINK if pair in joined else Port.PCIE for pair in ports}
 
 
-@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 2), st.integers(1, 4), st.integers(1, 8), st.integers(1, 8))
-def test_groups_are_those_of_the_farthest_peers(dp: int, tp: int, cp: int, pp: int, per_node: int, reach: int) -> None:
+SIZES = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 2), st.integers(1, 4))
+
+
+@given(SIZES, st.integers(1, 8), st.integers(1, 8), st.sampled_from(["tp-cp-dp-pp", "tp-cp-pp-dp"]))
+def test_groups_are_those_of_the_farthest_peers(
+    sizes: tuple[int, int, int, int], per_node: int, reach: int, order: str
+) -> None:
     """Against the placement of every peer, on nodes that the dimensions need not divide, with NVLink islands."""
-    parallel = Parallel(dp=dp, tp=tp, pp=pp, cp=cp)
+    dp, tp, cp, pp = sizes
+    parallel = Parallel(dp=dp, tp=tp, pp=pp, cp=cp, rank_order=order)
     nodes = -(-parallel.num_gpus // per_node)
     cluster = Cluster("h100", nodes, per_node, {"nvlink_gpus": reach})
     mesh = Mesh(parallel, cluster)
@@ -140,17 +162,21 @@ def test_groups_are_those_of_the_farthest_peers(dp: int, tp: int, cp: int, pp: i
             assert mesh.pp_pair(source, target, d) == slowest("pp", pairs)
 
 
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp"])
 @pytest.mark.parametrize(("dp", "cp", "size"), [(4, 2, 2), (6, 3, 2), (4, 1, 2), (8, 4, 4)])
-def test_sharding_groups_are_consecutive_replicas_with_their_context_ranks(dp: int, cp: int, size: int) -> None:
-    parallel = Parallel(dp=dp, cp=cp, tp=2, zero=3, zero_group=size)
+def test_sharding_groups_are_consecutive_replicas_with_their_context_ranks(
+    dp: int, cp: int, size: int, order: str
+) -> None:
+    parallel = Parallel(dp=dp, cp=cp, tp=2, pp=2, zero=3, zero_group=size, rank_order=order)
     cluster = Cluster("h100", -(-parallel.num_gpus // 4), 4)
     mesh = Mesh(parallel, cluster)
     ranks = list(enumerate(coordinates(parallel)))
     inside: dict[tuple[int, int], list[int]] = {}
     across: dict[tuple[int, int, int], list[int]] = {}
-    for rank, (_, d, c, t) in ranks:
-        inside.setdefault((d // size, t), []).append(rank)
-        across.setdefault((d % size, c, t), []).append(rank)
+    for rank, (p, d, c, t) in ranks:
+        if p == 0:
+            inside.setdefault((d // size, t), []).append(rank)
+            across.setdefault((d % size, c, t), []).append(rank)
     assert shape(mesh.shard_group(0)) == farthest(list(inside.values()), 4)
     assert shape(mesh.replica_group(0)) == farthest(list(across.values()), 4)
 

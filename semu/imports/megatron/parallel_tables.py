@@ -10,7 +10,8 @@ from semu.checks import nearest_divisor
 from semu.errors import ConfigError
 from semu.imports.flags import Effect
 from semu.imports.settings import Settings
-from semu.imports.sizes import DEFAULT_GPUS_PER_NODE, cluster_of
+from semu.imports.sizes import cluster_of
+from semu.parallel.config import PIPELINE_FIRST
 from semu.parallel.layout_text import expand_stages
 
 _CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
@@ -67,7 +68,6 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
     pp = settings.size("pipeline_model_parallel_size") or 1
     cp = settings.size("context_parallel_size") or 1
     _check_heads(settings, tp)
-    _check_order(settings, gpus, pp)
     table: dict[str, Any] = {
         "dp": _data_parallel(settings, gpus, where, tp * pp * cp),
         "tp": tp,
@@ -77,6 +77,8 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
         "ep": settings.size("expert_model_parallel_size") or 1,
         "sequence_parallel": settings.get("sequence_parallel") and tp > 1,
     }
+    if settings.get("use_tp_pp_dp_mapping"):
+        table["rank_order"] = PIPELINE_FIRST
     etp = settings.size("expert_tensor_parallel_size")
     if etp is not None and has_experts:
         table["etp"] = etp
@@ -87,15 +89,6 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
             settings.approximate("cp_comm_type", why, Effect(slower=0.03, faster=0.03))
         table["cp_kind"] = _CONTEXT_KINDS[min(kinds, key=lambda kind: (-kinds[kind], kind))]
     return table | _sharding(settings, table["dp"])
-
-
-def _check_order(settings: Settings, gpus: int, pp: int) -> None:
-    """Refuse pipeline ranks before data ranks (else tensor, context, data, pipeline in this order), which costs the
-    same where one of the two has a single rank, and within a node."""
-    given = settings.given
-    per_node = given.gpus_per_node or DEFAULT_GPUS_PER_NODE
-    if settings.get("use_tp_pp_dp_mapping") and pp > 1 and gpus > per_node:
-        settings.refuse("use_tp_pp_dp_mapping", "pipeline ranks before data ranks, over several nodes")
 
 
 def _check_heads(settings: Settings, tp: int) -> None:

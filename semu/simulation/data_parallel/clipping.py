@@ -94,6 +94,6 @@ def norm_group(layout: Layout) -> CommGroup:
         span = -(-span // parallel.cp) * parallel.cp  # whole replicas
     ranks = parallel.shard_ranks // parallel.copies if parallel.zero >= 1 else span
     halves = parallel.copies if parallel.zero == 0 else 1  # of two copies of the model, half of the ranks hold one
-    firsts = (mesh.gpu(pp=pp) for pp in range(parallel.pp // halves))
-    gpus = [first + peer for first in firsts for peer in range(ranks * parallel.stride(DATA[0]))]
+    firsts = (mesh.rank(pp=pp) for pp in range(parallel.pp // halves))
+    gpus = [mesh.gpu_of(first + peer) for first in firsts for peer in range(ranks * parallel.stride(DATA[0]))]
     return layout.job.cluster.place_group("world", gpus)

@@ -8,7 +8,6 @@ import re
 import pytest
 
 import semu
-from semu.errors import ConfigError
 from semu.imports.flags import Grade
 from semu.imports.megatron import read_megatron
 from semu.imports.megatron.flags import FLAGS
@@ -48,11 +47,7 @@ def test_every_argument_is_used() -> None:
 @pytest.mark.parametrize("case", range(CASES))
 def test_random_arguments_simulate(case: int) -> None:
     arguments = command_line(case)
-    try:
-        read = read_megatron(script(arguments))
-    except ConfigError as error:
-        assert "use_tp_pp_dp_mapping" in str(error.got).replace("-", "_"), error  # another order of ranks over nodes
-        read = read_megatron(script({k: v for k, v in arguments.items() if k != "use-tp-pp-dp-mapping"}))
+    read = read_megatron(script(arguments))
     run = resolve_tables(read.tables, Places(""))
     report = semu.simulate(run.job())
     assert report.iteration_time_s > 0

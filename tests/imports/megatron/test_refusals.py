@@ -193,11 +193,9 @@ def test_a_small_difference_of_memory_alone_leaves_the_interval() -> None:
 
 
 def test_order_of_ranks() -> None:
-    """Data ranks behind pipeline ranks are the usual order within a node, and where one of the two is alone."""
     words = ("--use-tp-pp-dp-mapping", "--pipeline-model-parallel-size 2")
-    assert not read_megatron(script(*words)).reading.small
-    assert refusal(script(*words, nodes="2")).got == "--use-tp-pp-dp-mapping"
-    assert not read_megatron(script(words[0], nodes="2")).reading.unmodelled
+    assert read_megatron(script(*words, nodes="2")).tables["parallel"]["rank_order"] == "tp-cp-pp-dp"
+    assert "rank_order" not in read_megatron(script(words[1], nodes="2")).tables["parallel"]
 
 
 @pytest.mark.parametrize(
