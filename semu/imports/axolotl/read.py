@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Any
 
 from semu.imports.documents import read_document
@@ -227,9 +228,11 @@ def _matches(patterns: list[str], name: str) -> bool:
     """Whether a parameter's name fits one of axolotl's regular expressions."""
     for pattern in patterns:
         try:
-            if re.match(pattern, name):
-                return True
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of characters that may mean sets some day
+                found = re.match(pattern, name) is not None
         except re.error:
-            if name == pattern:
-                return True
+            found = name == pattern
+        if found:
+            return True
     return False
