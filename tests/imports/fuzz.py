@@ -17,9 +17,9 @@ from semu.imports.kinds import PROGRAMS, ReadOptions, program_of
 ROOT = Path(__file__).parent
 LONGEST_S = 10.0
 SNIPPETS = [
-    "'", '"', "(", ")", "[", "]", "{", "}", ":", "- ", "\n", "\n  ", "#", "=", "${", "$", "`", "\\", ",", "null", "true",
-    "0", "-1", "1e309", "9" * 30, "nan", "\t", "&a ", "*a", "<<: ", "!!python/object:os.system ", "---\n", "\x00", "é",
-    "if ", "fi\n", "$(", "'''", "[[", "]]",
+    "'", '"', "(", ")", "[", "]", "{", "}", ":", "- ", "\n", "\n  ", "#", "=", "${", "$", "`", "\\", ",", "null",
+    "true", "0", "-1", "1e309", "9" * 30, "nan", "\t", "&a ", "*a", "<<: ", "!!python/object:os.system ", "---\n", "\x00",
+    "é", "if ", "fi\n", "$(", "'''", "[[", "]]",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ multiples of 64), learned positions, layer norms, biases, dropout 0.1, tied embe
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 import semu_models
@@ -158,11 +159,31 @@ def _rows_of_tokenizer(settings: Settings) -> tuple[int, str] | None:
     told = settings.told.get("tokenizer_model")
     settings.asked["tokenizer_model"] = None if told is None else told.shown
     name = told.shown if told is not None else None
-    model = None if name is None or "/" not in name else find_hub_model(name, settings.given.source)
-    if model is None or "name" not in model:
+    if told is None or name is None:
         return None
-    rows = vocabulary_rows(semu_models.build(model["name"]))
-    return None if rows is None else (rows, str(model["name"]))
+    settings.told["tokenizer_model"] = replace(told, gap="")  # a folder that is not known does not matter
+    model = find_hub_model(name, settings.given.source) if "/" in name and not told.gap else None
+    if model is not None and "name" in model:
+        rows = vocabulary_rows(semu_models.build(model["name"]))
+        return None if rows is None else (rows, str(model["name"]))
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    return next(((rows, f"{kind}, by the name {last}") for part, rows, kind in _HINTS if part in last), None)
+
+
+_HINTS = (
+    ("256k", 256000, "a tokenizer of 256k entries"),
+    ("128k", 131072, "a tokenizer of 128k entries"),
+    ("mixtral", 32000, "Mixtral"),
+    ("mistral", 32000, "Mistral"),
+    ("llama3", 128256, "Llama 3"),
+    ("llama-3", 128256, "Llama 3"),
+    ("llama2", 32000, "Llama 2"),
+    ("llama-2", 32000, "Llama 2"),
+    ("qwen", 151936, "Qwen"),
+    ("deepseek", 129280, "DeepSeek-V3"),
+    ("gpt2", 50257, "GPT-2"),
+)
+"""Part of a tokenizer's file name -> entries of the vocabulary, and whose it is."""
 
 
 def _positions(settings: Settings) -> dict[str, Any]:

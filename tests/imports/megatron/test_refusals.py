@@ -93,6 +93,10 @@ def test_tokenizers_of_the_hub() -> None:
     """A tokenizer that belongs to a shipped model has its vocabulary; one in files has the caller's."""
     words = ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-model Qwen/Qwen2.5-7B")
     assert read_megatron(script(*words, without="vocab-size")).tables["model"]["transformer"]["vocab"] == 152064
+    words = ("--tokenizer-type GPTSentencePieceTokenizer", "--tokenizer-model ${DATA}/multilingual_2_256k.model")
+    run = read_megatron(script(*words, without="vocab-size"))
+    assert run.tables["model"]["transformer"]["vocab"] == 256000
+    assert any("by the name multilingual_2_256k.model" in note for note in run.reading.notes)
     words = ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-model ${TOKENIZERS}/own")
     error = refusal(script(*words, without="vocab-size"))
     assert "128256 Llama 3" in str(error.expected)
