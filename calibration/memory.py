@@ -38,7 +38,7 @@ ELEMENT_BYTES = {
 swiglu's shape is its input, gate and up; cross entropy keeps its log-softmax; embedding's gradient rows are read and
 written."""
 ADAM_ELEMENTS = 7
-"""Parameter and both moments read and written, gradient read (semu.nn.rules.optimizer.adam_bytes)."""
+"""Parameter and both moments read and written, gradient read (semu.nn.rules.optimizer.optimizer_bytes)."""
 COPY_BYTES = (1 << 20, 16 << 20, 256 << 20)
 
 

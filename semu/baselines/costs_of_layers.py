@@ -118,7 +118,7 @@ def _state_bytes(prepared: JobCheckpoint, block: Block) -> float:
     weight = training.precision.tensor_dtype.size_bytes
     gradient = training.grad_dtype.size_bytes
     master = training.master_dtype.size_bytes if training.master_dtype is not training.precision.tensor_dtype else 0
-    step = master + 2 * training.optimizer_state_dtype.size_bytes
+    step = master + training.optimizer.fewest_moments * training.optimizer_state_dtype.size_bytes
     total = 0.0
     for held in block.parameters:
         ranks = parallel.expert_shard_ranks if held.is_expert else parallel.shard_ranks

@@ -10,6 +10,7 @@ from functools import cached_property
 from semu import memo
 from semu.compile.chunk import ChunkStages
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
+from semu.compile.optimizer_share import OptimizerShare, share_of_pool
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
 from semu.compile.recipe.recipe import Recipe
 from semu.compile.recomputed_layers import recompute_units
@@ -18,7 +19,7 @@ from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary
 from semu.compile.tracer import Block, HeldParameter, ModelTracer, parameters_on_host
 from semu.compile.zero_exchange import ExchangePlan
 from semu.compile.zero_exchange_plans import Costs, plan_exchanges
-from semu.job import Fp8Weights, TrainingJob
+from semu.job import Fp8Weights, Optimizer, TrainingJob
 from semu.nn.model import ModalityModule
 from semu.nn.module import Parameter
 from semu.parallel.mesh import Mesh
@@ -189,24 +190,29 @@ class Layout:
 
     def stepped_elements(self, rank: int) -> int:
         """Trainable elements whose gradients and optimizer state a rank keeps: all of its own, or its shards."""
-        return sum(self._stepped(pool) for pool in self.pools(rank))
+        return sum(share.elements for share in self.optimizer_shares(rank))
+
+    def optimizer_shares(self, rank: int) -> list[OptimizerShare]:
+        """What a rank steps of each of its pools."""
+        return [self.optimizer_share(pool) for pool in self.pools(rank)]
+
+    def optimizer_share(self, pool: ParameterPool) -> OptimizerShare:
+        """What a rank steps of a pool."""
+        if self.job.training.optimizer is not Optimizer.MUON:
+            return share_of_pool(self.job, pool)
+        return _MUON_SHARES.get(self.place, pool.parameters, lambda: share_of_pool(self.job, pool))
 
     def narrower_bytes(self, pool: ParameterPool) -> int:
         """Bytes that a step writes less because weights of a pool exist in fp8 only."""
         trainable, written = pool.trained_elements, self.trained_bytes(pool)
         size = self.job.training.precision.tensor_dtype.size_bytes
-        return (trainable * size - written) * self._stepped(pool) // max(trainable, 1)
+        return (trainable * size - written) * self.optimizer_share(pool).elements // max(trainable, 1)
 
     def trained_bytes(self, pool: ParameterPool) -> int:
         """Bytes of a pool's trained parameters as the optimizer writes and gathers move them."""
         if self.job.fp8_weights is Fp8Weights.PRIMARY:
             return sum(self.weight_bytes(h) for h in pool.trained)
         return pool.trained_elements * self.job.training.precision.tensor_dtype.size_bytes
-
-    def _stepped(self, pool: ParameterPool) -> int:
-        """Elements of a pool that a rank steps."""
-        shards = pool.shards if self.job.parallel.zero >= 1 else 1
-        return -(-pool.trained_elements // shards)
 
     def kept_fp8_elements(self, rank: int) -> int:
         """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
@@ -264,6 +270,9 @@ class Layout:
                 )
             )
         return tuple(result)
+
+
+_MUON_SHARES = memo.ScopedTable[OptimizerShare]("what the busiest rank of a pool steps under Muon, by pool", 1024)
 
 
 def build_layout(

@@ -32,6 +32,7 @@ class ParameterSlot:
         writers: positions, in the block's backward half, of the operators that write its gradient; none: frozen.
         is_fp8: the weight of a linear that runs in fp8.
         is_expert: of routed experts, whose replicas are the ranks of the expert-data-parallel group.
+        shape: of the local part. parts: global widths of fused projections, as in ``ParameterUse``.
     """
 
     number: int
@@ -41,6 +42,8 @@ class ParameterSlot:
     is_fp8: bool
     writers: tuple[int, ...]
     is_expert: bool
+    shape: tuple[int, ...]
+    parts: tuple[int, ...]
 
     @property
     def writer(self) -> int:
@@ -98,6 +101,8 @@ class CompiledBlock:
                     writers=tuple(op.index - traced.num_forward for op in backward if use.gradient in op.outputs),
                     is_fp8=use.is_fp8,
                     is_expert=use.is_expert,
+                    shape=use.shape,
+                    parts=use.parts,
                 )
                 for use in traced.parameters
             ),

@@ -25,10 +25,16 @@ class HeldParameter(ParameterSlot):
     """A parameter of the model as one rank holds it; ``path`` is the dotted path in the model.
 
     Attributes:
-        parameter: the model's.
+        parameter: the model's. in_layer: it is part of a layer, from tensors to tensors.
     """
 
     parameter: Parameter
+    in_layer: bool = True
+
+    @property
+    def is_matrix(self) -> bool:
+        """A matrix of a layer, or several: neither a vector nor part of an embedding or of the head."""
+        return self.in_layer and len(self.shape) >= 2 and "bias" not in self.parameter.name
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,7 @@ class ModelTracer:
             for place in reversed(group):
                 compiled = self._compile(place, gradients)
                 is_layer = _is_layer(place, compiled)
-                held, number = _held(place, compiled), self._number(compiled)
+                held, number = _held(place, compiled, is_layer), self._number(compiled)
                 blocks.append(Block(place.path, number, held, is_layer, place.is_streamed))
                 gradients = compiled.input_gradients
             offset = len(module.inputs)
@@ -327,12 +333,14 @@ def _is_layer(place: _Placed, compiled: CompiledBlock) -> bool:
     return not place.is_data and all(spec.shape for spec in compiled.output_specs)
 
 
-def _held(place: _Placed, compiled: CompiledBlock) -> tuple[HeldParameter, ...]:
+def _held(place: _Placed, compiled: CompiledBlock, is_layer: bool) -> tuple[HeldParameter, ...]:
     """The block's own parameters."""
     return tuple(
         [
             HeldParameter(
-                **{**vars(slot), "path": f"{place.path}.{slot.path}"}, parameter=place.parameters[slot.number]
+                **{**vars(slot), "path": f"{place.path}.{slot.path}"},
+                parameter=place.parameters[slot.number],
+                in_layer=is_layer,
             )
             for slot in compiled.slots
         ]

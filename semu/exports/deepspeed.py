@@ -64,7 +64,7 @@ def _document(config: Config, tp: int, cp: int) -> dict[str, Any]:
         "bf16": {"enabled": precision in ("bf16", "fp8")},
         "fp16": {"enabled": precision == "fp16", **({"loss_scale": 0} if precision == "fp16" else {})},
         "zero_optimization": _zero(config),
-        "optimizer": {"type": "AdamW"},
+        "optimizer": {"type": "Lion" if training.get("optimizer") == "lion" else "AdamW"},
         "gradient_clipping": 1.0 if training["gradient_clipping"] else 0.0,
     }
     grads = training["grad_dtype"]

@@ -80,8 +80,9 @@ def arguments_of(run: RunConfig) -> Arguments:
     found |= dict(_experts(sizes))
     found |= dict(_parallel(parallel, sizes))
     found |= dict(_stages(run))
-    found |= dict(_sharding(parallel))
+    found |= dict(_sharding(parallel, training.get("optimizer", "adam")))
     found |= dict(_training(training, sizes))
+    found |= dict(_optimizer(training, parallel["zero"]))
     found |= dict(_kernels(training))
     found |= dict(_overlap(config["overlap"], parallel))
     return found
@@ -228,9 +229,9 @@ def _is_layer(block: object) -> bool:
     return isinstance(block, TransformerLayer | MixtureOfExperts)
 
 
-def _sharding(parallel: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _sharding(parallel: Mapping[str, Any], optimizer: str) -> Iterator[tuple[str, str]]:
     zero = parallel["zero"]
-    if zero == 0:
+    if zero == 0 or optimizer == "muon":  # which is another word where it is spread
         return
     if zero == 3 and parallel.get("reshard_after_forward") is False:
         yield "use-torch-fsdp2", ""
@@ -275,6 +276,17 @@ def _training(training: Mapping[str, Any], sizes: TransformerConfig) -> Iterator
         yield "optimizer-cpu-offload", ""
     if sizes.experts is not None:
         yield from _dispatch(training)
+
+
+def _optimizer(training: Mapping[str, Any], zero: int) -> Iterator[tuple[str, str]]:
+    kind = training.get("optimizer", "adam")
+    if kind == "muon":
+        yield "optimizer", "dist_muon" if zero else "muon"
+        yield "muon-num-ns-steps", str(training.get("muon_steps", 5))
+        yield "muon-tp-mode", training.get("muon_split", "blockwise")
+        yield "muon-fp32-matmul-prec", "highest" if training.get("muon_dtype") == "fp32" else "medium"
+    elif kind != "adam":
+        yield "optimizer", kind
 
 
 def _recompute(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

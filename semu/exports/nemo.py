@@ -25,6 +25,9 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "dist": ("use_torch_fsdp2", "torch_fsdp2_reshard_after_forward", "use_tp_pp_dp_mapping"),
     "optimizer": (
         "optimizer",
+        "muon_num_ns_steps",
+        "muon_tp_mode",
+        "muon_fp32_matmul_prec",
         "clip_grad",
         "use_precision_aware_optimizer",
         "exp_avg_dtype",

@@ -85,9 +85,38 @@ class Attention(Enum):
 
 
 class Optimizer(Enum):
-    """The optimizer whose step ends the iteration."""
+    """The optimizer whose step ends the iteration.
+
+    ADAM keeps two moments, SGD (with momentum) and LION (2302.06675) one. MUON keeps the momentum of a layer's
+    matrices, which Newton-Schulz products make orthogonal (2502.16982 §2), and steps all else as ADAM does.
+    """
 
     ADAM = "adam"
+    SGD = "sgd"
+    LION = "lion"
+    MUON = "muon"
+
+    @property
+    def title(self) -> str:
+        """Its name in a sentence."""
+        return str(self.value.upper() if self is Optimizer.SGD else self.value.capitalize())
+
+    @property
+    def fewest_moments(self) -> int:
+        """Moments of every element at least."""
+        return 2 if self is Optimizer.ADAM else 1
+
+
+class SplitMatrices(Enum):
+    """How Muon steps matrices that are split over tensor-parallel ranks, as Megatron-LM's ``--muon-tp-mode`` names it.
+
+    BLOCKWISE: every rank its own part, as if it were a matrix. DUPLICATED: every rank the whole, which it gathers.
+    DISTRIBUTED: every rank its part of the whole; the small product of every step is summed over the ranks.
+    """
+
+    BLOCKWISE = "blockwise"
+    DUPLICATED = "duplicated"
+    DISTRIBUTED = "distributed"
 
 
 class Workspaces(Enum):

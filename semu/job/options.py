@@ -1,6 +1,7 @@
 """The table of training options: one row each, in parts. ``semu.job.declare`` says what a row holds.
 
-Keys of run.toml's ``[training]`` come in this order. A part also checks what its options mean to one another.
+Keys of run.toml's ``[training]`` come in this order, those of ``semu.job.step_options`` behind them. A part also checks
+what its options mean to one another.
 """
 
 from __future__ import annotations
@@ -38,14 +39,12 @@ from semu.job.kinds import (
     Dispatcher,
     Fp8Weights,
     GatheredInputs,
-    Optimizer,
     Precision,
     Recompute,
     RecomputeMethod,
     RecomputePolicy,
     Workspaces,
 )
-from semu.job.left_out import read_left_out
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
 from semu.nn.trace.recompute_plan import RecomputePlan
@@ -147,7 +146,7 @@ class PrecisionOptions(AbstractOptions):
     optimizer_state_dtype: Word[DType] = option(
         DType.FP32,
         word(DType, (DType.FP32, DType.BF16), "an optimizer state type"),
-        "element type of Adam's two moments",
+        "element type of the optimizer's moments",
         shown=ALWAYS,
     )
     fp8_recipe: Word[Fp8Recipe] = option(
@@ -438,59 +437,4 @@ class ScheduleOptions(AbstractOptions):
         Value(None, _read_overlap),
         "which communication may hide behind computation (run.toml [overlap])",
         shown=ELSEWHERE,
-    )
-
-
-@part
-class StepOptions(AbstractOptions):
-    """What happens between the last backward and the next iteration."""
-
-    optimizer: Word[Optimizer] = option(
-        Optimizer.ADAM, word(Optimizer), "the optimizer whose step ends the iteration", shown=ALWAYS
-    )
-    gradient_clipping: bool = option(
-        False,
-        SWITCH,
-        "the global gradient norm is found and the gradients are scaled by it before every step (Megatron-LM's"
-        " --clip-grad 1.0, which is its default)",
-        influence=STEP,
-        shown=ALWAYS,
-    )
-    optimizer_post_validation: bool = option(
-        False,
-        SWITCH,
-        "ranks step as soon as their own gradients are reduced and go on with the next iteration; norms and infinities"
-        " are looked at afterwards (2401.10241 §4): an iteration lasts as long as the rank that is busy longest, from"
-        " its first stage to its step",
-        influence=STEP,
-    )
-    overhead_s: float = option(
-        0.0,
-        number(),
-        "time of an iteration outside the model (data loading, logging)",
-        unit="s",
-        influence=STEP,
-        shown=ALWAYS,
-    )
-
-
-@part
-class NoiseOptions(AbstractOptions):
-    """Random draws of ``simulate(samples=...)``."""
-
-    jitter: float = option(
-        0.0, number(), "relative standard deviation of each stage's latency", influence=STEP, shown=ALWAYS
-    )
-    straggler_share: float = option(
-        0.0, number(0, 1), "probability that a GPU is a straggler throughout a drawn iteration", influence=STEP
-    )
-    straggler_slowdown: float = option(
-        1.0, number(1), "latency of a straggler's stages / usual latency, >= 1", influence=STEP
-    )
-    left_out: Converted[tuple[str, ...] | None, Sequence[str] | None] = option(
-        None,
-        Value(ValueKind.STRINGS, read_left_out),
-        'what the run has and semu does not model, each as "NAME SPREAD" with the relative standard deviation that it'
-        " adds to the iteration time; widens the interval and changes nothing else",
-        influence=STEP,
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from semu.job import options
+from semu.job import options, step_options
 from semu.job.declare import options_of, part
 
 
 @part
 class Training(
-    options.NoiseOptions,
-    options.StepOptions,
+    step_options.NoiseOptions,
+    step_options.StepOptions,
     options.ScheduleOptions,
     options.ExpertOptions,
     options.KernelOptions,

@@ -11,7 +11,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
 from semu.job.experts import check_experts
-from semu.job.kinds import Fp8Weights, GatheredInputs, Precision
+from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
@@ -67,6 +67,7 @@ class TrainingJob:
         self._check_virtual_stages()
         self._check_layout()
         self._check_fp8_weights()
+        self._check_muon()
         check_modules(self.model, self.parallel)
         check_experts(self.model, self.parallel, self.training)
 
@@ -154,6 +155,38 @@ class TrainingJob:
                 expected="microbatch, or parallel.zero of 0 to 2",
                 got=chosen.value,
                 nearest="microbatch",
+            )
+
+    def _check_muon(self) -> None:
+        """Muon steps whole matrices, on the device, from 16-bit or fp32 weights."""
+        training, parallel = self.training, self.parallel
+        if training.optimizer is not Optimizer.MUON:
+            return
+        if parallel.zero >= 2 or parallel.zero_group is not None:
+            raise ConfigError(
+                "Muon steps whole matrices: its parameters are dealt to all data-parallel ranks, not cut",
+                where="parallel.zero",
+                expected="0 or 1, without zero_group",
+                got=parallel.zero,
+                nearest=1,
+            )
+        if parallel.copies > 1 or parallel.modules:
+            raise ConfigError(
+                "Muon with two copies of the model, or modules with parallel sizes of their own, is not modelled by"
+                " this version",
+                where="training.optimizer",
+                expected="another optimizer, or one copy and no [parallel.modules]",
+                got="muon",
+                nearest="adam",
+            )
+        if training.offload_plan.optimizer or training.offload_plan.weights or self.fp8_weights is Fp8Weights.PRIMARY:
+            raise ConfigError(
+                "Muon with optimizer state or weights on the host, or with weights in fp8 only, is not modelled by"
+                " this version",
+                where="training.optimizer",
+                expected="another optimizer, or none of these",
+                got="muon",
+                nearest="adam",
             )
 
     @property

@@ -89,8 +89,9 @@ def static_bytes(
     shards_are_masters: bool = False,
     fp8_scale_bytes: int = 0,
     has_buckets: bool = False,
+    moments: int = 2,
 ) -> StaticBytes:
-    """Static memory of mixed-precision Adam.
+    """Static memory of mixed-precision training.
 
     Args:
         elements, trainable: local elements of all, and of the trainable, parameters.
@@ -104,8 +105,9 @@ def static_bytes(
         fp8_scale_bytes: scales of one such copy of all of them [bytes].
         has_buckets: gradients that are reduced whole are copied into buckets that stay, as PyTorch's
             DistributedDataParallel does with ``gradient_as_bucket_view = False``, its default.
+        moments: of every trained element; Adam has two.
     Returns:
-        Parameters; gradient buffers; master weights (only where their type is another one) and two moments.
+        Parameters; gradient buffers; master weights (only where their type is another one) and moments.
     Source:
         1910.02054 §3.1 (K = 12 bytes), with Megatron-LM's fp32 gradient buffers: 18 bytes per parameter, and
         6 + 12 / dp under the distributed optimizer; ZeRO-2 2 + 16 / dp, ZeRO-3 18 / dp (1910.02054 Table 1, there with
@@ -119,5 +121,5 @@ def static_bytes(
     return StaticBytes(
         parameters=held * tensor_dtype.size_bytes + 2 * (fp8_elements * DType.FP8.size_bytes + fp8_scale_bytes),
         gradients=(share if zero >= 2 else (2 if has_buckets and dp > 1 else 1) * trainable) * grad_dtype.size_bytes,
-        optimizer=(share if zero >= 1 else trainable) * (master + 2 * state_dtype.size_bytes),
+        optimizer=(share if zero >= 1 else trainable) * (master + moments * state_dtype.size_bytes),
     )

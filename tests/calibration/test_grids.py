@@ -18,7 +18,7 @@ from calibration.memory import ADAM_ELEMENTS, memory_cases
 from calibration.steps import step_cases
 from calibration.table import SCHEMAS
 from semu.hardware.kinds import DType
-from semu.nn.rules.optimizer import adam_bytes
+from semu.nn.rules.optimizer import optimizer_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 GRIDS = {
@@ -130,7 +130,7 @@ def test_traffic_is_that_of_the_public_tables() -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 def test_traffic_of_adam_is_that_of_the_optimizers_rule(dtype: DType) -> None:
-    rule = adam_bytes(1 << 20, tensor_dtype=dtype, grad_dtype=dtype, master_dtype=dtype, state_dtype=dtype)
+    rule = optimizer_bytes(1 << 20, tensor_dtype=dtype, grad_dtype=dtype, master_dtype=dtype, state_dtype=dtype)
     assert ADAM_ELEMENTS * dtype.size_bytes << 20 == rule
     assert traffic("adam", "", dtype=dtype.value, shape=f"64x{1 << 20}", note="torch fused") == 64 * rule
 

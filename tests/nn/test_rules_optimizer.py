@@ -9,7 +9,7 @@ from semu.graph.operator import Operator, OpKind, Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn import Linear, Module, Sequential
-from semu.nn.rules.optimizer import adam_bytes
+from semu.nn.rules.optimizer import optimizer_bytes
 from semu.nn.trace.block import TracedBlock, trace_block
 from semu.nn.trace.sharding import ShardingStyle
 
@@ -28,7 +28,7 @@ T, K, N = 8, 16, 32
 def test_bytes_of_a_fused_step(tensor: DType, grad: DType, expected: int) -> None:
     """Read: gradient, master weight (the parameter itself in fp32), two moments; written: those three, and the bf16
     parameter."""
-    assert adam_bytes(1000, tensor_dtype=tensor, grad_dtype=grad) == 1000 * expected
+    assert optimizer_bytes(1000, tensor_dtype=tensor, grad_dtype=grad) == 1000 * expected
 
 
 def stepped(module: Module, *, tp: int = 1) -> TracedBlock:

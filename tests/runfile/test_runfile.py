@@ -359,7 +359,7 @@ def test_a_wrong_type_is_refused(assignment: str, expected: str) -> None:
     [
         ("parallel.ep=4", "1"),
         ("parallel.zero=4", "0 or 1 or 2 or 3"),
-        ("training.optimizer=sgd", "adam"),
+        ("training.optimizer=shampoo", "adam"),
         ("parallel.etp=2", "a model with experts"),
         ("training.moe_imbalance=1.5", "a model with experts"),
         ("training.moe_capacity_factor=1.5", "a model with experts"),

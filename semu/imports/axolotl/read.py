@@ -16,7 +16,7 @@ from semu.imports.huggingface.job import Batch, Job, job_tables
 from semu.imports.huggingface.parts import Asked, Parts, top_keys, with_asked
 from semu.imports.huggingface.trainer import set_axes, set_narrow, trainable_modules
 from semu.imports.huggingface.zero import FLAGS as ZERO_FLAGS
-from semu.imports.huggingface.zero import ZeroSettings, zero_engine
+from semu.imports.huggingface.zero import ZeroSettings, zero_engine, zero_optimizer
 from semu.imports.reading import ImportedTables
 from semu.imports.settings import Settings
 
@@ -93,8 +93,7 @@ def _job(settings: Settings, zero: ZeroSettings | None) -> Job:
     )
     if zero is not None:
         set_narrow(job, zero, precision)
-        if zero.is_told("optimizer.type"):
-            job.optim = "adamw"
+        job.optim = zero_optimizer(zero) or job.optim
     return job
 
 

@@ -30,6 +30,7 @@ ATTENTION: Mapping[str, Mapping[str, str]] = {
 }
 """transformers' name of an attention -> keys of ``[training]``."""
 _EIGHT_BIT = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit", "ademamix_8bit")
+_LION = ("lion", "lion_32bit", "paged_lion_32bit", "lion_pytorch")
 _ADAM = (
     *("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_torch_xla", "adamw_torch_npu_fused"),
     *("adamw", "adam", "paged_adamw_32bit", "paged_adamw", "adamw_anyprecision", "stable_adamw", "adamw_bnb_32bit"),
@@ -278,6 +279,8 @@ def _optimizer(job: Job) -> dict[str, Any]:
     if word in _ADAM:
         return {}
     has_lora = "lora" in job.model
+    if word in _LION:
+        return {"optimizer": "lion"}
     if word in _EIGHT_BIT:
         why = "moments of 8 bits, taken as bf16"
         job.settings.approximate(job.optim_key, why, Effect(slower=0.01, less=0.01 if has_lora else 0.15))
@@ -285,5 +288,5 @@ def _optimizer(job: Job) -> dict[str, Any]:
     if has_lora:
         job.settings.approximate(job.optim_key, f"{job.optim} of the adapters", Effect(slower=0.01, faster=0.01))
     else:
-        job.settings.refuse(job.optim_key, f"{job.optim}: another optimizer than Adam")
+        job.settings.refuse(job.optim_key, f"{job.optim}: another optimizer than Adam and Lion")
     return {}

@@ -10,7 +10,7 @@ from semu.imports.flags import FlagTable, read_table
 from semu.imports.huggingface.engine import Engine, data_parallel, offload_to_host
 from semu.imports.huggingface.fsdp import fsdp_engine
 from semu.imports.huggingface.job import Batch, Job
-from semu.imports.huggingface.zero import ZeroSettings, is_narrow, zero_engine, zero_precision
+from semu.imports.huggingface.zero import ZeroSettings, is_narrow, zero_engine, zero_optimizer, zero_precision
 from semu.imports.settings import Settings
 
 DATA = read_table("semu.imports.huggingface")
@@ -74,7 +74,7 @@ def trainer_job(
         narrow=told not in _WIDE,
         recompute=bool(settings.get("gradient_checkpointing")),
         attention=str(settings.get("attn_implementation")),
-        optim="adamw" if zero is not None and zero.is_told("optimizer.type") else str(settings.get("optim")),
+        optim=str(settings.get("optim")) if zero is None else zero_optimizer(zero) or str(settings.get("optim")),
         optim_key="optim",
         clips=float(clips) > 0,
         deterministic=bool(settings.get("full_determinism")),

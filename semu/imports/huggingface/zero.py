@@ -142,7 +142,19 @@ def _set_groups(settings: Settings, engine: Engine) -> None:
     engine.copies = max(settings.size(f"{_ZERO}.zero_hpz_partition_size", least=0) or 1, 1)
 
 
+def zero_optimizer(settings: Settings) -> str | None:
+    """The optimizer of a configuration, by the Trainer's name of its kind; None: it says none."""
+    if not settings.is_told("optimizer.type"):
+        return None
+    return "lion" if is_lion(settings.get("optimizer.type")) else "adamw"
+
+
+def is_lion(kind: object) -> bool:
+    """Whether an optimizer's name is one of Lion's: Lion, FusedLion, DeepSpeedCPULion."""
+    return str(kind).lower().endswith("lion")
+
+
 def _check_optimizer(settings: Settings) -> None:
     kind = str(settings.get("optimizer.type"))
-    if kind.lower() not in OPTIMIZERS:
-        settings.refuse("optimizer.type", f"{kind}: another optimizer than Adam")
+    if kind.lower() not in OPTIMIZERS and not is_lion(kind):
+        settings.refuse("optimizer.type", f"{kind}: another optimizer than Adam and Lion")

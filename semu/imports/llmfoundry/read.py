@@ -75,7 +75,7 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
         settings.approximate("device_train_microbatch_size", f"modelled as even ones of {micro}", Effect(faster=0.03))
     parallel: dict[str, Any] = {"dp": dp, "tp": tp, "sequence_parallel": tp > 1, **_sharding(settings, dp, own)}
     clip = settings.get("algorithms.gradient_clipping.clipping_threshold")
-    settings.get("optimizer.name")
+    is_lion = "lion" in settings.get("optimizer.name")
     training: dict[str, Any] = {
         "micro_batch": micro,
         "global_batch": total,
@@ -84,6 +84,7 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
         "recompute": "full" if settings.get("fsdp_config.activation_checkpointing") == "true" else "none",
         "software": "torch",
         "gradient_clipping": clip is not None and float(clip) > 0,
+        **({"optimizer": "lion"} if is_lion else {}),
     }
     mixed = settings.get("fsdp_config.mixed_precision")
     if mixed == "FULL":

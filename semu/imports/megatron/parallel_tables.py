@@ -176,6 +176,12 @@ def _virtual_stages(settings: Settings, pp: int, extra: int) -> int:
 def _sharding(settings: Settings, dp: int) -> dict[str, Any]:
     is_sharded = settings.get("use_distributed_optimizer")
     table: dict[str, Any] = {"zero": 1 if is_sharded else 0}
+    optimizer = settings.get("optimizer")
+    if optimizer in ("muon", "dist_muon"):
+        if is_sharded:
+            why = "Muon's parameters are dealt whole, as --optimizer dist_muon does"
+            settings.approximate("use_distributed_optimizer", why, Effect(slower=0.02, faster=0.02))
+        return {"zero": 1 if is_sharded or optimizer == "dist_muon" else 0}
     if settings.get("use_torch_fsdp2"):
         table = {"zero": 3, "reshard_after_forward": settings.get("torch_fsdp2_reshard_after_forward")}
     elif settings.get("use_megatron_fsdp"):

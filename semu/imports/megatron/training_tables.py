@@ -35,7 +35,7 @@ def training_table(
         "gradient_clipping": float(settings.get("clip_grad")) > 0,
         **_offload(settings, layers),
     }
-    settings.get("optimizer")
+    table |= _optimizer(settings)
     if has_experts:
         if parallel["ep"] * parallel.get("etp", parallel["tp"]) > 1:
             table |= _dispatcher(settings)
@@ -45,6 +45,22 @@ def training_table(
             table["moe_capacity_factor"] = capacity
             table["moe_pad_to_capacity"] = settings.get("moe_pad_expert_input_to_capacity")
     return table
+
+
+_MUON_DTYPES = {"medium": "tf32", "high": "tf32", "highest": "fp32"}
+"""--muon-fp32-matmul-prec -> type of products, as ``torch.set_float32_matmul_precision`` has them on NVIDIA's."""
+
+
+def _optimizer(settings: Settings) -> dict[str, Any]:
+    kind = settings.get("optimizer")
+    if kind not in ("muon", "dist_muon"):
+        return {} if kind == "adam" else {"optimizer": kind}
+    return {
+        "optimizer": "muon",
+        "muon_steps": settings.size("muon_num_ns_steps"),
+        "muon_split": settings.get("muon_tp_mode"),
+        "muon_dtype": _MUON_DTYPES[settings.get("muon_fp32_matmul_prec")],
+    }
 
 
 def _dispatcher(settings: Settings) -> dict[str, Any]:

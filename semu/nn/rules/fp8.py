@@ -51,7 +51,7 @@ def fp8_linear(
         GraphError: a weight whose local axes are no multiples of 16.
     """
     trace, in_shards, out_shards = x.trace, split.in_shards, split.out_shards
-    w = trace.parameter(weight, (out_shards, in_shards), is_fp8=True)
+    w = trace.parameter(weight, (out_shards, in_shards), is_fp8=True, parts=parts)
     b = trace.parameter(bias, (out_shards,)) if bias is not None else None
     n, k = _widths(trace, weight, (out_shards, in_shards))
     trains = w.gradient is not None

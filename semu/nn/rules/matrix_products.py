@@ -50,7 +50,7 @@ def linear(
     split = LinearSplit.of(x, trace.style if style is None else style)
     if trace.is_fp8 and may_be_fp8:
         return fp8_linear(x, weight, bias, split, parts)
-    w = trace.parameter(weight, (split.out_shards, split.in_shards))
+    w = trace.parameter(weight, (split.out_shards, split.in_shards), parts=parts)
     b = trace.parameter(bias, (split.out_shards,)) if bias is not None else None
     read = [w] if b is None else [w, b]
     with trace.no_grad():

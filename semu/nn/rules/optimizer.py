@@ -1,36 +1,95 @@
-"""The Adam step over the parameters that one rank holds."""
+"""Steps of optimizers over the parameters that one rank holds: their memory traffic, and Muon's products."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from semu.graph.graph import Graph
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.nn.trace.tracing import COMPUTE, ParameterUse, Trace
 
 
-def adam_bytes(
+def optimizer_bytes(
     elements: int,
+    moments: int = 2,
+    /,
     *,
     tensor_dtype: DType,
     grad_dtype: DType,
     master_dtype: DType = DType.FP32,
     state_dtype: DType = DType.FP32,
 ) -> int:
-    """Memory traffic of one fused Adam step [bytes].
+    """Memory traffic of one fused step of Adam, or of an optimizer with fewer moments [bytes].
 
     Args:
-        elements: local parameters that are stepped. tensor_dtype, grad_dtype: types of parameters and gradients.
-        master_dtype, state_dtype: types of master weights and moments.
+        elements: local parameters that are stepped. moments: of each: Adam 2, SGD with momentum and Lion 1.
+        tensor_dtype, grad_dtype: types of parameters and gradients. master_dtype, state_dtype: types of master weights
+            and moments.
     Returns:
-        Gradient, master weight and both moments read; master weight, both moments and the parameter written. Without
-        master weights (where they have the parameters' type) the parameter itself is read and written.
+        Gradient, master weight and moments read; master weight, moments and the parameter written. Without master
+        weights (where they have the parameters' type) the parameter itself is read and written.
     """
     weight = 2 * tensor_dtype.size_bytes
     if tensor_dtype is not master_dtype:
         weight = 2 * master_dtype.size_bytes + tensor_dtype.size_bytes
-    return elements * (grad_dtype.size_bytes + weight + 4 * state_dtype.size_bytes)
+    return elements * (grad_dtype.size_bytes + weight + 2 * moments * state_dtype.size_bytes)
+
+
+def muon_bytes(
+    elements: int, *, tensor_dtype: DType, grad_dtype: DType, master_dtype: DType, state_dtype: DType
+) -> int:
+    """Memory traffic of Muon's step over matrices, but for what ``newton_schulz`` does [bytes]; arguments as
+    ``optimizer_bytes``.
+
+    Every kernel does one thing, as in the open implementations: the weight decays (read, written), the momentum takes
+    the gradient in (two read, one written), the update mixes both (two read, one fp32 number written), and is taken
+    from the weight (two read, one written), which is copied to the parameter where that has another type.
+    """
+    weight = tensor_dtype.size_bytes if tensor_dtype is master_dtype else master_dtype.size_bytes
+    copy = 0 if tensor_dtype is master_dtype else weight + tensor_dtype.size_bytes
+    update = DType.FP32.size_bytes
+    return elements * (2 * grad_dtype.size_bytes + 3 * state_dtype.size_bytes + 2 * update + 4 * weight + copy)
+
+
+def newton_schulz(short: int, long: int, steps: int, dtype: DType) -> Graph:
+    """The kernels that make one matrix X orthogonal, in order (2502.16982, eq. 2 and its text).
+
+    Its Frobenius norm is taken and divided out; then every step computes ``A = X X^T``, ``B = b A + c A A`` and
+    ``a X + B X``, each one product whose epilogue reads what is added.
+
+    Args:
+        short, long: sizes of X; every small product is [short, short]. steps: 5 in the paper.
+        dtype: of the products; their operands have its size.
+    """
+    graph, size = Graph(), dtype.size_bytes
+    x = graph.add_input((short, long), dtype, name="X")
+    a, b = [graph.add_tensor((short, short), dtype, name=name) for name in "AB"]
+    many, few = short * long, short * short
+
+    def _add(
+        kind: OpKind, name: str, reads: list[int], output: int, *, flop: int = 0, moved: int, key: tuple[int, ...]
+    ) -> None:
+        graph.add_operator(
+            kind,
+            COMPUTE,
+            inputs=reads,
+            outputs=[output],
+            flop=flop,
+            mem_bytes=moved * size,
+            dtype=dtype,
+            key=key,
+            path=f"muon.{name}",
+        )
+
+    _add(OpKind.ADD, "norm", [x], x, moved=many, key=(many,))
+    _add(OpKind.ADD, "divide", [x], x, moved=2 * many, key=(many,))
+    for _ in range(steps):
+        _add(OpKind.MATMUL, "A", [x], a, flop=2 * few * long, moved=2 * many + few, key=(short, short, long))
+        _add(OpKind.MATMUL, "B", [a], b, flop=2 * few * short, moved=4 * few, key=(short, short, short))
+        _add(OpKind.MATMUL, "X", [b, x], x, flop=2 * few * long, moved=few + 3 * many, key=(short, long, short))
+    return graph
 
 
 def adam_step(trace: Trace, parameters: Sequence[ParameterUse]) -> None:
@@ -48,7 +107,7 @@ def adam_step(trace: Trace, parameters: Sequence[ParameterUse]) -> None:
         COMPUTE,
         inputs=[use.gradient for use in trained if use.gradient is not None] + state,
         outputs=[use.tensor for use in trained] + state,
-        mem_bytes=adam_bytes(elements, tensor_dtype=options.tensor_dtype, grad_dtype=options.grad_dtype),
+        mem_bytes=optimizer_bytes(elements, tensor_dtype=options.tensor_dtype, grad_dtype=options.grad_dtype),
         dtype=DType.FP32,
         key=(elements,),
         path="adam",

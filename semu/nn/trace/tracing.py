@@ -6,13 +6,14 @@ collective and ``record`` for each differentiable step; ``semu.nn.trace.autograd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from semu.errors import GraphError
-from semu.graph.dim import Dim, product, symbols_of
+from semu.graph.dim import Dim, as_int, symbols_of
 from semu.graph.graph import Graph
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
@@ -99,6 +100,7 @@ class ParameterUse:
         tensor, gradient: tensor nodes of the parameter and of its gradient buffer (None when frozen).
         is_fp8: the weight of a linear that runs in fp8.
         is_expert: a parameter of routed experts whose gradient is reduced over another group than dense parameters'.
+        shape: of the local part. parts: global widths of the fused projections in it; empty: there is one.
     """
 
     path: str
@@ -109,6 +111,8 @@ class ParameterUse:
     gradient: int | None
     is_fp8: bool = False
     is_expert: bool = False
+    shape: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -293,6 +297,7 @@ class Trace:
         *,
         is_fp8: bool = False,
         is_expert: bool = False,
+        parts: Sequence[int] | None = None,
     ) -> ParameterUse:
         """The local part of a parameter; the first use registers it."""
         self._touched_trainable |= parameter.requires_grad
@@ -307,9 +312,11 @@ class Trace:
             gradient = None
             if parameter.requires_grad:
                 gradient = self.graph.add_tensor(shape, self.options.grad_dtype, Role.GRADIENT, name=f"{path}.grad")
-            numel = product(shape)
-            assert isinstance(numel, int)
-            use = ParameterUse(path, parameter, numel, any(n > 1 for n in cut), tensor, gradient, is_fp8, is_expert)
+            sizes = tuple(as_int(dim, "a parameter's size", path) for dim in shape)
+            is_split, widths = any(n > 1 for n in cut), tuple(parts or ())
+            use = ParameterUse(
+                path, parameter, math.prod(sizes), is_split, tensor, gradient, is_fp8, is_expert, sizes, widths
+            )
             self.parameters[id(parameter)] = use
         return use
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import wire_factor
 from semu.job import Fp8Weights, Precision, TrainingJob
-from semu.nn.rules.optimizer import adam_bytes
+from semu.nn.rules.optimizer import optimizer_bytes
 from semu.parallel.config import Parallel
 from semu.parallel.data import static_bytes
 from semu.parallel.mesh import Mesh
@@ -187,8 +187,9 @@ class Floors:
         training = self._job.training
         shards = (parallel.shard_ranks, parallel.expert_shard_ranks) if point.zero else (1, 1)
         stepped = sum(-(-own // count) for own, count in zip(trained, shards, strict=True))
-        traffic = adam_bytes(
+        traffic = optimizer_bytes(
             stepped,
+            training.optimizer.fewest_moments,
             tensor_dtype=training.precision.tensor_dtype,
             grad_dtype=training.grad_dtype,
             master_dtype=training.master_dtype,
@@ -247,6 +248,7 @@ class Floors:
                 grad_dtype=training.grad_dtype,
                 master_dtype=training.master_dtype,
                 state_dtype=training.optimizer_state_dtype,
+                moments=training.optimizer.fewest_moments,
                 shards_are_masters=point.zero >= 3 and job_at(job, point).shards_are_masters,
                 has_buckets=job.has_gradient_buckets,
             )

@@ -17,6 +17,7 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.job import Optimizer
 from semu.parallel.mesh import Mesh
 from semu.simulation.data_parallel.buckets import RankBucket, rank_buckets, shares_parameters
 from semu.simulation.data_parallel.fsdp_units import unit_buckets, unit_collectives
@@ -163,20 +164,21 @@ def _bucket_collectives(
 ) -> list[tuple[tuple[OuterSlice, CommGroup], ...]]:
     """What reduces each bucket of gradients, and over which communicator: an all-reduce; with ZeRO-1 a reduce-scatter,
     in groups followed by an all-reduce of the shard across them (Megatron-LM's
-    ``--num-distributed-optimizer-instances``)."""
+    ``--num-distributed-optimizer-instances``). Muon's ranks own whole parameters, so that it is an all-reduce too."""
     model, mesh, parallel = costed.cost_model, costed.layout.mesh, costed.job.parallel
     size = costed.job.training.grad_dtype.size_bytes
     sizes = [bucket.elements * size for bucket in buckets]
+    is_scattered = parallel.zero >= 1 and costed.job.training.optimizer is not Optimizer.MUON
     names = [f"gradients {number}" for number in range(len(sizes))]
     if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):  # then ZeRO-1 has no groups
-        kind = OpKind.ALL_REDUCE if parallel.zero == 0 else OpKind.REDUCE_SCATTER
+        kind = OpKind.REDUCE_SCATTER if is_scattered else OpKind.ALL_REDUCE
         return [
             ((collective(model, name, kind, group, bucket_bytes, 0.0), group),)
             for name, group, bucket_bytes in zip(
                 names, [bucket.pool.shard_group(rank) for bucket in buckets], sizes, strict=True
             )
         ]
-    if parallel.zero == 0:
+    if not is_scattered:
         group = mesh.dp_group(rank)
         return [((piece, group),) for piece in collectives(model, names, OpKind.ALL_REDUCE, group, sizes)]
     group = mesh.shard_group(rank)

@@ -21,12 +21,13 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
-from semu.job import Fp8Weights
-from semu.nn.rules.optimizer import adam_bytes
+from semu.job import Fp8Weights, Optimizer
+from semu.nn.rules.optimizer import muon_bytes, optimizer_bytes
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.clipping import gradient_checks, rank_checks
 from semu.simulation.data_parallel.interference import interferences
+from semu.simulation.data_parallel.muon import orthogonalization_s
 from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank
 from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.memory.static import rank_static
@@ -40,7 +41,7 @@ class RankStep:
 
     Attributes:
         reload, offload: copies of optimizer state and weights from the host and back, where they live there.
-        optimizer: the Adam step, or None where nothing trains.
+        optimizer: the optimizer's step, or None where nothing trains.
         gathers: parameter all-gathers after the step.
         casts: fp8 copies of the weights, made after the step for the whole next iteration.
     """
@@ -159,20 +160,17 @@ def _find_step(costed: CostedJob, rank: int) -> RankStep:
     narrower = sum(layout.narrower_bytes(pool) for pool in layout.pools(rank))
     if job.shards_are_masters:  # nothing is written but the masters
         narrower += layout.stepped_elements(rank) * dtype.size_bytes
-    traffic = -narrower + adam_bytes(
-        layout.stepped_elements(rank),
-        tensor_dtype=dtype,
-        grad_dtype=job.training.grad_dtype,
-        master_dtype=job.training.master_dtype,
-        state_dtype=job.training.optimizer_state_dtype,
-    )
+    traffic = _step_bytes(costed, rank) - narrower
     reload, offload = _state_copies(costed, rank)
     begin = reload[0].end_s if reload else 0.0
     away = host_weights(layout, rank)
     if away.read:
         reload += (collective(model, "weights in", OpKind.P2P, HOST_LINK[RELOAD], away.read, begin),)
         begin = reload[-1].end_s
-    step = replace(on_device(model, "adam", OpKind.OPTIMIZER, traffic, begin), name="Adam step")
+    optimizer = job.training.optimizer
+    step = replace(on_device(model, optimizer.value, OpKind.OPTIMIZER, traffic, begin), name=f"{optimizer.title} step")
+    if optimizer is Optimizer.MUON:
+        step = timed_operator(step, step.start_s, step.end_s + orthogonalization_s(costed, rank))
     offload = tuple(moved(piece, step.end_s) for piece in offload)
     done = offload[0].end_s if offload else step.end_s
     gathers: list[OuterSlice] = []
@@ -190,6 +188,23 @@ def _find_step(costed: CostedJob, rank: int) -> RankStep:
         done = offload[-1].end_s
     casts = _weight_casts(costed, rank, done)
     return RankStep(step, tuple(gathers), casts, reload, offload)
+
+
+def _step_bytes(costed: CostedJob, rank: int) -> int:
+    """Memory traffic of a rank's step [bytes]."""
+    training = costed.job.training
+    dtypes = {
+        "tensor_dtype": training.precision.tensor_dtype,
+        "grad_dtype": training.grad_dtype,
+        "master_dtype": training.master_dtype,
+        "state_dtype": training.optimizer_state_dtype,
+    }
+    shares = costed.layout.optimizer_shares(rank)
+    elements = sum(share.elements for share in shares)
+    if training.optimizer is not Optimizer.MUON:
+        return optimizer_bytes(elements, training.optimizer.fewest_moments, **dtypes)
+    by_muon = sum(share.single_moments for share in shares)
+    return muon_bytes(by_muon, **dtypes) + optimizer_bytes(elements - by_muon, **dtypes)
 
 
 def _state_copies(costed: CostedJob, rank: int) -> tuple[tuple[OuterSlice, ...], tuple[OuterSlice, ...]]:

@@ -123,14 +123,15 @@ _STATIC = memo.ScopedTable[NDArray[np.int64]](
 
 def static_requests(layout: Layout, rank: int) -> list[int]:
     """Static memory as it is asked for [bytes]: cuBLAS workspaces, every parameter, one gradient buffer, master weights
-    and the two moments of every parameter. Their sum, without the workspaces, is ``rank_static``."""
+    and the moments of every parameter. Their sum, without the workspaces, is ``rank_static``."""
     job = layout.job
     static = rank_static(layout, rank)
     held = [entry[2] for entry in layout.held_by(rank)]
     trained = [item.elements for item in held if item.parameter.requires_grad]
     has_master = job.training.master_dtype is not job.training.precision.tensor_dtype
     state = job.training.optimizer_state_dtype.size_bytes
-    parts = (job.training.master_dtype.size_bytes if has_master else 0, state, state)
+    moments = [state] * job.training.optimizer.fewest_moments
+    parts = (job.training.master_dtype.size_bytes if has_master else 0, *moments)
     optimizer = shared_out(static.optimizer, parts)
     requests = [cublas_bytes(job.cluster.profile)] * CUBLAS_HANDLES
     on_host = layout.cut.on_host

@@ -7,6 +7,7 @@ from dataclasses import replace
 from semu import memo
 from semu.compile.layout import Layout
 from semu.hardware.kinds import OpKind
+from semu.job import Optimizer
 from semu.parallel.data import MIN_BUCKET_ELEMENTS, StaticBytes, static_bytes
 from semu.simulation.memory.weights_on_host import host_weights
 from semu.simulation.memory.workspaces import workspace_bytes
@@ -17,9 +18,12 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
     job = layout.job
     fp8 = layout.kept_fp8_elements(rank), layout.primary_fp8_elements(rank), layout.kept_fp8_scale_bytes(rank)
     static = StaticBytes(0, 0, 0)
+    master, state = job.training.master_dtype, job.training.optimizer_state_dtype.size_bytes
+    master_bytes = 0 if master is job.training.precision.tensor_dtype else master.size_bytes
+    moments = job.training.optimizer.fewest_moments
     for number, pool in enumerate(layout.pools(rank)):
         copied, primary, scales = (0, 0, 0) if number else fp8  # of all pools: only the sum counts
-        static += static_bytes(
+        of_pool = static_bytes(
             pool.elements,
             pool.trained_elements,
             dp=pool.shards,
@@ -33,11 +37,14 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             fp8_scale_bytes=scales,
             shards_are_masters=job.shards_are_masters,
             has_buckets=job.has_gradient_buckets,
+            moments=moments,
         )
+        if job.training.optimizer is Optimizer.MUON:
+            share = layout.optimizer_share(pool)
+            of_pool = replace(of_pool, optimizer=share.elements * master_bytes + share.moments * state)
+        static += of_pool
     if job.training.offload_plan.optimizer:
-        master = job.training.master_dtype
-        master_bytes = 0 if master is job.training.precision.tensor_dtype else master.size_bytes
-        each = master_bytes + 2 * job.training.optimizer_state_dtype.size_bytes
+        each = master_bytes + moments * state
         bucket = min(static.optimizer, MIN_BUCKET_ELEMENTS * each)  # on the device for the step
         static = replace(static, optimizer=bucket, host=static.optimizer)
     if not layout.cut.on_host:

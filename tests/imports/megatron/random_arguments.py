@@ -191,7 +191,14 @@ def _sharding(draw: random.Random, found: Arguments) -> None:
 
 
 def _optimizer(draw: random.Random, found: Arguments) -> None:
-    _maybe(draw, found, 0.3, optimizer=draw.choice(["adam", "sgd"]))
+    kinds = ["adam", "sgd", "lion"]
+    is_whole = not {"use-distributed-optimizer", "use-torch-fsdp2", "use-megatron-fsdp"} & set(found)
+    _maybe(draw, found, 0.3, optimizer=draw.choice([*kinds, "muon", "dist_muon"] if is_whole else kinds))
+    if "muon" in found.get("optimizer", ""):
+        _maybe(draw, found, 0.5, muon_num_ns_steps=draw.choice(["1", "5", "8"]))
+        _maybe(draw, found, 0.5, muon_tp_mode=draw.choice(["blockwise", "duplicated", "distributed"]))
+        _maybe(draw, found, 0.3, muon_fp32_matmul_prec=draw.choice(["medium", "highest"]))
+        _maybe(draw, found, 0.3, muon_momentum="0.9")
     _maybe(draw, found, 0.3, clip_grad=draw.choice(["1.0", "0.0"]))
     if "use-distributed-optimizer" in found and "bf16" in found and "use-megatron-fsdp" not in found:
         if _maybe(draw, found, 0.3, use_precision_aware_optimizer=""):

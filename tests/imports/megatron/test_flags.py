@@ -31,6 +31,7 @@ VARIANTS = [
     "--fp16 --recompute-granularity full --recompute-method uniform",
     "--use-torch-fsdp2",
     "--use-megatron-fsdp",
+    "--optimizer muon",
     "--swiglu --position-embedding-type rope --group-query-attention",
     "--attention-backend unfused --pipeline-model-parallel-size 2",
     "--context-parallel-size 2 --cross-entropy-loss-fusion --transformer-impl local",

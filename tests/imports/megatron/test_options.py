@@ -17,6 +17,10 @@ MOE_KEYS = {
     **{"model.transformer.experts": 8, "model.transformer.top_k": 2, "model.transformer.moe_ffn": 2048},
     **{"model.transformer.bias": False, "parallel.ep": 4, "training.moe_grouped_gemm": False},
 }
+MUON = {
+    **{"training.optimizer": "muon", "training.muon_steps": 5},
+    **{"training.muon_split": "blockwise", "training.muon_dtype": "tf32"},
+}
 FP8 = {"training.precision": "fp8", "training.fp8_recipe": "tensorwise"}
 
 
@@ -43,6 +47,17 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
         ("--num-query-groups 2", {}),
         ("--position-embedding-type rope", {"model.transformer.rotary": True, "model.transformer.positions": None}),
         ("--position-embedding-type none", {"model.transformer.positions": None}),
+        ("--optimizer sgd", {"training.optimizer": "sgd"}),
+        ("--optimizer lion --use-distributed-optimizer", {"training.optimizer": "lion", "parallel.zero": 1}),
+        ("--optimizer muon", MUON),
+        (
+            "--optimizer dist_muon --muon-num-ns-steps 3 --muon-tp-mode duplicated --muon-fp32-matmul-prec highest",
+            {
+                **MUON,
+                **{"training.muon_steps": 3, "training.muon_split": "duplicated", "training.muon_dtype": "fp32"},
+                "parallel.zero": 1,
+            },
+        ),
         ("--add-qkv-bias --disable-bias-linear", {"model.transformer.bias": False, "model.transformer.qkv_bias": True}),
         (
             "--normalization RMSNorm --qk-layernorm",

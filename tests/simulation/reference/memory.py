@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from simulation.reference import muon
 from simulation.reference.costs import value
 from simulation.reference.model import Block, CutModel
 
@@ -76,7 +77,8 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
         own = sum(-(-sum(part.values()) // (shards * (job.parallel.tp // tp))) for tp, part in by_tp.items())
         edp = shards * job.parallel.tp // (model.experts.ep * model.experts.etp) if zero == 3 else model.experts.edp
         own += -(-routed // edp)
-    state = 2 * training.optimizer_state_dtype.size_bytes
+    state = {"adam": 2, "sgd": 1, "lion": 1, "muon": 0}[training.optimizer.value]
+    state *= training.optimizer_state_dtype.size_bytes
     if training.master_dtype is not training.precision.tensor_dtype:
         state += training.master_dtype.size_bytes
     gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
@@ -90,6 +92,11 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     if cast:
         parameters += 2 * sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
     away = {key: count for key, count in model.streamed().items() if key in uses}
+    if training.optimizer.value == "muon":
+        master = 0 if training.master_dtype is training.precision.tensor_dtype else training.master_dtype.size_bytes
+        shares, each = muon.shares_of(model, rank), training.optimizer_state_dtype.size_bytes
+        optimizer = sum((s.in_matrices + s.others) * master + s.moments * each for s in shares)
+        return RankStatic(elements, trainable, parameters, gradients, optimizer)
     if zero < 3:
         parameters -= sum(away.values()) * tensor_bytes
         return RankStatic(elements, trainable, parameters, gradients, _on_device(job, own) * state)

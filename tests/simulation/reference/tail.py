@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
+from simulation.reference import muon
 from simulation.reference.costs import on_grid
 from simulation.reference.expansion import Expansion
 from simulation.reference.interference import lost_s
@@ -47,7 +48,7 @@ class Tail:
 class Held:
     """A trainable parameter on a rank: local elements, whether split, its first virtual stage, and when its gradient is
     complete [s]; whether it is of experts that are spread otherwise than all else; tp of its module, and whether that
-    is sequence-parallel."""
+    is sequence-parallel; the rank."""
 
     parameter: Parameter
     elements: int
@@ -57,6 +58,7 @@ class Held:
     is_routed: bool = False
     tp: int = 1
     is_sp: bool = False
+    rank: int = 0
 
 
 def parts_of(held: list[Held]) -> list[tuple[int, list[Held]]]:
@@ -79,6 +81,7 @@ def tail_of(expansion: Expansion) -> Tail:
         _pair(held)
     tail = Tail([[] for _ in range(parallel.pp)])
     grad_bytes = job.training.grad_dtype.size_bytes
+    is_cut = parallel.zero > 0 and job.training.optimizer.value != "muon"
     gathered: dict[int, list[Slice]] = {}
     for rank, slices in enumerate(tail.slices):
         done = ends[rank]
@@ -100,9 +103,9 @@ def tail_of(expansion: Expansion) -> Tail:
                 peers = parallel.dp * parallel.cp * copies(job) * (parallel.tp // tp)
                 own = width * (parallel.tp // tp)
                 if bucket[0].is_routed:
-                    kind = OpKind.REDUCE_SCATTER if parallel.zero else OpKind.ALL_REDUCE
+                    kind = OpKind.REDUCE_SCATTER if is_cut else OpKind.ALL_REDUCE
                     slices.append(collective(expansion, kind, routed_group, size, max(now, ready)))
-                elif not parallel.zero:
+                elif not is_cut:
                     group = worst_group(model, rank, 1, peers, tp)
                     slices.append(collective(expansion, OpKind.ALL_REDUCE, group, size, max(now, ready)))
                 else:
@@ -175,7 +178,7 @@ def trainable(expansion: Expansion, rank: int) -> list[Held]:
             if not use.parameter.requires_grad:
                 continue
             routed, sizes = expansion.model.experts.holds(use), expansion.model.sizes[block.module]
-            new = Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0, routed, sizes.tp, sizes.sp)
+            new = Held(use.parameter, use.numel, use.is_sharded, block.slot, 0.0, routed, sizes.tp, sizes.sp, rank)
             item = found.setdefault(id(use.parameter), new)
             for replica in expansion.replicas:
                 for operators in replica.operators.values():
@@ -242,6 +245,8 @@ def stepped(model: CutModel, held: list[Held]) -> int:
     """Elements that a rank steps: all of its own, or a share of each kind."""
     if not model.job.parallel.zero:
         return sum(item.elements for item in held)
+    if model.job.training.optimizer.value == "muon" and held:
+        return sum(share.in_matrices + share.others for share in muon.shares_of(model, held[0].rank))
     total = 0
     for tp, items in parts_of(held):
         routed = sum(item.elements for item in items if item.is_routed)
@@ -341,7 +346,17 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
     if job.parallel.zero == 3 and job.training.software.value == "torch" and weight > 2 * tensor_bytes:
         weight = 2 * master
-    traffic = stepped(model, held) * (grad_bytes + 4 * state + weight)
+    moments, products_s = {"adam": 2, "sgd": 1, "lion": 1, "muon": 2}[job.training.optimizer.value], 0.0
+    traffic = stepped(model, held) * (grad_bytes + 2 * moments * state + weight)
+    if job.training.optimizer.value == "muon":
+        shares = muon.shares_of(model, rank)
+        copied = 0 if job.training.master_dtype is job.training.precision.tensor_dtype else master + tensor_bytes
+        kept = master if copied else tensor_bytes
+        # decay (2 weights), momentum (gradient, 2 momenta), update (gradient, momentum, itself), step (itself, 2
+        # weights), copy
+        each = 2 * kept + grad_bytes + 2 * state + grad_bytes + state + 4 + 4 + 2 * kept + copied
+        traffic = sum(s.in_matrices * each + s.others * (grad_bytes + 4 * state + weight) for s in shares)
+        products_s = sum(share.products_s for share in shares)
     gathered, counted, away = [], [], model.streamed()
     kinds = [(tp, items, False) for tp, items in parts_of(held)] + [(job.parallel.tp, held, True)]
     for tp, items, is_routed in kinds:
@@ -371,6 +386,7 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
         slices.append(collective(expansion, OpKind.P2P, host, read, barrier))
         barrier = slices[-1].end_s
     slices.append(_kernel(expansion, OpKind.OPTIMIZER, traffic, barrier))
+    slices[-1].end_s += products_s
     if lives_on_host:
         slices.append(collective(expansion, OpKind.P2P, host, copied, slices[-1].end_s))
     if job.parallel.zero in (1, 2):

@@ -160,11 +160,13 @@ class Notebook:
         *,
         is_fp8: bool = False,
         is_expert: bool = False,
+        parts: Sequence[int] | None = None,
     ) -> ParameterUse:
+        del parts
         if id(parameter) not in self.parameters:
-            parts = list(shards or [1] * len(parameter.shape))
-            shape = [size // n for size, n in zip(parameter.shape, parts, strict=True)]
-            assert [size * n for size, n in zip(shape, parts, strict=True)] == list(parameter.shape)
+            cuts = list(shards or [1] * len(parameter.shape))
+            shape = [size // n for size, n in zip(parameter.shape, cuts, strict=True)]
+            assert [size * n for size, n in zip(shape, cuts, strict=True)] == list(parameter.shape)
             weight = self.graph.new(shape, self.options.tensor_dtype, Role.PARAMETER)
             gradient = None
             if parameter.requires_grad:
@@ -176,7 +178,7 @@ class Notebook:
                 self._parameter_names[id(parameter)],
                 parameter,
                 count,
-                max(parts, default=1) > 1,
+                max(cuts, default=1) > 1,
                 weight,
                 gradient,
                 is_fp8,
