@@ -124,7 +124,7 @@ def _model(sizes: TransformerConfig, length: int) -> Iterator[tuple[str, str]]:
         for name in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
             if (size := getattr(sizes.mla, name)) is not None:
                 yield name.replace("_", "-"), str(size)
-    if sizes.qk_norm or sizes.mla is not None:
+    if sizes.qk_norm or sizes.qk_layer_norm or (sizes.mla is not None and sizes.mla.norms):
         yield "qk-layernorm", ""
     yield "seq-length", str(length)
     yield "max-position-embeddings", str(max(length, sizes.positions or 0))

@@ -10,7 +10,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from semu.errors import SemuError
-from semu.nn import Embedding, LatentAttention, MixtureOfExperts, Model, Module, SelfAttention, TransformerLayer
+from semu.nn import (
+    Embedding,
+    LatentAttention,
+    LayerNorm,
+    MixtureOfExperts,
+    Model,
+    Module,
+    RMSNorm,
+    SelfAttention,
+    TransformerLayer,
+)
 from semu.nn.module import Parameter
 from semu.runfile.transformer import TransformerConfig
 
@@ -71,6 +81,7 @@ def _table(body: Module, layers: list[TransformerLayer], tokens: Embedding) -> d
         names = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
         table |= {"heads": attention.heads, "rotary": True, "bias": attention.out.bias is not None}
         table["mla"] = {name: size for name in names if (size := getattr(sizes, name)) is not None}
+        table["mla"] |= {} if sizes.norms else {"norms": False}
     elif isinstance(attention, SelfAttention):
         table |= {
             "heads": attention.heads,
@@ -79,7 +90,8 @@ def _table(body: Module, layers: list[TransformerLayer], tokens: Embedding) -> d
             "rotary": attention.rotary,
             "bias": attention.out.bias is not None,
             "qkv_bias": attention.qkv.bias is not None,
-            "qk_norm": attention.query_norm is not None and not attention.whole_norm,
+            "qk_norm": isinstance(attention.query_norm, RMSNorm) and not attention.whole_norm,
+            "qk_layer_norm": isinstance(attention.query_norm, LayerNorm),
         }
     plain: Any = dense if dense is not None else next(item for item in mixtures if item is not None).experts
     table |= {"gated_mlp": plain.gated, "activation": plain.activation.value}
@@ -98,6 +110,7 @@ def _experts(pattern: list[bool], mixture: MixtureOfExperts) -> dict[str, Any]:
         "moe_ffn": mixture.ffn,
         "shared_ffn": None if shared is None else shared.down.weight.shape[1],
         "shared_gate": mixture.shared_gate is not None,
+        "expert_bias": mixture.experts.up_bias is not None,
     }
     first = pattern.index(True)
     if all(pattern[first:]):

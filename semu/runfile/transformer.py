@@ -8,7 +8,7 @@ from typing import Any
 
 from semu.checks import check_divides, check_integer, check_member, check_probability, check_sizes
 from semu.errors import ConfigError
-from semu.nn import Activation, LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
+from semu.nn import Activation, LatentAttention, LatentSizes, LayerNorm, MixtureOfExperts, Model, TransformerLayer
 from semu_models.text.decoder import Decoder, decoder_model
 from semu_models.text.mtp import predicting_model
 
@@ -33,9 +33,10 @@ class TransformerConfig:
         dropout: probability on the attention's probabilities, after attention, feed-forward network and embedding,
             in [0, 1).
         positions: rows of a learned position table; None: no table.
-        qk_norm: RMS norm of queries and keys, head by head.
+        qk_norm: RMS norm of queries and keys, head by head. qk_layer_norm: a layer norm in its place.
         experts, top_k, moe_ffn: of the mixtures of experts in place of feed-forward networks: how many, how many a
-            token uses, inner width of each; experts have no biases. None: a dense model.
+            token uses, inner width of each; None: a dense model. expert_bias: experts have
+            biases, the router none.
         shared_ffn: inner width of the shared experts. shared_gate: their output is weighted by a learned gate.
         moe_layer_freq: every so many layers have experts, the first does, or a 1 for every layer that has and a 0 for
             every other (Megatron-LM's ``--moe-layer-freq``); None: every layer. first_k_dense: so many first layers
@@ -66,9 +67,11 @@ class TransformerConfig:
     dropout: float
     positions: int | None = None
     qk_norm: bool = False
+    qk_layer_norm: bool = False
     experts: int | None = None
     top_k: int | None = None
     moe_ffn: int | None = None
+    expert_bias: bool = False
     shared_ffn: int | None = None
     shared_gate: bool = False
     moe_layer_freq: int | tuple[int, ...] | None = None
@@ -107,7 +110,7 @@ class TransformerConfig:
                 nearest=min(max(self.first_k_dense, 0), self.layers - 1),
             )
         needed = {"experts": self.experts, "top_k": self.top_k, "moe_ffn": self.moe_ffn}
-        extra = ("shared_ffn", "shared_gate", "moe_layer_freq", "first_k_dense")
+        extra = ("expert_bias", "shared_ffn", "shared_gate", "moe_layer_freq", "first_k_dense")
         given = [name for name in (*needed, *extra) if getattr(self, name)]
         missing = next((name for name, value in needed.items() if value is None), None)
         if given and missing is not None:
@@ -172,7 +175,8 @@ class TransformerConfig:
         """All keys that have a value other than their default, as ``from_table`` reads them."""
         values = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
         if self.mla is not None:
-            values["mla"] = {name: value for name, value in asdict(self.mla).items() if value is not None}
+            mla = asdict(self.mla)
+            values["mla"] = {name: value for name, value in mla.items() if value is not None and value is not True}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def table_rows(self, tp: int) -> int:
@@ -202,7 +206,7 @@ class TransformerConfig:
                 bias=self.bias,
                 qkv_bias=self.qkv_bias,
                 dropout=self.dropout,
-                qk_norm=self.qk_norm,
+                qk_norm=LayerNorm if self.qk_layer_norm else self.qk_norm,
                 activation=self._activation,
                 mlp=None if number in dense else self._mixture(),
                 attention=None
@@ -237,6 +241,8 @@ class TransformerConfig:
             gated=self.gated_mlp,
             shared_ffn=self.shared_ffn,
             shared_gate=self.shared_gate,
+            bias=self.expert_bias,
+            router_bias=False,
             activation=self._activation,
         )
 
@@ -255,5 +261,6 @@ def _kept(name: str, value: Any) -> Any:
         if key not in value:
             raise ConfigError("missing key", where=f"{_WHERE}.mla.{key}", expected="an integer >= 1")
     for key, size in value.items():
-        check_integer(size, f"{_WHERE}.mla.{key}", "a size")
+        if key != "norms":
+            check_integer(size, f"{_WHERE}.mla.{key}", "a size")
     return LatentSizes(**value)

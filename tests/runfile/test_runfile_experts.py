@@ -13,6 +13,7 @@ from semu.errors import ConfigError
 from semu.nn import LatentAttention, MixtureOfExperts
 from semu.runfile import load_run
 from semu.runfile.resolve import resolve_run
+from semu.runfile.transformer import TransformerConfig
 from semu.simulation import simulate
 
 RUN = """
@@ -66,6 +67,28 @@ v_head_dim = 32
 def blocks(path: str) -> list[Any]:
     body = load_run(path).model.modules[0].body
     return [body[number] for number in range(1, 5)]  # type: ignore[index]
+
+
+LATENT = {"kv_lora_rank": 24, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 16, "q_lora_rank": 40}
+EXPERTS = {"experts": 4, "top_k": 2, "moe_ffn": 32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "without", "more"),
+    [
+        ({"qk_norm": True}, {}, 3 * 2 * 16),
+        ({"qk_layer_norm": True}, {}, 3 * 4 * 16),  # a weight and a bias, of queries and of keys
+        ({"mla": LATENT}, {"mla": LATENT | {"norms": False}}, 3 * (24 + 40)),
+        (EXPERTS | {"expert_bias": True}, EXPERTS, 3 * 4 * (32 + 64)),
+    ],
+)
+def test_norms_and_biases_by_hand(changes: dict[str, Any], without: dict[str, Any], more: int) -> None:
+    """Parameters that a key brings, in three layers of width 64 with four heads of 16."""
+    base = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 128}
+    one, other = (TransformerConfig.from_table(base | table) for table in (changes, without))
+    assert one.model().num_parameters() - other.model().num_parameters() == more
+    for config in (one, other):
+        assert TransformerConfig.from_table(config.to_table()) == config
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,7 @@ def transformer_table(settings: Settings) -> dict[str, Any]:
     _check_fusions(settings, table)
     table |= _latent(settings)
     if settings.get("qk_layernorm") and "mla" not in table:
-        if not table["rms_norm"]:
-            why = "layer norms of queries and keys, modelled as RMS norms"
-            settings.approximate("qk_layernorm", why, Effect(slower=0.005))
-        table["qk_norm"] = True
+        table["qk_norm" if table["rms_norm"] else "qk_layer_norm"] = True
     return table | _experts(settings, layers, table["ffn"], has_bias=has_bias)
 
 
@@ -218,15 +215,13 @@ def _dropout(settings: Settings) -> float:
 
 
 def _latent(settings: Settings) -> dict[str, Any]:
-    """Multi-latent attention, with norms of its latents as under ``--qk-layernorm``."""
+    """Multi-latent attention; its latents have norms under ``--qk-layernorm`` only."""
     if not settings.get("multi_latent_attention"):
         return {}
-    if not settings.get("qk_layernorm"):
-        why = "latents without --qk-layernorm, modelled with norms"
-        settings.approximate("multi_latent_attention", why, Effect(faster=0.01))
     names = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     sizes = {name: settings.size(name) for name in names}
-    return {"mla": {name: size for name, size in sizes.items() if size is not None}}
+    norms = {} if settings.get("qk_layernorm") else {"norms": False}
+    return {"mla": {name: size for name, size in sizes.items() if size is not None} | norms}
 
 
 def _experts(settings: Settings, layers: int, ffn: int, *, has_bias: bool) -> dict[str, Any]:
@@ -242,7 +237,7 @@ def _experts(settings: Settings, layers: int, ffn: int, *, has_bias: bool) -> di
         expected = f"at most {settings.name('num_experts')} = {experts}"
         raise settings.error("moe_router_topk", message, expected=expected, got=top_k, nearest=experts)
     if has_bias:
-        settings.approximate("add_bias_linear", "experts with biases, modelled without", Effect(slower=0.01))
+        table["expert_bias"] = True
     table |= {"experts": experts, "top_k": top_k, "moe_ffn": settings.size("moe_ffn_hidden_size") or ffn}
     shared = settings.size("moe_shared_expert_intermediate_size", least=0)
     if shared:

@@ -18,7 +18,7 @@ class LatentSizes:
     Attributes:
         kv_lora_rank: of the latent of keys and values. q_lora_rank: of the queries' latent; None: no latent.
         qk_head_dim: of a head's part without position. qk_pos_emb_head_dim: of a head's rotated part.
-        v_head_dim: of a head's values.
+        v_head_dim: of a head's values. norms: the latents are normalised (false: Megatron-LM without --qk-layernorm).
     """
 
     kv_lora_rank: int
@@ -26,6 +26,7 @@ class LatentSizes:
     qk_pos_emb_head_dim: int
     v_head_dim: int
     q_lora_rank: int | None = None
+    norms: bool = True
 
 
 class LatentAttention(Module):
@@ -56,10 +57,10 @@ class LatentAttention(Module):
         width = sizes.qk_head_dim + sizes.qk_pos_emb_head_dim
         rank = sizes.q_lora_rank
         self.query_down = Linear(hidden, rank, bias=down_bias) if rank is not None else None
-        self.query_norm = RMSNorm(rank) if rank is not None else None
+        self.query_norm = RMSNorm(rank) if rank is not None and sizes.norms else None
         self.query_up = Linear(rank if rank is not None else hidden, heads * width, bias=False)
         self.kv_down = Linear(hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim, bias=down_bias)
-        self.kv_norm = RMSNorm(sizes.kv_lora_rank)
+        self.kv_norm = RMSNorm(sizes.kv_lora_rank) if sizes.norms else None
         self.kv_up = Linear(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
         self.out = Linear(heads * sizes.v_head_dim, hidden, bias=bias)
 
@@ -67,11 +68,15 @@ class LatentAttention(Module):
         """[tokens, hidden] -> [tokens, hidden]."""
         s = self.sizes
         latent = x
-        if self.query_down is not None and self.query_norm is not None:
-            latent = self.query_norm(self.query_down(x))
+        if self.query_down is not None:
+            latent = self.query_down(x)
+        if self.query_norm is not None:
+            latent = self.query_norm(latent)
         q = F.rope(self.query_up(latent).unflatten(self.heads, s.qk_head_dim + s.qk_pos_emb_head_dim))
         narrow, positions = self.kv_down(x).split((s.kv_lora_rank, s.qk_pos_emb_head_dim))
-        kv = self.kv_up(self.kv_norm(narrow)).unflatten(self.heads, s.qk_head_dim + s.v_head_dim)
+        if self.kv_norm is not None:
+            narrow = self.kv_norm(narrow)
+        kv = self.kv_up(narrow).unflatten(self.heads, s.qk_head_dim + s.v_head_dim)
         k, v = latent_keys(kv, spread_tokens(positions), s.qk_head_dim, s.qk_pos_emb_head_dim)
         out: Tensor = self.out(F.attention(q, k, v, causal=self.causal, dropout=self.dropout).flatten())
         return out

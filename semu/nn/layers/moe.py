@@ -94,7 +94,8 @@ class MixtureOfExperts(Module):
 
     Args:
         hidden: width. ffn: inner width of an expert. experts, top_k: how many there are, how many a token uses.
-        gated: gated networks (SwiGLU). bias: of experts and router. activation: of the networks, as in ``MLP``.
+        gated: gated networks (SwiGLU). bias: of experts. router_bias: of the router; None: as ``bias``.
+        activation: of the networks, as in ``MLP``.
         shared_ffn: inner width of all shared experts together; None: there are none.
         shared_gate: the shared experts' output is weighted by a learned gate (Qwen2-MoE, 2407.10671 §2.2.1).
     Raises:
@@ -114,6 +115,7 @@ class MixtureOfExperts(Module):
         shared_ffn: int | None = None,
         shared_gate: bool = False,
         bias: bool = False,
+        router_bias: bool | None = None,
         activation: Activation | None = None,
     ) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class MixtureOfExperts(Module):
                 nearest="false",
             )
         self.num_experts, self.top_k, self.ffn = experts, top_k, ffn
-        self.router = Router(hidden, experts, bias=bias)
+        self.router = Router(hidden, experts, bias=bias if router_bias is None else router_bias)
         self.experts = Experts(experts, hidden, ffn, gated=gated, bias=bias, activation=activation)
         self.shared = (
             SharedExperts(hidden, shared_ffn, gated=gated, bias=bias, activation=activation)

@@ -23,7 +23,7 @@ class SelfAttention(Module):
         bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
         key_bias: false: queries and values have biases, keys do not (Whisper, 2212.04356).
         dropout: probability on the attention probabilities; a fused kernel keeps no mask of it.
-        qk_norm: RMS norm of every query's and key's head before the rotation (Qwen3, 2505.09388 §2).
+        qk_norm: RMS norm of every query's and key's head before the rotation (Qwen3, 2505.09388 §2); a class: its norm.
         whole_norm: those norms are over all heads together (OLMo 2, 2501.00656). Where heads are split, queries and
             keys are exchanged for shards of the tokens before the norm and back behind it, as OLMo-core does.
         window: how far a token sees; None: the whole sequence.
@@ -49,7 +49,7 @@ class SelfAttention(Module):
         qkv_bias: bool | None = None,
         key_bias: bool = True,
         dropout: float = 0.0,
-        qk_norm: bool = False,
+        qk_norm: bool | type[LayerNorm] = False,
         whole_norm: bool = False,
         window: Window | None = None,
         sinks: bool = False,
@@ -78,8 +78,9 @@ class SelfAttention(Module):
         )
         self.out = Linear(heads * self.head_dim, hidden, bias=bias)
         query_width, key_width = parts[:2] if whole_norm else (self.head_dim, self.head_dim)
-        self.query_norm = RMSNorm(query_width) if qk_norm or whole_norm else None
-        self.key_norm = RMSNorm(key_width) if qk_norm or whole_norm else None
+        norm = RMSNorm if isinstance(qk_norm, bool) else qk_norm
+        self.query_norm = norm(query_width) if qk_norm or whole_norm else None
+        self.key_norm = norm(key_width) if qk_norm or whole_norm else None
         self.sinks = Parameter(heads) if sinks else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class SelfAttention(Module):
         out: Tensor = self.out(context.flatten())
         return out
 
-    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
+    def _normed(self, x: Tensor, norm: RMSNorm | LayerNorm) -> Tensor:
         """[tokens, heads, head_dim], split over heads -> the same, every head or all heads together normalised."""
         if not self.whole_norm:
             return norm(x)  # type: ignore[no-any-return]
@@ -110,6 +111,7 @@ class SelfAttention(Module):
         rows = F.flatten(x)
         rows = norm(F.all_to_all(rows, gather=1, scatter=0) if is_split else rows)
         rows = F.all_to_all(rows, gather=0, scatter=1) if is_split else rows
+        assert norm.weight is not None
         return F.unflatten(rows, norm.weight.shape[0] // self.head_dim, self.head_dim)
 
 
@@ -197,7 +199,7 @@ class TransformerLayer(Module):
         causal: mask the future. rotary: RoPE. gated: a gated feed-forward network. rms_norm: RMS instead of layer norm.
         bias, qkv_bias: biases of the projections. dropout: probability on the attention's
             probabilities, after attention and after MLP.
-        qk_norm: RMS norm of queries and keys, head by head.
+        qk_norm: norm of queries and keys, see ``SelfAttention``.
         mlp: in place of the MLP, e.g. a mixture of experts; ``ffn`` is then ignored.
         attention: in place of the self-attention, e.g. latent attention.
         activation: of the MLP; None: see ``MLP``. placement: of the norms.
@@ -224,7 +226,7 @@ class TransformerLayer(Module):
         bias: bool = True,
         qkv_bias: bool | None = None,
         dropout: float = 0.0,
-        qk_norm: bool = False,
+        qk_norm: bool | type[LayerNorm] = False,
         whole_norm: bool = False,
         mlp: Module | None = None,
         attention: Module | None = None,

@@ -17,6 +17,7 @@ MOE_KEYS = {
     **{"model.transformer.experts": 8, "model.transformer.top_k": 2, "model.transformer.moe_ffn": 2048},
     **{"model.transformer.bias": False, "parallel.ep": 4, "training.moe_grouped_gemm": False},
 }
+LATENT = {"kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 MUON = {
     **{"training.optimizer": "muon", "training.muon_steps": 5},
     **{"training.muon_split": "blockwise", "training.muon_dtype": "tf32"},
@@ -47,6 +48,15 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
         ("--num-query-groups 2", {}),
         ("--position-embedding-type rope", {"model.transformer.rotary": True, "model.transformer.positions": None}),
         ("--position-embedding-type none", {"model.transformer.positions": None}),
+        ("--qk-layernorm", {"model.transformer.qk_layer_norm": True}),
+        (
+            "--multi-latent-attention",
+            {
+                **{f"model.transformer.mla.{key}": size for key, size in LATENT.items()},
+                "model.transformer.mla.norms": False,
+                "model.transformer.rotary": False,
+            },
+        ),
         ("--optimizer sgd", {"training.optimizer": "sgd"}),
         ("--optimizer lion --use-distributed-optimizer", {"training.optimizer": "lion", "parallel.zero": 1}),
         ("--optimizer muon", MUON),

@@ -34,6 +34,7 @@ EXPLAINED: Mapping[str, set[str]] = {
     "vp2-account-for-embedding": {"sends"},
     "resume-fsdp-dtensor": {"zero"},  # the arguments lack the sharding strategy, which is no_shard by default
     "qk-layernorm-test-mode": {"modules"},  # the fields lack the norms of queries and keys
+    "te-tp2-pp2-mla": {"modules"},  # nor those of latents, which these arguments do without
     "tp2-pp2-ep2-etp2": {"workspaces"},  # local layers, whose attention the fields call unfused
 }
 """Part of a row's name -> what differs, and why."""

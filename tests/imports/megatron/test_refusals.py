@@ -158,9 +158,6 @@ def test_another_model_or_arithmetic_is_refused(words: str, name: str) -> None:
     ("words", "name", "spread"),
     [
         ("--attention-dropout 0.0", "--attention-dropout", 0.01),
-        ("--qk-layernorm", "--qk-layernorm", 0.005),
-        ("--multi-latent-attention", "--multi-latent-attention", 0.01),
-        ("--num-experts 4", "--disable-bias-linear", 0.01),
         (
             "--num-experts 8 --disable-bias-linear --expert-model-parallel-size 8 --moe-token-dispatcher-type flex "
             "--moe-flex-dispatcher-backend hybridep",
