@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from semu.compile.module_sharding import ModuleSetting, resharded
 from semu.compile.structure import StructureReader
 from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
+from semu.hardware.kinds import DType
 from semu.job import Attention, Fp8Weights, Recompute, TrainingJob
 from semu.job.experts import expert_plan
 from semu.nn.model import InputSpec
@@ -214,8 +215,24 @@ class ModelTracer:
                     layers += 1
                 specs = compiled.output_specs
             outputs[module.name] = specs
+            self._leave_in_bf16(group)
             placed.append(group)
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+
+    def _leave_in_bf16(self, group: list[_Placed]) -> None:
+        """Place a module's first and last layers again, without fp8, as ``training.bf16_first_layers`` says."""
+        training = self.job.training
+        first, last = training.bf16_first_layers or 0, training.bf16_last_layers or 0
+        if not first + last or self.options.compute_dtype is not DType.FP8:
+            return
+        layers = [n for n, place in enumerate(group) if any(part.fp8_region for part in place.body.modules())]
+        self.options = replace(self.options, compute_dtype=self.options.tensor_dtype)
+        self._options_key = _both_keys(self.options)
+        for number in dict.fromkeys(layers[:first] + layers[len(layers) - min(last, len(layers)) :]):
+            place = group[number]
+            unit = TracedUnit(place.path, place.body, place.is_recomputed)
+            again = self._place(unit, place.specs, is_offloaded=place.is_offloaded)
+            group[number] = replace(again, is_streamed=place.is_streamed)
 
     def _chosen(self, unit: TracedUnit, number: int) -> TracedUnit:
         """The unit of a layer, recomputed where it is its turn (``training.recompute_every``)."""

@@ -255,6 +255,7 @@ def _training(training: Mapping[str, Any], sizes: TransformerConfig) -> Iterator
     if precision == "fp8":
         yield "fp8-format", "hybrid"
         yield "fp8-recipe", _RECIPES.get(training.get("fp8_recipe", ""), "tensorwise")
+        yield from _bf16_layers(training)
         if training.get("fp8_weights") == "primary":
             yield "fp8-param-gather", ""
     if training.get("grad_dtype") == "bf16":
@@ -276,6 +277,14 @@ def _training(training: Mapping[str, Any], sizes: TransformerConfig) -> Iterator
         yield "optimizer-cpu-offload", ""
     if sizes.experts is not None:
         yield from _dispatch(training)
+
+
+def _bf16_layers(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    first, last = (training.get(f"bf16_{end}_layers") or 0 for end in ("first", "last"))
+    if first or last:
+        yield "first-last-layers-bf16", ""
+        yield "num-layers-at-start-in-bf16", str(first)
+        yield "num-layers-at-end-in-bf16", str(last)
 
 
 def _optimizer(training: Mapping[str, Any], zero: int) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,10 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
         "exp_avg_sq_dtype",
         "optimizer_cpu_offload",
     ),
-    "mixed_precision": ("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param"),
+    "mixed_precision": (
+        *("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param"),
+        *("first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
+    ),
     "comm_overlap": ("tp_comm_overlap",),
 }
 """Section -> names in Megatron-LM's log that stand in it; the others stand in ``model``."""

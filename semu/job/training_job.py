@@ -11,7 +11,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
 from semu.job.experts import check_experts
-from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision
+from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
@@ -132,6 +132,16 @@ class TrainingJob:
 
     def _check_fp8_weights(self) -> None:
         chosen = self.training.fp8_weights
+        has_bf16_layers = self.training.bf16_first_layers or self.training.bf16_last_layers
+        is_grouped = self.training.recompute_method is RecomputeMethod.UNIFORM and self.training.recompute_layers != 1
+        if has_bf16_layers and is_grouped:
+            raise ConfigError(
+                "layers in bf16 beside groups of layers that are recomputed together are not modelled by this version",
+                where="training.recompute_method",
+                expected="block, or none of bf16_first_layers and bf16_last_layers",
+                got="uniform",
+                nearest="block",
+            )
         if chosen is Fp8Weights.PRIMARY and self.training.precision is not Precision.FP8:
             raise ConfigError(
                 "primary fp8 weights without fp8",

@@ -23,13 +23,15 @@ def training_table(
         ConfigError: a missing size, a batch that does not divide, values that contradict one another.
     """
     precision = _precision(settings)
+    recomputed = _recompute(settings, is_sparse=has_experts and settings.get("moe_layer_freq") == "1")
     table: dict[str, Any] = {
         **_batch(settings, parallel["dp"]),
         "precision": precision,
         **_dtypes(settings, precision),
+        **_bf16_layers(settings, precision, is_grouped=recomputed.get("recompute_layers", 1) > 1),
         "schedule": "interleaved" if parallel["vpp"] > 1 else "1f1b",
         "software": "megatron",
-        **_recompute(settings, is_sparse=has_experts and settings.get("moe_layer_freq") == "1"),
+        **recomputed,
         **_kernels(settings),
         "gradient_accumulation_fusion": settings.get("gradient_accumulation_fusion"),
         "gradient_clipping": float(settings.get("clip_grad")) > 0,
@@ -45,6 +47,19 @@ def training_table(
             table["moe_capacity_factor"] = capacity
             table["moe_pad_to_capacity"] = settings.get("moe_pad_expert_input_to_capacity")
     return table
+
+
+def _bf16_layers(settings: Settings, precision: str, *, is_grouped: bool) -> dict[str, int]:
+    """Layers at both ends that run in bf16 beside fp8."""
+    if precision != "fp8" or not settings.get("first_last_layers_bf16"):
+        return {}
+    ends = {"first": "num_layers_at_start_in_bf16", "last": "num_layers_at_end_in_bf16"}
+    sizes = {f"bf16_{end}_layers": settings.size(name, least=0) for end, name in ends.items()}
+    if is_grouped and settings.get("recompute_method") == "uniform":
+        why = "layers in bf16 beside groups of recomputed layers, modelled in fp8"
+        settings.approximate("first_last_layers_bf16", why, Effect(slower=0.03))
+        return {}
+    return {key: size for key, size in sizes.items() if size}
 
 
 _MUON_DTYPES = {"medium": "tf32", "high": "tf32", "highest": "fp32"}

@@ -140,6 +140,9 @@ def _precision(draw: random.Random, found: Arguments) -> None:
         found |= {"bf16": "", "fp8-format": draw.choice(["hybrid", "e4m3"])}
         _maybe(draw, found, 0.6, fp8_recipe=draw.choice(["delayed", "tensorwise", "blockwise", "mxfp8"]))
         _maybe(draw, found, 0.3, fp8_param_gather="")
+        if _maybe(draw, found, 0.3, first_last_layers_bf16=""):
+            _maybe(draw, found, 0.5, num_layers_at_start_in_bf16=draw.choice(["0", "1", "2"]))
+            _maybe(draw, found, 0.5, num_layers_at_end_in_bf16=draw.choice(["0", "1"]))
     elif kind:
         found[kind] = ""
     _maybe(draw, found, 0.3, grad_reduce_in_bf16="")

@@ -31,7 +31,7 @@ VARIANTS = [
     "--fp16 --recompute-granularity full --recompute-method uniform",
     "--use-torch-fsdp2",
     "--use-megatron-fsdp",
-    "--optimizer muon",
+    "--optimizer muon --bf16 --fp8-format hybrid --first-last-layers-bf16",
     "--swiglu --position-embedding-type rope --group-query-attention",
     "--attention-backend unfused --pipeline-model-parallel-size 2",
     "--context-parallel-size 2 --cross-entropy-loss-fusion --transformer-impl local",

@@ -48,6 +48,15 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
         ("--num-query-groups 2", {}),
         ("--position-embedding-type rope", {"model.transformer.rotary": True, "model.transformer.positions": None}),
         ("--position-embedding-type none", {"model.transformer.positions": None}),
+        (
+            "--fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16 --num-layers-at-end-in-bf16 2",
+            FP8 | {"training.bf16_first_layers": 1, "training.bf16_last_layers": 2},
+        ),
+        (
+            "--fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16 --num-layers-at-start-in-bf16 0",
+            FP8 | {"training.bf16_last_layers": 1},
+        ),
+        ("--first-last-layers-bf16", {}),
         ("--qk-layernorm", {"model.transformer.qk_layer_norm": True}),
         (
             "--multi-latent-attention",

@@ -48,6 +48,40 @@ def test_text_against_the_reference(pp: int, tp: int, sp: bool, recompute: str, 
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("first", "last"), [(1, None), (None, 1), (1, 1), (2, 1), (9, None)])
+@pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {"recompute_every": 2, "recompute": "full"}])
+@pytest.mark.parametrize("kind", ["text", "vlm"])
+def test_layers_in_bf16(kind: str, options: dict[str, object], first: int | None, last: int | None) -> None:
+    """The layers at both ends of every module are those of a bf16 job."""
+    model, items = (gpt(), text_items(3)) if kind == "text" else (vlm(), vlm_items(3))
+    chosen = {"bf16_first_layers": first, "bf16_last_layers": last}
+    job = job_of(model, items, Parallel(pp=2, tp=2), precision="fp8", **chosen, **options)  # type: ignore[arg-type]
+    assert_tails_equal(job)
+
+
+def test_all_layers_in_bf16() -> None:
+    parallel = Parallel(tp=2)
+    mixed = simulate(job_of(gpt(), text_items(3), parallel, precision="fp8", bf16_first_layers=3))
+    plain = simulate(job_of(gpt(), text_items(3), parallel, precision="bf16"))
+    assert mixed.iteration_time_s == plain.iteration_time_s
+    assert mixed.static_memory_bytes == plain.static_memory_bytes
+
+
+def test_layers_in_bf16_are_not_recomputed_in_groups() -> None:
+    with pytest.raises(ConfigError, match="recompute_method"):
+        job_of(
+            gpt(),
+            text_items(2),
+            Parallel(),
+            precision="fp8",
+            bf16_first_layers=1,
+            recompute="full",
+            recompute_method="uniform",
+            recompute_layers=2,
+        )
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize("kind", ["vlm", "frozen", "t2v"])

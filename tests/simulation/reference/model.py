@@ -6,6 +6,7 @@ stops early, and those that are offloaded are traced by semu.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -161,6 +162,16 @@ class CutModel:
         self._same: dict[tuple[int, int], tuple[int, int]] = {}
         for block in self.blocks:
             self._join(block)
+
+    def _is_in_bf16(self, module: int, path: str) -> bool:
+        """Whether a layer of an fp8 job is one of those at the ends that run in bf16."""
+        training = self.job.training
+        found = re.search(r"\.layers\.(\d+)$", path)
+        if found is None or training.precision.value != "fp8":
+            return False
+        layers = sum(".layers." in name for name, _ in self.job.model.modules[module].blocks())
+        number = int(found[1])
+        return number < (training.bf16_first_layers or 0) or number >= layers - (training.bf16_last_layers or 0)
 
     def gpu(self, rank: int, replica: int, tensor: int = 0, context: int = 0) -> int:
         """Number of a rank's GPU: tensor parallel fastest, then context, then data, then pipeline."""
@@ -318,6 +329,8 @@ class CutModel:
         out: bool = False,
     ) -> TracedBlock:
         options = self._own[module]
+        if self._is_in_bf16(module, path):
+            options = replace(options, compute_dtype=options.tensor_dtype)
         if can_trace(options, out, again):
             return trace_slowly(body, specs, options, root=path, full_recompute=again, gradients=gradients)
         return trace_block(body, specs, options, root=path, full_recompute=again, gradients=gradients, offload=out)
