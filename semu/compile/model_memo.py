@@ -145,7 +145,8 @@ def trace_key(
     """
     if has_experts or job.parallel.ep > 1 or job.parallel.modules:
         return None
-    groups = (mesh.worst_tp_group, mesh.worst_cp_group, mesh.worst_replica_group if reads_replicas else None)
+    context = mesh.worst_cp_group, mesh.worst_context_levels
+    groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None)
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
     return (*own, job.fp8_weights.name, job.overlaps_tensor_parallel, groups)
 

@@ -152,6 +152,7 @@ class ModelTracer:
             experts=expert_plan(job.model, job.parallel, training, self.mesh),
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
+            cp_levels=self.mesh.worst_context_levels,
             **({"replica_group": self.mesh.worst_replica_group} if job.model.reads_replicas else {}),
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,

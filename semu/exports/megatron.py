@@ -179,7 +179,10 @@ def _parallel(parallel: Mapping[str, Any], sizes: TransformerConfig) -> Iterator
         yield "use-tp-pp-dp-mapping", ""
     if parallel["cp"] > 1:
         yield "context-parallel-size", str(parallel["cp"])
-        yield "cp-comm-type", _CONTEXT.get(parallel.get("cp_kind", "ring"), "p2p")
+        inner = parallel.get("cp_inner", 1)
+        yield "cp-comm-type", "a2a+p2p" if inner > 1 else _CONTEXT.get(parallel.get("cp_kind", "ring"), "p2p")
+        if inner > 1:
+            yield "hierarchical-context-parallel-sizes", f"{inner} {parallel['cp'] // inner}"
     if parallel["ep"] > 1:
         yield "expert-model-parallel-size", str(parallel["ep"])
     if sizes.experts is not None and parallel.get("etp") is not None:

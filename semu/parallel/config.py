@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
-from semu.checks import check_member, check_switch, check_word, is_integer
+from semu.checks import check_integer, check_member, check_switch, check_word, is_integer
 from semu.errors import ConfigError
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.axes import ParallelSizes
@@ -73,6 +73,8 @@ class Parallel(ParallelSizes):
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
+        cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
+            ``a2a+p2p``); 1: the ring has all context ranks.
         modules: modality module -> ``ModuleParallel`` or its table, where it differs from the job's, e.g.
             ``{"vit": ModuleParallel(tp=1)}``.
         placement: where the groups of layers lie: ``"circular"``, group g on rank g mod pp, or with vpp >= 2 in a V,
@@ -101,6 +103,7 @@ class Parallel(ParallelSizes):
     segments: str = "mixed"
     shares: Mapping[str, int] = field(default_factory=dict)
     rank_order: str = DATA_FIRST
+    cp_inner: int = 1
 
     def __post_init__(self) -> None:
         self.check_sizes()
@@ -126,8 +129,41 @@ class Parallel(ParallelSizes):
 
         kind = check_member(self.cp_kind, ContextKind, "parallel.cp_kind", "kind of context parallelism")
         object.__setattr__(self, "cp_kind", kind)
+        self._check_levels()
         self._set_modules()
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
+
+    def _check_levels(self) -> None:
+        check_integer(self.cp_inner, "parallel.cp_inner", "a number of ranks")
+        if self.cp_inner > 1 and ContextKind(self.cp_kind) is not ContextKind.RING:
+            raise ConfigError(
+                "only a ring runs between groups of context ranks",
+                where="parallel.cp_inner",
+                expected='cp_kind = "ring", or 1',
+                got=self.cp_inner,
+                nearest=1,
+            )
+        if self.cp % self.cp_inner:
+            raise ConfigError(
+                f"cp = {self.cp} does not divide into groups of {self.cp_inner}",
+                where="parallel.cp_inner",
+                expected=f"a divisor of cp = {self.cp}",
+                got=self.cp_inner,
+                nearest=max(n for n in range(1, min(self.cp, self.cp_inner) + 1) if self.cp % n == 0),
+            )
+        if self.cp_inner > 1 and self.modules:
+            raise ConfigError(
+                "groups of context ranks with modules that have sizes of their own are not modelled by this version",
+                where="parallel.cp_inner",
+                expected="1, or no [parallel.modules]",
+                got=self.cp_inner,
+                nearest=1,
+            )
+
+    @property
+    def has_context_levels(self) -> bool:
+        """Whether a ring runs between groups of context ranks."""
+        return 1 < self.cp_inner < self.cp
 
     def _check_placement(self) -> None:
         check_word(self.placement, PLACEMENTS, "placement of the groups of layers", "parallel.placement")
@@ -277,8 +313,8 @@ class Parallel(ParallelSizes):
 
     @property
     def context_kind(self) -> ContextKind:
-        """``cp_kind`` as a ``ContextKind``."""
-        return ContextKind(self.cp_kind)
+        """``cp_kind`` as a ``ContextKind``; a group of all context ranks leaves no ring."""
+        return ContextKind.ALL_TO_ALL if self.cp_inner == self.cp > 1 else ContextKind(self.cp_kind)
 
     @property
     def sequence_parts(self) -> int:

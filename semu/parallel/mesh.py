@@ -172,6 +172,19 @@ class Mesh:
         """The context-parallel group that spans the most nodes; all groups are timed as it."""
         return self.worst_group("cp")
 
+    @cached_property
+    def worst_context_levels(self) -> tuple[CommGroup, CommGroup] | None:
+        """Of a ring between groups of context ranks (``cp_inner``): neighbours that form a group, and those in the same
+        place of all groups, each on the most nodes; None: there is one ring."""
+        p, step = self.parallel, self._strides["cp"]
+        if not p.has_context_levels:
+            return None
+        inner, outer = p.cp_inner, p.cp // p.cp_inner
+        bases = [base + t for base in self._different(0, p.cp * step, p.num_gpus // (p.cp * step)) for t in range(step)]
+        groups = (self._place("cp_group", base + i * inner * step, step, inner) for base in bases for i in range(outer))
+        rings = (self._place("cp_ring", base + i * step, inner * step, outer) for base in bases for i in range(inner))
+        return max(groups, key=_spread), max(rings, key=_spread)
+
     def worst_group(self, axis: str) -> CommGroup:
         """The group of one axis that spans the most nodes."""
         cluster, size, stride = self.cluster, getattr(self.parallel, axis), self._strides[axis]

@@ -20,6 +20,7 @@ _REASONS = 3
 _SHORT = {"exposed_communication": "waiting for", "bubble": "pipeline bubble"}
 GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
 GROUPS |= {
+    **dict.fromkeys(("cp_group", "cp_ring"), "context parallelism"),
     "ep": "expert all-to-all",
     "etp": "tensor-parallel experts",
     "experts": "expert all-gather",

@@ -242,6 +242,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "experts": ExpertPlan(2),
     "cp_group": CommGroup("cp", 4, 2),
     "cp_kind": ContextKind.ALL_GATHER,
+    "cp_levels": (CommGroup("cp_group", 2, 1), CommGroup("cp", 2, 2)),
     "keep_products": True,
     "cross_entropy": "fused",
     "fused_accumulation": False,

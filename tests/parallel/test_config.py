@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,22 @@ def test_kinds_of_context_parallelism() -> None:
 def test_short_form_round_trip(size: dict[str, int]) -> None:
     parallel = Parallel(**size)
     assert Parallel.parse(parallel.label()) == parallel
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nearest"),
+    [
+        ({"cp": 4, "cp_inner": 3}, 2),
+        ({"cp": 4, "cp_inner": 8}, 4),
+        ({"cp": 4, "cp_inner": 2, "cp_kind": "all_gather"}, 1),
+        ({"cp": 4, "cp_inner": 2, "tp": 2, "modules": {"vit": {"tp": 1}}}, 1),
+        ({"cp": 4, "cp_inner": 0}, 1),
+    ],
+)
+def test_groups_of_context_ranks_are_checked(sizes: dict[str, Any], nearest: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Parallel(**sizes)
+    assert (caught.value.where, caught.value.nearest) == ("parallel.cp_inner", nearest)
 
 
 def test_short_form_names_the_extraordinary_only() -> None:

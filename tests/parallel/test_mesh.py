@@ -87,6 +87,39 @@ def test_groups_hold_the_ranks_that_agree_in_all_other_coordinates_and_the_worst
 WORST = [*SHAPES, (Parallel(tp=2, cp=3), 2, 3), (Parallel(tp=2, dp=3), 2, 3)]
 
 
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp"])
+@pytest.mark.parametrize(
+    ("sizes", "inner", "nodes", "gpus"),
+    [
+        ({"cp": 4}, 2, 1, 4),
+        ({"cp": 8, "dp": 2}, 2, 2, 8),
+        ({"cp": 8, "tp": 2, "pp": 2}, 4, 4, 8),
+        ({"cp": 6, "tp": 2, "dp": 2}, 3, 3, 8),
+        ({"cp": 4, "tp": 4, "dp": 2, "pp": 2}, 2, 16, 4),
+    ],
+)
+def test_levels_of_context_parallelism(sizes: dict[str, int], inner: int, nodes: int, gpus: int, order: str) -> None:
+    """Context ranks that differ in nothing else: neighbours form groups, and equal places of the groups rings."""
+    parallel = Parallel(**sizes, cp_inner=inner, rank_order=order)  # type: ignore[arg-type]
+    levels = Mesh(parallel, Cluster("h100", nodes, gpus)).worst_context_levels
+    assert levels is not None
+    groups: dict[tuple[int, ...], list[int]] = {}
+    rings: dict[tuple[int, ...], list[int]] = {}
+    for rank, (p, d, c, t) in enumerate(coordinates(parallel)):
+        groups.setdefault((p, d, t, c // inner), []).append(rank)
+        rings.setdefault((p, d, t, c % inner), []).append(rank)
+    assert [shape(level) for level in levels] == [
+        farthest(list(groups.values()), gpus),
+        farthest(list(rings.values()), gpus),
+    ]
+    assert [level.name for level in levels] == ["cp_group", "cp_ring"]
+
+
+@pytest.mark.parametrize("parallel", [Parallel(cp=4), Parallel(cp=4, cp_inner=4), Parallel()])
+def test_one_level_of_context_parallelism(parallel: Parallel) -> None:
+    assert Mesh(parallel, Cluster("h100", 1, parallel.num_gpus)).worst_context_levels is None
+
+
 @pytest.mark.parametrize(("parallel", "nodes", "gpus"), WORST, ids=[f"{p.label()} on {n}x{g}" for p, n, g in WORST])
 def test_the_worst_tensor_parallel_group_spans_the_most_nodes(parallel: Parallel, nodes: int, gpus: int) -> None:
     mesh = Mesh(parallel, Cluster("h100", nodes, gpus))

@@ -15,7 +15,7 @@ from semu.present.report import Report
 from semu.simulation import simulate
 
 STREAMS = {
-    "links": ("tp", "cp", "dp", "fsdp", "hsdp", "ep", "etp", "edp", "efsdp", "replicas"),
+    "links": ("tp", "cp", "cp_group", "cp_ring", "dp", "fsdp", "hsdp", "ep", "etp", "edp", "efsdp", "replicas"),
     "replicas": ("tp", "replicas"),
     "experts": ("tp", "ep", "etp"),
 }

@@ -97,6 +97,44 @@ def test_bytes_of_a_language_model(cp: int, tp: int) -> None:
         assert wire_bytes(report, Phase.BACKWARD) == {op: layers * size for op, size in backward.items()}, kind
 
 
+@pytest.mark.parametrize(("cp", "inner"), [(4, 2), (8, 2), (8, 4)])
+def test_bytes_of_a_ring_between_groups(cp: int, inner: int) -> None:
+    """In a group q, k, v and the output change heads for tokens; K and V of as many bytes then go around the groups."""
+    tokens = 512 // cp
+    keys, queries = tokens * KV_HEADS * 2 * HEAD * 2, tokens * HEADS * HEAD * 2
+    report = simulate(job_of(llama(1), text(320, 192), Parallel(cp=cp, cp_inner=inner)))
+    for phase, times in ((Phase.FORWARD, 1), (Phase.BACKWARD, 2)):
+        passed = sum(size for _, _, _, size, _ in on_stream(report, "cp_ring", phase))
+        assert passed == times * (cp // inner - 1) * keys
+        assert wire_bytes(report, phase) == {}
+        exchanged = [(kind, size) for kind, _, _, size, _ in on_stream(report, "cp_group", phase)]
+        assert {kind for kind, _ in exchanged} == {OpKind.ALL_TO_ALL} and len(exchanged) == 4
+        assert sum(size for _, size in exchanged) == (inner - 1) * (2 * queries + keys) // inner
+    whole = simulate(job_of(llama(1), text(320, 192), Parallel(cp=cp)))
+    assert attention_flop(report) == attention_flop(whole) > 0
+
+
+def attention_flop(report: Report) -> int:
+    """FLOP of the attention kernels of a rank."""
+    kinds = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
+    phases = (Phase.FORWARD, Phase.BACKWARD)
+    return sum(row[4] for phase in phases for row in on_stream(report, "compute", phase) if row[0] in kinds)
+
+
+def test_a_group_of_all_context_ranks_leaves_no_ring() -> None:
+    reports = [
+        simulate(job_of(llama(), text(320, 192), Parallel(cp=4, **options)))  # type: ignore[arg-type]
+        for options in ({"cp_inner": 4}, {"cp_kind": "all_to_all"})
+    ]
+    assert reports[0].iteration_time_s == reports[1].iteration_time_s
+    assert reports[0].peak_memory_bytes == reports[1].peak_memory_bytes
+
+
+def test_heads_that_a_group_does_not_divide() -> None:
+    with pytest.raises(ConfigError, match="kv_heads = 4 cannot be split over a context-parallel group of 8"):
+        simulate(job_of(llama(), text(512), Parallel(cp=16, cp_inner=8)))
+
+
 def test_bytes_of_a_ring_are_messages_of_keys_and_of_their_gradients() -> None:
     """Forward cp - 1 times K and V; backward K and V alone, cp - 2 times with dK and dV, dK and dV alone."""
     report = simulate(job_of(llama(1), text(512), Parallel(cp=4)))

@@ -27,6 +27,27 @@ def test_times_and_memory(name: str, kind: str, cp: int, tp: int, pp: int, tenso
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("tensor", [False, True], ids=["wait", "overlap_tp"])
+@pytest.mark.parametrize(("cp", "inner", "tp", "pp"), [(4, 2, 1, 1), (4, 2, 2, 2), (8, 2, 1, 1), (8, 4, 1, 2)])
+@pytest.mark.parametrize("gpus_per_node", [0, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_rings_between_groups(
+    name: str, gpus_per_node: int, cp: int, inner: int, tp: int, pp: int, tensor: bool
+) -> None:
+    model, items = MODELS[name]
+    if name == "t2v":  # its captions are short
+        cp, inner = 4, 2
+    job = job_of(
+        model(),
+        items(3, seed=1) if name == "text" else items(3),
+        Parallel(cp=cp, tp=tp, pp=pp, cp_inner=inner),
+        overlap=overlap(tensor=tensor),
+        gpus_per_node=gpus_per_node,
+    )
+    assert_tails_equal(job)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from semu.imports.sizes import cluster_of
 from semu.parallel.config import PIPELINE_FIRST
 from semu.parallel.layout_text import expand_stages
 
-_CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
+_CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all", "a2a+p2p": "ring"}
 _ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
@@ -87,8 +87,31 @@ def parallel_table(settings: Settings, gpus: int, where: str, *, has_experts: bo
         if len(kinds) > 1:
             why = "layers that differ in how they exchange keys and values, modelled as most do"
             settings.approximate("cp_comm_type", why, Effect(slower=0.03, faster=0.03))
-        table["cp_kind"] = _CONTEXT_KINDS[min(kinds, key=lambda kind: (-kinds[kind], kind))]
+        kind = min(kinds, key=lambda kind: (-kinds[kind], kind))
+        table["cp_kind"] = _CONTEXT_KINDS[kind]
+        if kind == "a2a+p2p":
+            table["cp_inner"] = _inner_ranks(settings, cp)
     return table | _sharding(settings, table["dp"])
+
+
+def _inner_ranks(settings: Settings, cp: int) -> int:
+    """Neighbours that exchange heads for tokens, where rings run between groups of them.
+
+    Raises:
+        ConfigError: not two sizes whose product is cp.
+    """
+    sizes = settings.get("hierarchical_context_parallel_sizes") or ()
+    numbers = [int(word) for word in sizes if word.isdecimal()]
+    if len(numbers) != len(sizes) or len(numbers) != 2 or numbers[0] * numbers[1] != cp:
+        inner = nearest_divisor(cp, 2)
+        raise settings.error(
+            "cp_comm_type" if not sizes else "hierarchical_context_parallel_sizes",
+            "a2a+p2p needs the sizes of its two levels",
+            expected=f"--hierarchical-context-parallel-sizes with two numbers whose product is {cp}",
+            got=" ".join(sizes) or "nothing",
+            nearest=f"--hierarchical-context-parallel-sizes {inner} {cp // inner}",
+        )
+    return numbers[0]
 
 
 def _check_heads(settings: Settings, tp: int) -> None:

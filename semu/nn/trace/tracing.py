@@ -52,6 +52,7 @@ class TraceOptions:
         cast_weights: under fp8, every microbatch casts the weights; false: they are cast once an iteration.
         experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
+        cp_levels: of a ring between groups: one group, and the ring.
         cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         fp8_recipe: how fp8 tensors are scaled.
@@ -75,6 +76,7 @@ class TraceOptions:
     experts: ExpertPlan = field(default_factory=ExpertPlan)
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
+    cp_levels: tuple[CommGroup, CommGroup] | None = None
     replica_group: CommGroup = field(default_factory=lambda: CommGroup("replicas", 1, 1))
     keep_products: bool = False
     stop_early: bool = False

@@ -146,6 +146,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
         | ({"layout": job.parallel.layout.to_table()} if job.parallel.layout is not None else {})
         | ({"modules": module_sizes(layout)} if job.parallel.modules else {})
         | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {})
+        | ({"cp_inner": job.parallel.cp_inner} if job.parallel.has_context_levels else {})
         | ({"placement": job.parallel.placement} if job.parallel.placement != "circular" else {})
         | ({"segments": job.parallel.segments} if job.parallel.segments != "mixed" else {})
         | ({"shares": dict(job.parallel.shares)} if job.parallel.shares else {}),

@@ -62,6 +62,9 @@ def legal_arguments(draw: random.Random, free: list[Flag]) -> Arguments:
             found["tp-comm-overlap"] = ""
     if cp > 1:
         found["cp-comm-type"] = draw.choice(["p2p", "all_gather", "a2a", "a2a+p2p"])
+        if found["cp-comm-type"] == "a2a+p2p":
+            inner = draw.choice([n for n in range(1, cp + 1) if cp % n == 0])
+            found["hierarchical-context-parallel-sizes"] = f"{inner} {cp // inner}"
     if draw.random() < 0.2:
         found["use-tp-pp-dp-mapping"] = ""
     for flag in free:

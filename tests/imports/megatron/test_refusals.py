@@ -167,7 +167,6 @@ def test_another_model_or_arithmetic_is_refused(words: str, name: str) -> None:
         ("--attention-backend unfused --no-masked-softmax-fusion", "--no-masked-softmax-fusion", 0.1),
         ("--no-bias-gelu-fusion", "--no-bias-gelu-fusion", 0.04),
         ("--position-embedding-type mrope", "--position-embedding-type", 0.005),
-        ("--context-parallel-size 2 --cp-comm-type a2a+p2p", "--cp-comm-type", 0.03),
         ("--context-parallel-size 2 --cp-comm-type p2p a2a", "--cp-comm-type", 0.03),
         ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "--fp8-recipe", 0.05),
         ("--moe-router-dtype fp32", "--moe-router-dtype", 0.02),

@@ -111,6 +111,9 @@ class CutModel:
             "etp": expert_plan.etp_group,
             "replicas": self._replicas(),
         }
+        levels = self._levels()
+        if levels is not None:
+            self.groups |= {"cp_group": levels[0], "cp_ring": levels[1]}
         self._options = TraceOptions(
             plan=megatron_plan(job.model, job.parallel),
             tp_group=self.tp_group,
@@ -124,6 +127,7 @@ class CutModel:
             experts=expert_plan,
             cp_group=self.cp_group,
             cp_kind=job.parallel.context_kind,
+            cp_levels=self._levels(),
             replica_group=self.groups["replicas"] if _reads_replicas(job) else CommGroup("replicas", 1, 1),
             keep_products=job.training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
@@ -190,6 +194,26 @@ class CutModel:
                 if side.group is not None and side.group.name != "tp":
                     groups[side.group.name] = side.group
         return groups
+
+    def _levels(self) -> tuple[CommGroup, CommGroup] | None:
+        """Groups of neighbouring context ranks, and rings through them; the most spread of each."""
+        p, place = self.job.parallel, self.job.cluster.place_group
+        if not 1 < p.cp_inner < p.cp:
+            return None
+        around = [
+            [self.gpu(rank, r, t, c) for c in range(p.cp)]
+            for rank in range(p.pp)
+            for r in range(p.dp)
+            for t in range(p.tp)
+        ]
+        firsts = range(0, p.cp, p.cp_inner)
+        groups = [place("cp_group", gpus[first : first + p.cp_inner]) for gpus in around for first in firsts]
+        rings = [place("cp_ring", gpus[number :: p.cp_inner]) for gpus in around for number in range(p.cp_inner)]
+
+        def most_spread(found: list[CommGroup]) -> CommGroup:
+            return max(found, key=lambda g: (g.num_nodes, g.local_port.value == "pcie", -g.ranks_per_node))
+
+        return most_spread(groups), most_spread(rings)
 
     def _replicas(self) -> CommGroup:
         """The replicas of one rank of the others; of all such groups the most spread one."""

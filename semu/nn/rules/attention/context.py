@@ -9,13 +9,15 @@ read all its queries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from semu.errors import ConfigError
 from semu.graph.dim import divide
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
+from semu.hardware.network import CommGroup
 from semu.nn.rules.attention.context_collective import (
     gather_context,
     half,
@@ -40,15 +42,19 @@ def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tenso
     Raises:
         ConfigError: heads that the group does not divide (all-to-all).
     """
-    kind = q.trace.options.cp_kind
+    kind, group = q.trace.options.cp_kind, q.trace.options.cp_group
     if kind is ContextKind.ALL_GATHER:
         return _gathered(q, k, v, causal=causal)
     if kind is ContextKind.ALL_TO_ALL:
-        return _by_heads(q, k, v, causal=causal)
-    return _ring(q, k, v, causal=causal)
+        return _by_heads(q, k, v, group, partial(fused_attention, causal=causal))
+    levels = q.trace.options.cp_levels
+    if levels is None:
+        return _ring(q, k, v, group, causal=causal)
+    inner, ring = levels
+    return _by_heads(q, k, v, inner, partial(_ring, group=ring, causal=causal))
 
 
-def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+def _ring(q: Tensor, k: Tensor, v: Tensor, group: CommGroup, *, causal: bool) -> Tensor:
     """Keys and values go around (Ring Attention, 2310.01889 §3), as in Transformer Engine's ``AttnFuncWithCPAndKVP2P``.
 
     Forward: K and V are joined into one buffer; in each of cp steps the buffer is sent on beside the kernel that reads
@@ -56,14 +62,14 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     and its log-sum-exp. Backward: starts with the saved K and V and ends with those of this rank; dK and dV follow one
     step behind. Each way moves K and V cp - 1 times, the backward also dK and dV.
     """
-    trace, ranks = q.trace, q.trace.options.cp_group.num_ranks
-    own, other = _ring_kernels(q, k, v, causal=causal)
+    trace, ranks = q.trace, group.num_ranks
+    own, other = _ring_kernels(q, k, v, ranks, causal=causal)
     kv = copy_both(k, v, (*k.shape[:2], k.shape[2] + v.shape[2]), "join_kv")
     before = trace.last_kernel
     y, statistics = own.forward(q, [kv], "attention")
     for step in range(1, ranks):
         role = Role.ACTIVATION if step == ranks - 1 else Role.COMMUNICATION
-        (kv,) = pass_on([kv], "pass_kv", after=before, role=role)
+        (kv,) = pass_on([kv], group, "pass_kv", after=before, role=role)
         before = trace.last_kernel
         part, part_statistics = other.forward(q, [kv], "attention")
         _merge(own, q, [y, statistics], [part, part_statistics])
@@ -77,7 +83,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         before = trace.last_kernel
         grad_q, (grad_kv,) = other.backward(q, [*reads, last], "attention_bw", [buffer])
         grad_kv = laid_out_like(grad_kv, last)
-        (kv,) = pass_on([last], "pass_kv_bw", after=before, behind=[grad])
+        (kv,) = pass_on([last], group, "pass_kv_bw", after=before, behind=[grad])
         for step in range(1, ranks):
             is_own = step == ranks - 1
             before = trace.last_kernel
@@ -85,9 +91,9 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
             part_q, (part,) = kernel.backward(q, [*reads, kv], "attention_bw", [buffer if is_own else part_kv])
             _add(grad_q, part_q)
             if is_own:
-                (arrived,) = pass_on([grad_kv], "pass_grad_kv", after=before, role=Role.ACTIVATION)
+                (arrived,) = pass_on([grad_kv], group, "pass_grad_kv", after=before, role=Role.ACTIVATION)
             else:
-                kv, arrived = pass_on([kv, grad_kv], "pass_kv_grad_kv", after=before)
+                kv, arrived = pass_on([kv, grad_kv], group, "pass_kv_grad_kv", after=before)
             _add(arrived, part)
             grad_kv = arrived
         grad_k = trace.view(grad_kv, k.shape, k.shards)
@@ -97,9 +103,11 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return trace.recorded([q, k, v], y, _backward)
 
 
-def _ring_kernels(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[AttentionKernel, AttentionKernel]:
-    """The kernels over the keys of this rank, and over those of another rank."""
-    where, ranks = q.trace.where, q.trace.options.cp_group.num_ranks
+def _ring_kernels(
+    q: Tensor, k: Tensor, v: Tensor, ranks: int, *, causal: bool
+) -> tuple[AttentionKernel, AttentionKernel]:
+    """The kernels over the keys of this rank, and over those of another rank of a ring."""
+    where = q.trace.where
     whole = AttentionKernel.of(q, k, v, causal=causal)
     block = divide(whole.pairs, ranks, "the pairs of a context rank", where)
     own = replace(whole, pairs=block)
@@ -155,24 +163,27 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return trace.recorded([q, k, v], y, _backward)
 
 
-def _by_heads(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """Each rank gets all tokens of some heads, and gives its output back (DeepSpeed-Ulysses, 2309.14509 §3.1): an
-    all-to-all of q, k, v and of the output, and of their gradients."""
+def _by_heads(
+    q: Tensor, k: Tensor, v: Tensor, group: CommGroup, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Each rank of a group gets all its tokens of some heads, and gives its output back (DeepSpeed-Ulysses, 2309.14509
+    §3.1): an all-to-all of q, k, v and of the output, and of their gradients. Where the group is part of the context
+    ranks, keys and values then go around between such groups (Megatron-LM's ``a2a+p2p``)."""
     for name, x in (("heads", q), ("kv_heads", k)):
-        _check_heads(name, x)
-    parts = [heads_for_tokens(x, f"exchange_{name}") for name, x in (("q", q), ("k", k), ("v", v))]
-    return tokens_for_heads(fused_attention(*parts, causal=causal), q, "exchange_out")
+        _check_heads(name, x, group.num_ranks)
+    parts = [heads_for_tokens(x, group, f"exchange_{name}") for name, x in (("q", q), ("k", k), ("v", v))]
+    return tokens_for_heads(attend(*parts), q, group, "exchange_out")
 
 
-def _check_heads(name: str, x: Tensor) -> None:
-    ranks, heads = x.trace.options.cp_group.num_ranks, x.local_shape[1]
+def _check_heads(name: str, x: Tensor, ranks: int) -> None:
+    heads = x.local_shape[1]
     assert isinstance(heads, int)
     if heads % ranks:
         split = f" / tp = {x.shape[1]} / {x.shards[1]}" if x.shards[1] > 1 else ""
         raise ConfigError(
             f"{name}{split} = {heads} cannot be split over a context-parallel group of {ranks}",
             where=x.trace.where,
-            expected=f"a divisor of {heads}, or cp_kind = ring or all_gather",
+            expected=f"a divisor of {heads}, or cp_kind = ring or all_gather without cp_inner",
             got=f"cp = {ranks}",
             nearest=max(n for n in range(1, ranks + 1) if heads % n == 0),
         )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
+from semu.hardware.network import CommGroup
 from semu.nn.rules.collective import communicate
 from semu.nn.rules.views import copy_like
 from semu.nn.trace.tensor import Sequences, Tensor
@@ -21,7 +22,7 @@ from semu.nn.trace.tensor import Sequences, Tensor
 def gather_context(x: Tensor, name: str) -> Tensor:
     """[tokens, ...] of every rank, put in order: [cp x tokens, ...]."""
     group = x.trace.options.cp_group
-    like = replace(x, shape=(group.num_ranks * x.shape[0], *x.shape[1:]), sequences=whole_sequences(x))
+    like = replace(x, shape=(group.num_ranks * x.shape[0], *x.shape[1:]), sequences=whole_sequences(x, group))
     whole = communicate(
         OpKind.ALL_GATHER, [x], group.num_ranks * x.size_bytes, group, name, like=like, role=Role.COMMUNICATION
     )
@@ -34,35 +35,42 @@ def reduce_scatter_context(x: Tensor, like: Tensor, name: str) -> Tensor:
     return communicate(OpKind.REDUCE_SCATTER, [x], x.size_bytes, x.trace.options.cp_group, name, like=like)
 
 
-def heads_for_tokens(x: Tensor, name: str) -> Tensor:
+def heads_for_tokens(x: Tensor, group: CommGroup, name: str) -> Tensor:
     """Exchange so that each rank has some heads of all tokens: [tokens, heads, d] -> [cp x tokens, heads, d], the heads
-    split over the context group too. Backward: the opposite exchange (2309.14509 §3.1)."""
-    ranks = x.trace.options.cp_group.num_ranks
+    split over the context group, or the part of it that ``group`` is, too. Backward: the opposite exchange (2309.14509
+    §3.1)."""
+    ranks = group.num_ranks
     shape, shards = (ranks * x.shape[0], *x.shape[1:]), (x.shards[0], x.shards[1] * ranks, *x.shards[2:])
-    there = replace(x, shape=shape, shards=shards, sequences=whole_sequences(x))
-    return _exchanged(x, there, name, copies=True)
+    there = replace(x, shape=shape, shards=shards, sequences=whole_sequences(x, group))
+    return _exchanged(x, there, group, name, copies=True)
 
 
-def tokens_for_heads(x: Tensor, like: Tensor, name: str) -> Tensor:
+def tokens_for_heads(x: Tensor, like: Tensor, group: CommGroup, name: str) -> Tensor:
     """The opposite of ``heads_for_tokens``: all heads of this rank's tokens, tokens and heads as in ``like``."""
     there = replace(x, shape=(like.shape[0], *x.shape[1:]), shards=like.shards, sequences=like.sequences)
-    return _exchanged(x, there, name, copies=True)
+    return _exchanged(x, there, group, name, copies=True)
 
 
 def redistribute_tokens(x: Tensor) -> Tensor:
     """Move rows to the context ranks that need them: an all-to-all each way, as large as ``x``."""
-    return _exchanged(x, x, "redistribute", copies=False)
+    return _exchanged(x, x, x.trace.options.cp_group, "redistribute", copies=False)
 
 
 def pass_on(
-    parts: Sequence[Tensor], name: str, *, after: int, role: Role = Role.COMMUNICATION, behind: Sequence[Tensor] = ()
+    parts: Sequence[Tensor],
+    group: CommGroup,
+    name: str,
+    *,
+    after: int,
+    role: Role = Role.COMMUNICATION,
+    behind: Sequence[Tensor] = (),
 ) -> tuple[Tensor, ...]:
     """Send tensors to the next rank of the ring as one message, and receive those of the rank before.
 
     It runs beside the computation: only readers of the received tensors wait for it.
 
     Args:
-        parts: what is sent. name: of the operator. role: of what is received.
+        parts: what is sent. group: the ring. name: of the operator. role: of what is received.
         after: operator that it waits for, so that at most two buffers are in use; -1: none.
         behind: further tensors that it waits for.
     """
@@ -71,7 +79,7 @@ def pass_on(
         OpKind.P2P,
         [*parts, *behind],
         sum((x.size_bytes for x in others), first.size_bytes),
-        first.trace.options.cp_group,
+        group,
         name,
         like=first,
         role=role,
@@ -82,9 +90,9 @@ def pass_on(
     return (received, *(replace(side, shape=x.shape, shards=x.shards) for side, x in zip(sides, others, strict=True)))
 
 
-def whole_sequences(x: Tensor) -> Sequences | None:
-    """Packing of all ranks' tokens together."""
-    ranks, own = x.trace.options.cp_group.num_ranks, x.sequences
+def whole_sequences(x: Tensor, group: CommGroup) -> Sequences | None:
+    """Packing of all tokens of a group's ranks together."""
+    ranks, own = group.num_ranks, x.sequences
     if own is None:
         return None
     length = None if own.length is None else ranks * own.length
@@ -93,14 +101,13 @@ def whole_sequences(x: Tensor) -> Sequences | None:
     )
 
 
-def _exchanged(x: Tensor, there: Tensor, name: str, *, copies: bool) -> Tensor:
+def _exchanged(x: Tensor, there: Tensor, group: CommGroup, name: str, *, copies: bool) -> Tensor:
     """An all-to-all to another layout of equal size; backward: the opposite exchange.
 
     Args:
-        x: what is exchanged. there: the result's layout. name: of the operators.
+        x: what is exchanged. there: the result's layout. group: between whom. name: of the operators.
         copies: rows are packed before the exchange and put in order after it.
     """
-    group = x.trace.options.cp_group
 
     def _exchange(source: Tensor, to: Tensor, label: str) -> Tensor:
         source = _rearranged(source, f"{label}_pack") if copies else source
