@@ -102,11 +102,11 @@ PATTERNS: tuple[tuple[str, Family], ...] = (
         r"nccl.*all_?to_?all|deep_ep::|(cached|ep)_notify|notify_dispatch|\bep_(dispatch|combine|layout)",
         Family.ALL_TO_ALL,
     ),
-    (r"nccl.*send_?recv|nccl.*(send|recv)|userbuffers.*push(send|recv)|memcpy ptop|memcpy p2p", Family.P2P),
+    (r"nccl.*send_?recv|nccl.*(send|recv)|userbuffers.*push(send|recv)|memcpy (ptop|p2p|peer-to-peer)", Family.P2P),
     (r"nccl", Family.BROADCAST),
     # the DMA engines
-    (r"^memcpy[ _](dtod|d2d)", Family.ELEMENTWISE),
-    (r"^(memcpy|memset|copy_?engine)", Family.MEMCPY),
+    (r"^(\[cuda )?memcpy[ _](dtod|d2d|device-to-device)", Family.ELEMENTWISE),
+    (r"^(memcpy|memset|copy_?engine|\[cuda .*mem(cpy|set))", Family.MEMCPY),
     # the optimizer
     (r"multi_tensor|adam|lamb_?(stage|functor)|\bsgd|lpnorm_cleanup|foreach_?norm|fused_?optimizer", Family.OPTIMIZER),
     # attention

@@ -23,10 +23,12 @@ def save_bars(result: LogComparison | TraceComparison, path: str | os.PathLike[s
     from semu.present.plots import BarPair, BarPanel, draw_bars
 
     if isinstance(result, TraceComparison):
-        subtitle = f"pipeline rank {result.rank} of {result.num_ranks}; {result.iteration}"
+        subtitle = result.subject
         kinds = tuple(BarPair(row.family.value, row.busy.measured, row.busy.simulated) for row in result.rows)
         totals = tuple(BarPair(name, both.measured, both.simulated) for name, both in result.totals.items())
-        panels = [BarPanel("busy time per iteration [s]", kinds), BarPanel("time of the iteration [s]", totals)]
+        panels = [BarPanel("busy time per iteration [s]", kinds)]
+        if result.measured.iteration_s is not None:
+            panels.append(BarPanel("time of the iteration [s]", totals))
     else:
         subtitle = f"{result.format} log: median of the iterations after the warm-up"
         panels = []

@@ -8,6 +8,12 @@ from semu.fitting.kernel_names import FAMILY_OF_KIND, PATTERNS, Family, family_o
 from semu.graph.operator import OpKind
 from tests.validation.own_runs import KERNELS
 
+_NSYS_COPIES = [
+    "[CUDA memcpy HtoD]",
+    "[CUDA memcpy Device-to-Host]",
+    "[CUDA Unified Memory memcpy HtoD]",
+    "[CUDA memset]",
+]
 NAMES = {
     Family.MATMUL: [
         "ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_64x3_tn",
@@ -51,6 +57,8 @@ NAMES = {
         "triton_poi_fused__to_copy_mul_silu_5",
         "triton_poi_fused_mm_silu_1",
         "Memcpy DtoD (Device -> Device)",
+        "[CUDA memcpy DtoD]",
+        "[CUDA memcpy Device-to-Device]",
         "void transformer_engine::gated_act_kernel<...swiglu...>",
         "void transformer_engine::fused_rope_backward_kernel<float>",
     ],
@@ -71,7 +79,12 @@ NAMES = {
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>>",
         "void multi_tensor_apply_kernel<TensorListMetadata<1>, L2NormFunctor<float>>",
     ],
-    Family.MEMCPY: ["Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pinned)", "Memset (Device)"],
+    Family.MEMCPY: [
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memcpy DtoH (Device -> Pinned)",
+        "Memset (Device)",
+        *_NSYS_COPIES,
+    ],
     Family.ALL_REDUCE: ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWork)"],
     Family.ALL_GATHER: ["ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"],
     Family.REDUCE_SCATTER: ["ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "ncclKernel_ReduceScatter_RING_SIMPLE"],
@@ -79,7 +92,11 @@ NAMES = {
         "void deep_ep::internode::dispatch<false, 2, true>",
         "deep_ep::intranode::cached_notify_combine",
     ],
-    Family.P2P: ["ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "Memcpy PtoP (Device -> Device)"],
+    Family.P2P: [
+        "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
+        "Memcpy PtoP (Device -> Device)",
+        "[CUDA memcpy Peer-to-Peer]",
+    ],
     Family.BROADCAST: ["ncclDevKernel_Broadcast_RING_LL", "ncclDevKernel_Reduce_Sum_f32_RING_LL"],
     Family.UNMATCHED: ["my_own_kernel", "void do_something<int>"],
 }

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     _Compare = Callable[[TrainingJob, Report], LogComparison | TraceComparison]
 
-_OWN_RUN_ONLY = ("log", "trace", "cluster", "parallel", "assignments", "warm_up", "rank", "step")
+_TRACE_ONLY = ("rank", "step", "iterations", "gpu", "gpus")
+_OWN_RUN_ONLY = ("log", "trace", "cluster", "parallel", "assignments", "warm_up", *_TRACE_ONLY)
 _PUBLISHED_ONLY = ("runs", "group", "compare", "site", "pass_times")
 
 
@@ -52,12 +53,12 @@ def is_own_run(arguments: argparse.Namespace) -> bool:
             got=arguments.run if arguments.log is None else "both",
             nearest="--runs" if arguments.log is None else None,
         )
-    other, refused = ("--trace", ("warm_up",)) if arguments.log is None else ("--log", ("rank", "step"))
+    other, refused = ("--trace", ("warm_up",)) if arguments.log is None else ("--log", _TRACE_ONLY)
     for flag in given_flags(arguments, refused):
         raise ConfigError(
             f"{flag} does not go with {other}",
             where=flag,
-            expected="--warm-up with --log, --rank and --step with --trace",
+            expected="--warm-up with --log; --rank, --step, --iterations, --gpu and --gpus with --trace",
         )
     return True
 
@@ -116,12 +117,36 @@ def _log_comparison(arguments: argparse.Namespace) -> _Compare:
 
 def _trace_comparison(arguments: argparse.Namespace) -> _Compare:
     """Reads the trace; the comparison waits for the simulation."""
-    from semu.validation.traces.kineto import read_kineto
+    from semu.validation.traces.gpu_trace import KernelSum
+    from semu.validation.traces.trace_reader import read_gpu_trace
+
+    trace, place = read_gpu_trace(arguments.trace), arguments.trace
+    is_sum = isinstance(trace, KernelSum)
+    for flag in given_flags(arguments, ("step", "gpu") if is_sum else ("gpus",)):
+        raise ConfigError(
+            f"{flag} does not go with {'a sum of kernels' if is_sum else 'a trace'}",
+            where=f"{flag}, {place}",
+            expected="--iterations and --gpus with a sum (cuda_gpu_kern_sum); --step, --iterations and --gpu with a "
+            "trace",
+        )
+    if isinstance(trace, KernelSum):
+        from semu.validation.traces.sum_comparison import check_told, compare_sum
+
+        iterations, gpus = check_told(trace, arguments.iterations, arguments.gpus, place)
+        return lambda job, report: compare_sum(
+            trace, job, report, iterations=iterations, gpus=gpus, rank=arguments.rank, where=place
+        )
     from semu.validation.traces.trace_comparison import compare_trace
 
-    trace = read_kineto(arguments.trace)
     return lambda job, report: compare_trace(
-        trace, job, report, rank=arguments.rank, step=arguments.step, where=arguments.trace
+        trace,
+        job,
+        report,
+        rank=arguments.rank,
+        step=arguments.step,
+        iterations=arguments.iterations,
+        gpu=arguments.gpu,
+        where=place,
     )
 
 

@@ -48,7 +48,12 @@ def _add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="training log of Megatron-LM, torchtitan or another program (docs/programs.md), plain or gzip",
     )
-    own.add_argument("--trace", metavar="FILE", help="trace of torch.profiler (Kineto), JSON, plain or gzip")
+    own.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="trace of torch.profiler (Kineto), JSON, or of Nsight Systems, CSV of nsys stats: cuda_gpu_trace or "
+        "cuda_gpu_kern_sum; plain or gzip",
+    )
     own.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help=AS_SIMULATE)
     own.add_argument("--parallel", metavar="SIZES", help=AS_SIMULATE)
     add_set(own)
@@ -67,6 +72,14 @@ def _add(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--step", type=int, metavar="N", help="ProfilerStep of the trace; without it the one of median length"
     )
+    own.add_argument(
+        "--iterations",
+        type=int,
+        metavar="N",
+        help="whole iterations in a trace that does not mark them, or in a sum of kernels; their mean is compared",
+    )
+    own.add_argument("--gpu", type=int, metavar="N", help="number of the GPU in a trace of several")
+    own.add_argument("--gpus", type=int, metavar="N", help="GPUs whose kernels a sum of kernels adds up")
     add_reading(own)
     output = parser.add_argument_group("output")
     output.add_argument("--csv", metavar="FILE", help="write a line per row, quantity or kind")

@@ -1,15 +1,16 @@
-"""``GpuWork``: the kernels of one iteration on one GPU, measured or simulated; ``busy_times`` adds them up."""
+"""``GpuWork``: kernels of a GPU, measured or simulated; ``busy_times`` adds them up, ``averaged`` divides the sums."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.timeline import RankTimeline
-from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
+from semu.fitting.kernel_names import FAMILY_OF_KIND, Family, family_of
+from semu.validation.traces.gpu_trace import NamedKernels
 from semu.validation.traces.intervals import length_s, overlap_s, union
 
 FAMILIES = tuple(Family)
@@ -39,7 +40,8 @@ class FamilyTime:
 
     Attributes:
         busy_s: sum of the kernels' durations [s]. count: kernels.
-        exposed_s: of communication, time beside which no kernel computes [s]; None: it is no communication.
+        exposed_s: of communication, time beside which no kernel computes [s]; None: it is no communication, or when
+            the kernels ran is not known.
     """
 
     busy_s: float = 0.0
@@ -49,27 +51,31 @@ class FamilyTime:
 
 @dataclass(frozen=True)
 class BusyTimes:
-    """An iteration in sums [s].
+    """An iteration in sums [s]; None: when the kernels ran is not known.
 
     Attributes:
         iteration_s: all of it. compute_s: some kernel computes. communication_s: some communication runs.
         overlapped_s: both. families: see ``FamilyTime``; those without kernels are left out.
     """
 
-    iteration_s: float
-    compute_s: float
-    communication_s: float
-    overlapped_s: float
+    iteration_s: float | None
+    compute_s: float | None
+    communication_s: float | None
+    overlapped_s: float | None
     families: Mapping[Family, FamilyTime]
 
     @property
-    def exposed_s(self) -> float:
+    def exposed_s(self) -> float | None:
         """Communication runs and no kernel computes."""
+        if self.communication_s is None or self.overlapped_s is None:
+            return None
         return self.communication_s - self.overlapped_s
 
     @property
-    def idle_s(self) -> float:
+    def idle_s(self) -> float | None:
         """Neither computes nor communicates."""
+        if self.iteration_s is None or self.compute_s is None or self.exposed_s is None:
+            return None
         return self.iteration_s - self.compute_s - self.exposed_s
 
 
@@ -95,6 +101,45 @@ def busy_times(work: GpuWork) -> BusyTimes:
         overlapped_s=overlap_s(communication, compute),
         families=families,
     )
+
+
+def named_times(kernels: Iterable[NamedKernels]) -> BusyTimes:
+    """Add up kernels of which only counts and total times are known."""
+    families: dict[Family, FamilyTime] = {}
+    for named in kernels:
+        family = family_of(named.name)
+        known = families.get(family, FamilyTime())
+        families[family] = FamilyTime(known.busy_s + named.busy_s, known.count + named.count)
+    return BusyTimes(None, None, None, None, families)
+
+
+def averaged(times: Sequence[BusyTimes], parts: int) -> BusyTimes:
+    """Sums of all of them, divided; counts to the nearest integer.
+
+    Args:
+        times: at least one. parts: number of iterations, GPUs or ranks that they hold together.
+    """
+    families = {}
+    for family in dict.fromkeys(family for one in times for family in one.families):
+        found = [one.families[family] for one in times if family in one.families]
+        families[family] = FamilyTime(
+            sum(one.busy_s for one in found) / parts,
+            round(sum(one.count for one in found) / parts),
+            _mean([one.exposed_s for one in found], parts),
+        )
+    return BusyTimes(
+        _mean([one.iteration_s for one in times], parts),
+        _mean([one.compute_s for one in times], parts),
+        _mean([one.communication_s for one in times], parts),
+        _mean([one.overlapped_s for one in times], parts),
+        families,
+    )
+
+
+def _mean(values: Sequence[float | None], parts: int) -> float | None:
+    """None where one is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / parts if len(known) == len(values) else None
 
 
 def family_codes(families: list[Family]) -> NDArray[np.int64]:

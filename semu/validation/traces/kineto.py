@@ -1,4 +1,4 @@
-"""``read_kineto``: a trace of ``torch.profiler`` (Kineto, Chrome's JSON, plain or gzip) -> ``KinetoTrace``.
+"""``read_kineto``: a trace of ``torch.profiler`` (Kineto, Chrome's JSON, plain or gzip) -> ``GpuTrace``.
 
 Kernels are complete events (``ph: X``) of category ``kernel``, ``gpu_memcpy`` or ``gpu_memset``. Steps are annotations
 ``ProfilerStep#N``. A kernel belongs to the step during which it was launched (the runtime call with its
@@ -13,59 +13,29 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from semu.checks import is_integer
 from semu.errors import ConfigError
-from semu.fitting.kernel_names import Family, family_of, family_of_kind
+from semu.fitting.kernel_names import family_of, family_of_kind
 from semu.fitting.trace_events import read_events
+from semu.validation.traces.gpu_trace import GpuTrace, Kernel
 
 _GPU_CATEGORIES = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"))
 _LAUNCH_CATEGORIES = frozenset(("cuda_runtime", "cuda_driver", "runtime"))
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel or copy on the GPU.
-
-    Attributes:
-        name, family: what it is. start_us, end_us: on the trace's clock [us]. pid: process of the GPU.
-        step: number of its ``ProfilerStep``, None: outside all of them.
-    """
-
-    name: str
-    family: Family
-    start_us: float
-    end_us: float
-    pid: object
-    step: int | None
-
-
-@dataclass(frozen=True)
-class KinetoTrace:
-    """What a trace holds.
-
-    Attributes:
-        kernels: in the order of the file. steps: number -> (start, end) [us].
-        rank, world_size: of ``distributedInfo``, None: the trace has none.
-    """
-
-    kernels: tuple[Kernel, ...]
-    steps: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    rank: int | None = None
-    world_size: int | None = None
-
-
-def read_kineto(path: str | os.PathLike[str]) -> KinetoTrace:
+def read_kineto(path: str | os.PathLike[str], content: bytes | None = None) -> GpuTrace:
     """Read a trace.
 
+    Args:
+        path: the file. content: what it holds, where it is read already.
     Raises:
         ConfigError: it cannot be read, is no JSON, no trace, or holds no kernel.
     """
     place = os.fspath(path)
-    complete, document, num_events = read_events(path)
+    complete, document, num_events = read_events(path, content)
     try:
         trace = _Reader(complete).trace(document)
     except (KeyError, TypeError, ValueError) as error:
@@ -113,7 +83,7 @@ class _Reader:
         for spans in self._gpu_steps.values():
             spans.sort()
 
-    def trace(self, document: Mapping[str, Any]) -> KinetoTrace:
+    def trace(self, document: Mapping[str, Any]) -> GpuTrace:
         """All of it."""
         world = document.get("distributedInfo")
         world = world if isinstance(world, dict) else {}
@@ -122,7 +92,7 @@ class _Reader:
             if number not in self._cpu_steps:
                 known = steps.get(number, (start, end))
                 steps[number] = (min(start, known[0]), max(end, known[1]))
-        return KinetoTrace(
+        return GpuTrace(
             kernels=tuple(self._kernel(event) for event in self._gpu),
             steps=steps,
             rank=_integer(world.get("rank")),

@@ -1,4 +1,4 @@
-"""``compare_trace``: one iteration of a Kineto trace against the same rank of the simulation, family by family."""
+"""``compare_trace``: an iteration of a trace against the same rank of the simulation, family by family."""
 
 from __future__ import annotations
 
@@ -6,61 +6,68 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from semu.checks import check_integer
 from semu.errors import ConfigError
 from semu.fitting.kernel_names import Family
 from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.units import format_time
-from semu.validation.traces.gpu_work import GpuWork, busy_times, family_codes, simulated_work
-from semu.validation.traces.kineto import Kernel, KinetoTrace
-from semu.validation.traces.trace_result import NamedKernels, TraceComparison
+from semu.validation.traces.comparison_notes import (
+    check_pipeline_rank,
+    collective_notes,
+    count_notes,
+    longest_first,
+    partial_notes,
+)
+from semu.validation.traces.gpu_trace import GpuTrace, Kernel, NamedKernels
+from semu.validation.traces.gpu_work import GpuWork, averaged, busy_times, family_codes, simulated_work
+from semu.validation.traces.trace_result import TraceComparison
 
 LEAST_IDLE = 0.01
 """A share of the iteration that its kernels may exceed it by, before a warning is made."""
-COUNT_FACTOR = 2.0
-"""Matrix products measured and simulated may differ by this factor before the iteration itself is in doubt."""
 
 
 def compare_trace(
-    trace: KinetoTrace,
+    trace: GpuTrace,
     job: TrainingJob,
     report: Report,
     *,
     rank: int | None = None,
     step: int | None = None,
+    iterations: int | None = None,
+    gpu: int | None = None,
     where: str | None = None,
 ) -> TraceComparison:
     """Compare.
 
     Args:
         trace: what was measured. job, report: what was simulated.
-        rank: pipeline rank; None: that of the trace's ``distributedInfo``, else the first.
+        rank: pipeline rank; None: that which the trace tells, else the first.
         step: number of the ``ProfilerStep``; None: the one of median length.
-        where: name of the trace, for messages.
+        iterations: how many a trace without steps holds, of which the mean is taken; None: one, and a warning.
+        gpu: number of the GPU in a trace of several. where: name of the trace, for messages.
     Raises:
-        ConfigError: no such rank or step, or kernels of several GPUs in one trace.
+        ConfigError: no such rank, step, GPU or number of iterations, or kernels of several GPUs in one trace.
     """
     pipeline_rank, rank_notes = _pipeline_rank(trace, job, rank)
-    kernels, device_note = _one_gpu(trace, rank, where)
-    chosen = _choose(trace, kernels, step, where)
-    work = _work(chosen)
+    kernels, device_note = _one_gpu(trace, rank, gpu, where)
+    chosen = _choose(trace, kernels, step, iterations, where)
     timeline = report.timeline
-    measured = busy_times(work)
+    measured = averaged([busy_times(_work(chosen))], chosen.count)
     simulated = busy_times(simulated_work(timeline.ranks[pipeline_rank], report.iteration_time_s))
     warnings = [*rank_notes, *device_note, *chosen.warnings]
-    if measured.idle_s < -LEAST_IDLE * measured.iteration_s:
+    idle_s, iteration_s = measured.idle_s, measured.iteration_s
+    if idle_s is not None and iteration_s is not None and idle_s < -LEAST_IDLE * iteration_s:
         warnings.append(
-            f"the GPU works {format_time(-measured.idle_s)} longer than the iteration's annotation: steps overlap, "
-            "or it is not the whole iteration"
+            f"the GPU works {format_time(-idle_s)} longer than the iteration's annotation: steps overlap, or it is not "
+            "the whole iteration"
         )
-    counts = [
-        side.families[Family.MATMUL].count if Family.MATMUL in side.families else 0 for side in (measured, simulated)
+    warnings += [
+        *partial_notes(_named(chosen.kernels), chosen.count),
+        *count_notes(measured, simulated, job),
+        *collective_notes(measured, simulated),
     ]
-    if min(counts) * COUNT_FACTOR < max(counts):
-        warnings.append(
-            f"{counts[0]} matrix products measured, {counts[1]} simulated: is the step one iteration of this run "
-            f"(global batch {job.training.global_batch})?"
-        )
+    unmatched = [kernel for kernel in chosen.kernels if kernel.family is Family.UNMATCHED]
     return TraceComparison(
         title=report.title,
         rank=pipeline_rank,
@@ -68,37 +75,30 @@ def compare_trace(
         iteration=chosen.name,
         measured=measured,
         simulated=simulated,
-        unmatched=_unmatched(chosen.kernels),
+        unmatched=longest_first(_named(unmatched), chosen.count),
         warnings=tuple(warnings),
     )
 
 
 @dataclass(frozen=True)
 class _Iteration:
-    """The kernels of one iteration, what it is called, its length [us]."""
+    """The kernels of an iteration, or of ``count`` of them, what they are called, their length [us]."""
 
     kernels: list[Kernel]
     name: str
     length_us: float
     warnings: tuple[str, ...]
+    count: int = 1
 
 
-def _pipeline_rank(trace: KinetoTrace, job: TrainingJob, rank: int | None) -> tuple[int, tuple[str, ...]]:
+def _pipeline_rank(trace: GpuTrace, job: TrainingJob, rank: int | None) -> tuple[int, tuple[str, ...]]:
     """The simulated rank that the trace is of, and what to know about it.
 
     Global ranks count pipeline ranks outermost, as Megatron-LM does.
     """
     pp, gpus = job.parallel.pp, job.cluster.num_gpus
     if rank is not None:
-        if not 0 <= rank < pp:
-            raise ConfigError(
-                "no such pipeline rank",
-                where="--rank",
-                expected=f"0 to {pp - 1}",
-                got=rank,
-                nearest=min(max(rank, 0), pp - 1),
-            )
-        return rank, ()
+        return check_pipeline_rank(rank, pp), ()
     if trace.rank is None:
         notes = () if pp == 1 else ("the trace does not tell its rank: pipeline rank 0 is compared (--rank chooses)",)
         return 0, notes
@@ -110,23 +110,40 @@ def _pipeline_rank(trace: KinetoTrace, job: TrainingJob, rank: int | None) -> tu
     return 0, (f"{sentence}; pipeline rank 0 is compared (--rank chooses)",)
 
 
-def _one_gpu(trace: KinetoTrace, rank: int | None, where: str | None) -> tuple[list[Kernel], tuple[str, ...]]:
-    """The kernels of one GPU: all, or, of a trace with a process per rank, those of the rank that was asked for."""
+def _one_gpu(
+    trace: GpuTrace, rank: int | None, gpu: int | None, where: str | None
+) -> tuple[list[Kernel], tuple[str, ...]]:
+    """The kernels of one GPU: all, those of the one asked for, or, of a trace with a process per rank, the rank's.
+
+    Where nsys numbers the GPUs of a node, a pipeline rank is none of these numbers: ``gpu`` has to tell.
+    """
     pids = dict.fromkeys(kernel.pid for kernel in trace.kernels)
+    named = ", ".join(str(pid) for pid in list(pids)[:8])
+    numbers = sorted(pid for pid in pids if isinstance(pid, int))
+    if gpu is not None and gpu not in pids:
+        nearest = min(numbers, key=lambda number: abs(number - gpu), default=None)
+        raise ConfigError(
+            "no such GPU in the trace", where=f"--gpu, {where}", expected=f"one of {named}", got=gpu, nearest=nearest
+        )
     if len(pids) == 1:
         return list(trace.kernels), ()
-    named = ", ".join(str(pid) for pid in list(pids)[:8])
-    if rank is None or rank not in pids:
+    word, words = ("process", "processes") if trace.has_process_per_rank else ("GPU", "GPUs")
+    chosen = rank if gpu is None and trace.has_process_per_rank else gpu
+    if chosen is None or chosen not in pids:
         raise ConfigError(
             "kernels of several GPUs in one trace",
             where=where,
-            expected="a trace of one GPU, or --rank with one of its processes",
-            got=f"processes {named}",
+            expected=f"a trace of one GPU, or {'--rank or ' * trace.has_process_per_rank}--gpu with one of its {words}",
+            got=f"{words} {named}",
+            nearest=None if trace.has_process_per_rank else next(iter(numbers), None),
         )
-    return [kernel for kernel in trace.kernels if kernel.pid == rank], (f"process {rank} of {named} is compared",)
+    kernels = [kernel for kernel in trace.kernels if kernel.pid == chosen]
+    return kernels, (f"{word} {chosen} of {named} is compared",)
 
 
-def _choose(trace: KinetoTrace, kernels: list[Kernel], step: int | None, where: str | None) -> _Iteration:
+def _choose(
+    trace: GpuTrace, kernels: list[Kernel], step: int | None, iterations: int | None, where: str | None
+) -> _Iteration:
     """The step asked for, or the one of median length among those with kernels; without steps the whole trace."""
     own: dict[int, list[Kernel]] = {}
     for kernel in kernels:
@@ -137,12 +154,13 @@ def _choose(trace: KinetoTrace, kernels: list[Kernel], step: int | None, where: 
             raise ConfigError(
                 "the trace has no steps", where=f"--step, {where}", expected="annotations ProfilerStep#N", got=step
             )
-        start, end = min(kernel.start_us for kernel in kernels), max(kernel.end_us for kernel in kernels)
-        return _Iteration(
-            kernels,
-            "the whole trace",
-            end - start,
-            ("no annotations ProfilerStep#N around kernels: the whole trace is taken for one iteration",),
+        return _whole(kernels, iterations)
+    if iterations is not None:
+        raise ConfigError(
+            "the trace marks its iterations",
+            where=f"--iterations, {where}",
+            expected=f"no --iterations: ProfilerStep#N marks {len(own)}, --step chooses one",
+            got=iterations,
         )
     lengths = {number: trace.steps[number][1] - trace.steps[number][0] for number in own}
     ordered = sorted(own, key=lambda number: (lengths[number], number))
@@ -165,6 +183,20 @@ def _choose(trace: KinetoTrace, kernels: list[Kernel], step: int | None, where: 
     return _Iteration(own[number], f"ProfilerStep#{number}{how}", lengths[number], warnings)
 
 
+def _whole(kernels: list[Kernel], iterations: int | None) -> _Iteration:
+    """All kernels: those of one iteration, or of the number that was told."""
+    start, end = min(kernel.start_us for kernel in kernels), max(kernel.end_us for kernel in kernels)
+    if iterations is None:
+        warning = (
+            "no annotations ProfilerStep#N around kernels: the whole trace is taken for one iteration "
+            "(--iterations tells how many whole ones it holds)"
+        )
+        return _Iteration(kernels, "the whole trace", end - start, (warning,))
+    count = check_integer(iterations, "--iterations", "a number of iterations")
+    name = "the whole trace, one iteration" if count == 1 else f"mean of {count} iterations, the whole trace"
+    return _Iteration(kernels, name, end - start, (), count)
+
+
 def _work(chosen: _Iteration) -> GpuWork:
     """Times from the first kernel on, so that they keep their digits."""
     kernels = chosen.kernels
@@ -178,11 +210,9 @@ def _work(chosen: _Iteration) -> GpuWork:
     )
 
 
-def _unmatched(kernels: list[Kernel]) -> tuple[NamedKernels, ...]:
-    """Kernels that match no pattern, by name, longest first."""
+def _named(kernels: list[Kernel]) -> list[NamedKernels]:
+    """The kernels by name."""
     sums: dict[str, list[float]] = {}
     for kernel in kernels:
-        if kernel.family is Family.UNMATCHED:
-            sums.setdefault(kernel.name, []).append((kernel.end_us - kernel.start_us) * 1e-6)
-    rows = [NamedKernels(name, len(times), sum(times)) for name, times in sums.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.busy_s, row.name)))
+        sums.setdefault(kernel.name, []).append((kernel.end_us - kernel.start_us) * 1e-6)
+    return [NamedKernels(name, len(times), sum(times)) for name, times in sums.items()]

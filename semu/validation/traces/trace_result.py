@@ -11,6 +11,7 @@ from typing import Any
 from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
 from semu.frames import Tabular, scalars
 from semu.units import fit_columns, fit_lines, format_time
+from semu.validation.traces.gpu_trace import NamedKernels
 from semu.validation.traces.gpu_work import BusyTimes, FamilyTime
 
 SCHEMA_VERSION = 1
@@ -19,15 +20,6 @@ LEAST_SHARE = 0.05
 """A tolerance applies to families with at least this share of the measured busy time, and to the iteration."""
 _SHOWN_UNMATCHED = 12
 _NONE = "-"
-
-
-@dataclass(frozen=True)
-class NamedKernels:
-    """All kernels of one name: how many, and the sum of their durations [s]."""
-
-    name: str
-    count: int
-    busy_s: float
 
 
 @dataclass(frozen=True)
@@ -81,18 +73,26 @@ class TraceComparison(Tabular):
     """A trace against a simulation.
 
     Attributes:
-        title: of the simulation. rank, num_ranks: the pipeline rank, of how many. iteration: what was measured.
+        title: of the simulation. rank, num_ranks: the pipeline rank (None: the mean of all), of how many.
+        iteration: what was measured.
         measured, simulated: both sides. unmatched: kernels that match no pattern. warnings: what to know.
     """
 
     title: str
-    rank: int
+    rank: int | None
     num_ranks: int
     iteration: str
     measured: BusyTimes
     simulated: BusyTimes
     unmatched: tuple[NamedKernels, ...]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        """What is compared: the pipeline rank, and what was measured of it."""
+        ranks = f"mean of all {self.num_ranks} pipeline ranks"
+        where = ranks if self.rank is None else f"pipeline rank {self.rank} of {self.num_ranks}"
+        return f"{where}; {self.iteration}"
 
     @property
     def rows(self) -> tuple[FamilyRow, ...]:
@@ -129,7 +129,7 @@ class TraceComparison(Tabular):
 
     def _lines(self) -> Iterator[str]:
         yield self.title
-        yield f"pipeline rank {self.rank} of {self.num_ranks}; {self.iteration}"
+        yield self.subject
         yield ""
         heads = (
             "busy time by kind",
@@ -159,8 +159,8 @@ class TraceComparison(Tabular):
             _ratio(row.busy),
             str(row.measured_count),
             str(row.simulated_count),
-            _exposed(row.exposed.measured, row.measured_count),
-            _exposed(row.exposed.simulated, row.simulated_count),
+            _exposed(row.family, row.exposed.measured, row.measured_count),
+            _exposed(row.family, row.exposed.simulated, row.simulated_count),
         )
 
     def _notes(self) -> Iterator[str]:
@@ -228,9 +228,9 @@ def _time(time_s: float | None) -> str:
     return _NONE if time_s is None else format_time(time_s)
 
 
-def _exposed(time_s: float | None, count: int) -> str:
+def _exposed(family: Family, time_s: float | None, count: int) -> str:
     """Empty for computation."""
-    return "" if time_s is None else _time(time_s if count else None)
+    return _time(time_s if count else None) if family.is_communication else ""
 
 
 def _ratio(both: TimePair) -> str:
