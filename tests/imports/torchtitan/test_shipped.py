@@ -15,9 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from imports.dataclass_defaults import class_defaults, package_folder, told
 
 import semu_models
 from semu.errors import ConfigError
+from semu.imports.torchtitan.read import FLAGS
 from semu.imports.torchtitan.tables import CONFIGS, MODELS, SIZES, UNMODELLED
 from semu.runfile.importing import import_run
 from semu.runfile.overrides import Overrides
@@ -72,8 +74,7 @@ print(json.dumps(found))
 
 
 def _root() -> Path | None:
-    found = find_spec("torchtitan")
-    return None if found is None or found.origin is None else Path(found.origin).parent
+    return package_folder("torchtitan")
 
 
 def _configurations() -> list[tuple[Path, str]]:
@@ -161,3 +162,15 @@ def _parameters(name: str, flavor: str) -> int:
 
     tables = read_torchtitan(text, "x.toml").tables
     return resolve_tables({"model": tables["model"], "cluster": {"device": "h100"}}, Places("")).model.num_parameters()
+
+
+@needs_files
+@pytest.mark.parametrize("table", ["training", "parallelism", "compile"])
+def test_defaults(table: str) -> None:
+    """Of keys that 0.3 has as well; CUDA graphs are new there, and a registry's keys say so."""
+    root = _root()
+    assert root is not None
+    theirs = class_defaults(root / "config" / "configs.py", f"{table.capitalize()}Config")
+    ours = {key.partition(".")[2]: flag.default for key, flag in FLAGS.understood.items() if key.startswith(table)}
+    shared = (theirs.keys() & ours.keys()) - {"disable_cuda_graphs"}
+    assert shared and {key: ours[key] for key in shared} == {key: told(theirs[key]) for key in shared}
