@@ -23,7 +23,7 @@ SEQ_LEN = 4096
 """Tokens of a sequence where neither a file nor its model says how many."""
 _CONFIG = "config.json"
 _DROPPED = re.compile(
-    r"[-_.](instruct|base|chat|hf|it|pt|text|bnb|4bit|8bit|unsloth|bf16|int4|int8|aqlm|2bit|dpo|sft|v\d+(\.\d+)?|2407|2409|2501|2503|2506"
+    r"[-_.](instruct|base|chat|hf|it|pt|text|bnb|4bit|8bit|unsloth|bf16|int4|int8|aqlm|2bit|1x16|2x8|dpo|sft|v\d+(\.\d+)?|2407|2409|2501|2503|2506"
     r"|2507|thinking|0324|0528|awq|gptq|gguf|fp8|dynamic)$"
 )
 _QUANTIZED = re.compile(r"[-_.](bnb|4bit|8bit|2bit|int4|int8|awq|gptq|gguf|aqlm|fp8|w4a16|w8a8|hqq|exl2)(?=[-_.]|$)")

@@ -46,7 +46,7 @@ def model_table(settings: Settings, key: str = "model", near: str | None = None)
 
 
 def open_named(settings: Settings, key: str, name: str, what: str) -> Document:
-    """A file that another file names, relative to that or to the current folder.
+    """A file that another file names, relative to that, to the current folder, or to a folder around that file.
 
     Args:
         key: that names it. name: as it stands there. what: it is, for messages.
@@ -55,7 +55,8 @@ def open_named(settings: Settings, key: str, name: str, what: str) -> Document:
     """
     folder = os.path.dirname(settings.given.source)
     try:
-        for place in (os.path.join(folder, name), name):
+        around = [str(place / name) for place in Path(os.path.abspath(folder)).parents] if os.path.dirname(name) else []
+        for place in (os.path.join(folder, name), name, *around):
             if os.path.isfile(place):
                 return read_document(Path(place).read_text("utf-8", "replace"), place)
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semu.errors import ConfigError
 from semu.imports.documents import read_document
 from semu.imports.flags import FlagTable, read_table
 from semu.imports.huggingface.files import ZERO_KIND, model_table, split_inside, with_file, zero_settings
@@ -24,6 +25,9 @@ from semu.nn import ModalityRole
 FLAGS = FlagTable(merged_flags(DATA, read_table("semu.imports.llamafactory")), "LLaMA-Factory")
 """The keys that semu knows."""
 _OWN = frozenset({"finetuning_type", "cutoff_len", "template", "stage", "dataset_dir", "lora_target"})
+_OTHERWISE = frozenset({"export_dir", "infer_backend"})
+_NEXT = frozenset({"train_dataset", "dist_config", "kernel_config", "quant_config", "peft_config", "sample_backend"})
+"""Keys that files of LLaMA-Factory's next trainer (``USE_V1``) have."""
 _ATTENTION = {
     "auto": "sdpa",
     "sdpa": "sdpa",
@@ -37,7 +41,9 @@ _ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pr
 def is_llamafactory(path: str, text: str) -> bool:
     """Whether a file may be LLaMA-Factory's."""
     keys = top_keys(path, text)
-    return "model_name_or_path" in keys and len(keys & _OWN) >= 2
+    if "model" in keys and len(keys & _NEXT) >= 2:
+        return True
+    return "model_name_or_path" in keys and len(keys & (_OWN | _OTHERWISE)) >= 2
 
 
 def read_llamafactory(text: str, source: str, asked: Asked | None = None) -> ImportedTables:
@@ -51,9 +57,11 @@ def read_llamafactory(text: str, source: str, asked: Asked | None = None) -> Imp
             make another model or arithmetic, all of them at once.
     """
     asked = asked if asked is not None else Asked()
+    _check_format(text, source)
     given = with_asked(read_document(text, source).given("configuration of LLaMA-Factory", FLAGS), asked, {})
     given, inside = split_inside(given, "deepspeed", ZERO_FLAGS, ZERO_KIND)
     settings = Settings(with_file(given, "fsdp_config"))
+    _check_purpose(settings)
     parts = Parts(settings)
     zero = zero_settings(settings, "deepspeed") if inside is None else ZeroSettings(inside)
     if zero is not None:
@@ -62,6 +70,27 @@ def read_llamafactory(text: str, source: str, asked: Asked | None = None) -> Imp
     job = trainer_job(settings, model, zero)
     _complete(job, settings)
     return parts.finished(job_tables(job, asked.cluster), asked)
+
+
+def _check_format(text: str, source: str) -> None:
+    """Refuse files of the next trainer."""
+    keys = top_keys(source, text)
+    if "model_name_or_path" not in keys and len(keys & _NEXT) >= 2:
+        raise ConfigError(
+            "a configuration of LLaMA-Factory's next trainer (USE_V1), which is not read",
+            where=source,
+            expected="the keys of TrainingArguments beside model_name_or_path",
+            got=", ".join(sorted(keys & _NEXT)),
+        )
+
+
+def _check_purpose(settings: Settings) -> None:
+    """Refuse files that train nothing."""
+    trains = settings.get("do_train")
+    for key, what in (("export_dir", "exports"), ("infer_backend", "answers with"), ("do_predict", "evaluates")):
+        if settings.get(key) and not trains:
+            message = f"trains nothing: the file {what} a model"
+            raise settings.error(key, message, expected="a file with do_train: true", got=key)
 
 
 def _complete(job: Job, settings: Settings) -> None:
@@ -78,6 +107,8 @@ def _complete(job: Job, settings: Settings) -> None:
         job.fused = job.fused_loss = True
     if settings.size("quantization_bit") is not None:
         settings.refuse("quantization_bit", "weights of 8 bits or fewer")
+    if settings.get("use_muon"):
+        _use_muon(job, settings)
     kind = settings.get("finetuning_type")
     if kind == "lora":
         _add_adapters(settings, job.model)
@@ -87,6 +118,14 @@ def _complete(job: Job, settings: Settings) -> None:
         freeze_layers(job.model, lambda at, layers: at >= layers - count if count > 0 else at < -count)
     elif kind == "full":
         _freeze_modalities(settings, job.model)
+
+
+def _use_muon(job: Job, settings: Settings) -> None:
+    """Every rank orthogonalises whole matrices, in bf16."""
+    if job.engine.zero or settings.get("finetuning_type") != "full":
+        settings.refuse("use_muon", "Muon of parameters or gradients that are not whole, or of adapters")
+        return
+    job.training |= {"optimizer": "muon", "muon_dtype": "bf16"}
 
 
 def _encoders(model: dict[str, Any]) -> list[str]:

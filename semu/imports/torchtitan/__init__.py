@@ -4,7 +4,8 @@ Files:
 
     flags.toml     every key of releases 0.1 and 0.2, and the flavors of models
     tables.py      keys -> tables
-    registry.py    functions of a Python registry (0.3), read as text -> the same keys
+    following.py   what a function of a Python file returns, read as text
+    registry.py    functions of a Python registry (0.3) -> the same keys
     read.py        recognition, and all of these
 """
 

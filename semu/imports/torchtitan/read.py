@@ -9,7 +9,7 @@ from semu.imports.flags import FlagTable, read_table
 from semu.imports.reading import ImportedTables, finish
 from semu.imports.settings import Settings
 from semu.imports.torchtitan.registry import read_registry
-from semu.imports.torchtitan.tables import MODELS, tables_of
+from semu.imports.torchtitan.tables import MODELS, UNMODELLED, tables_of
 
 FLAGS = FlagTable(read_table("semu.imports.torchtitan"), "torchtitan")
 _OWN = re.compile(r"^\s*\[(job|parallelism|activation_checkpoint|lr_scheduler|metrics|profiling)\]", re.MULTILINE)
@@ -19,7 +19,7 @@ _FLAVOR = re.compile(r"^\s*flavor\s*=", re.MULTILINE)
 def is_torchtitan(path: str, text: str) -> bool:
     """Whether a file is a TOML configuration of torchtitan, or a Python registry of them."""
     if path.endswith(".py"):
-        return "Trainer.Config(" in text and "torchtitan" in text
+        return "Trainer.Config" in text and "torchtitan" in text
     return path.endswith(".toml") and (_FLAVOR.search(text) is not None or len(_OWN.findall(text)) >= 2)
 
 
@@ -38,7 +38,7 @@ def read_torchtitan(
             model or arithmetic.
     """
     if source.endswith(".py"):
-        given = read_registry(text, source, name, FLAGS, MODELS)
+        given = read_registry(text, source, name, FLAGS, {*MODELS, *UNMODELLED})
     else:
         given = read_document(text, source).given("configuration of torchtitan", FLAGS)
     settings = Settings(given)

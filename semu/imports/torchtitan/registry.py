@@ -3,21 +3,21 @@
     def llama3_8b() -> Trainer.Config:
         return Trainer.Config(model_spec=model_registry("8B"), training=TrainingConfig(local_batch_size=1), ...)
 
-Nothing is run: constructors with keywords, names, attributes that are assigned to, and calls of other functions of the
-same file are followed; everything else is unknown, and a key whose value is unknown is a gap.
+A key whose value only running the file would tell is a gap. Where releases have other defaults than 0.2, the registry's
+are written out: attention, the recipe of fp8, CUDA graphs.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from semu.errors import ConfigError, unknown_name
 from semu.imports.arguments import Argument, Given
 from semu.imports.flags import FlagTable
+from semu.imports.torchtitan.following import EFFECT, UNKNOWN, Call, Follower, Unknown
 
 _MODES = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 _CONVERTERS = {
@@ -27,28 +27,25 @@ _CONVERTERS = {
     "MXFP8GroupedExpertsConverter": "grouped_mm.mx",
     "NVFP4LinearConverter": "nvfp4",
 }
-_TABLES = ("training", "parallelism", "compile", "comm", "debug")
-_DEEPEST = 16
+_FLOAT8 = {"recipe_name": "rowwise", "filter_fqns": None, "emulate": None}
+"""Keywords of Float8LinearConverter -> its default; None: as a TOML file's."""
+_SPEC = {
+    "attn_backend": "model.attn_backend",
+    "moe_comm_backend": "parallelism.expert_parallel_comm_backend",
+    "non_blocking_capacity_factor": "model.non_blocking_capacity_factor",
+    "num_mtp_layers": "model.num_mtp_layers",
+}
+_ATTENTION = {"gpt_oss": "varlen"}
+"""Model -> its attention where a registry does not say; else flex."""
+_TABLES = ("training", "parallelism", "compile", "comm", "debug", "override", "fault_tolerance")
+_CONSTRUCTORS = ("Config", "FaultTolerance")
+"""Ends of names of what makes such a table; what another function makes is not known."""
+_ADAM = ("AdamW", "Adam")
+_ANOTHER = "another"
+_TRAINER = "Trainer.Config"
 
 
-class _Unknown:
-    """A value that only running the file would tell."""
-
-
-_UNKNOWN = _Unknown()
-
-
-@dataclass
-class _Call:
-    """A constructor. name: of what is called. fields: its keywords. first: its first argument. line: where."""
-
-    name: str
-    line: int
-    fields: dict[str, Any] = field(default_factory=dict)
-    first: Any = None
-
-
-def read_registry(text: str, source: str, name: str | None, flags: FlagTable, models: Mapping[str, Any]) -> Given:
+def read_registry(text: str, source: str, name: str | None, flags: FlagTable, models: Collection[str]) -> Given:
     """Keys of one function.
 
     Args:
@@ -57,17 +54,27 @@ def read_registry(text: str, source: str, name: str | None, flags: FlagTable, mo
     Raises:
         ConfigError: text that is no Python, no function of that name, several and none is named.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        where = f"{source}:{getattr(error, 'lineno', None) or 0}"
-        raise ConfigError(
-            "not Python", where=where, expected="a registry of torchtitan", got=str(error)[:80]
-        ) from error
-    functions = {item.name: item for item in tree.body if isinstance(item, ast.FunctionDef)}
-    reader = _Reader(functions)
-    found = {key: function for key, function in functions.items() if _makes_trainer(function)}
-    if name is None and len(found) != 1:
+    follower = Follower(text, source)
+    found = {key: function for key, function in follower.functions.items() if _returns(function).endswith(_TRAINER)}
+    chosen = _chosen(follower, found, source, name)
+    trainer = follower.result(chosen)
+    if not isinstance(trainer, Call):
+        where = f"{source}:{found[chosen].lineno}"
+        raise ConfigError("not a configuration", where=where, expected="Trainer.Config(...)")
+    trainer.name = follower.base(trainer.name)
+    spec = trainer.fields.get("model_spec")
+    folder = re.search(r"(?:^|/)models/(\w+)/[^/]*$", source)
+    named = [model for model in models if chosen.startswith(f"{model}_")]
+    told = spec.whose if isinstance(spec, Call) and spec.whose in models else None
+    whose = told or (folder[1] if folder is not None else max(named, key=len, default=None))
+    return Given(source, "registry of torchtitan", flags, tuple(_arguments(trainer, whose, flags)))
+
+
+def _chosen(follower: Follower, found: Mapping[str, ast.FunctionDef], source: str, name: str | None) -> str:
+    """The function that is meant."""
+    if name is None and len(found) == 1:
+        return next(iter(found))
+    if name is None:
         raise ConfigError(
             f"{len(found)} configurations in the file",
             where=source,
@@ -75,120 +82,100 @@ def read_registry(text: str, source: str, name: str | None, flags: FlagTable, mo
             got="no name",
             nearest=f"--define config={next(iter(found))}" if found else None,
         )
-    if name is not None and name not in found:
-        raise unknown_name("configuration", name, found, where="--define config")
-    chosen = name if name is not None else next(iter(found))
-    trainer = reader.call(chosen, 0)
-    if not isinstance(trainer, _Call):
-        raise ConfigError(
-            "not a configuration", where=f"{source}:{found[chosen].lineno}", expected="Trainer.Config(...)"
-        )
-    folder = re.search(r"(?:^|/)models/(\w+)/[^/]*$", source)
-    named = [model for model in models if chosen.startswith(f"{model}_")]
-    whose = folder[1] if folder is not None else max(named, key=len, default=None)
-    return Given(source, "registry of torchtitan", flags, tuple(_arguments(trainer, whose, flags)))
+    if name in found:
+        return name
+    if name in follower.functions:
+        function = follower.functions[name]
+        got = _returns(function) or "nothing that it names"
+        message = f"{name} returns no configuration of a trainer that semu reads"
+        raise ConfigError(message, where=f"{source}:{function.lineno}", expected=_TRAINER, got=got)
+    raise unknown_name("configuration", name, found, where="--define config")
 
 
-def _makes_trainer(function: ast.FunctionDef) -> bool:
-    return function.returns is not None and ast.unparse(function.returns).strip("'\"").endswith("Trainer.Config")
+def _returns(function: ast.FunctionDef) -> str:
+    return "" if function.returns is None else ast.unparse(function.returns).strip("'\"")
 
 
-class _Reader:
-    """Follows functions of a file."""
-
-    def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
-        self._functions = functions
-
-    def call(self, name: str, depth: int) -> Any:
-        """What a function returns."""
-        names: dict[str, Any] = {}
-        if depth > _DEEPEST:
-            return _UNKNOWN
-        for statement in self._functions[name].body:
-            if isinstance(statement, ast.Return):
-                return _UNKNOWN if statement.value is None else self._value(statement.value, names, depth)
-            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-                self._assign(statement.targets[0], self._value(statement.value, names, depth), names, depth)
-        return _UNKNOWN
-
-    def _assign(self, target: ast.expr, value: Any, names: dict[str, Any], depth: int) -> None:
-        if isinstance(target, ast.Name):
-            names[target.id] = value
-        elif isinstance(target, ast.Attribute):
-            owner = self._value(target.value, names, depth)
-            if isinstance(owner, _Call):
-                owner.fields[target.attr] = value
-            elif isinstance(target.value, ast.Attribute) and owner is _UNKNOWN:  # a table that only has defaults
-                table = _Call("Config", target.lineno, {target.attr: value})
-                self._assign(target.value, table, names, depth)
-
-    def _value(self, node: ast.expr, names: dict[str, Any], depth: int) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name):
-            return names.get(node.id, _UNKNOWN)
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self._value(item, names, depth) for item in node.elts]
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._value(node.operand, names, depth)
-            return -value if isinstance(value, int | float) else _UNKNOWN
-        if isinstance(node, ast.Attribute):
-            owner = self._value(node.value, names, depth)
-            return owner.fields.get(node.attr, _UNKNOWN) if isinstance(owner, _Call) else _UNKNOWN
-        if isinstance(node, ast.Call):
-            return self._called(node, names, depth)
-        return _UNKNOWN
-
-    def _called(self, node: ast.Call, names: dict[str, Any], depth: int) -> Any:
-        name = ast.unparse(node.func)
-        if name in self._functions and not node.args and not node.keywords:
-            return self.call(name, depth + 1)
-        values = {item.arg: self._value(item.value, names, depth) for item in node.keywords if item.arg is not None}
-        first = self._value(node.args[0], names, depth) if node.args else None
-        return _Call(name, node.lineno, values, first)
-
-
-def _arguments(trainer: _Call, model: str | None, flags: FlagTable) -> Iterator[Argument]:
+def _arguments(trainer: Call, model: str | None, flags: FlagTable) -> Iterator[Argument]:
     """The keys that a TOML file would have."""
 
     def _one(key: str, value: Any, line: int) -> Argument:
+        gap = f"{key} (line {line}: only running the file would tell)"
         if isinstance(value, list):
             words = tuple(_word(item) for item in value) or ("[]",)
-            gap = "" if _UNKNOWN not in value else f"{key} (line {line}: only running the file would tell)"
-            return Argument(flags.spelt(key), key, words, line, gap)
-        gap = f"{key} (line {line}: only running the file would tell)" if value is _UNKNOWN else ""
-        return Argument(flags.spelt(key), key, (_word(value),), line, gap)
+            return Argument(flags.spelt(key), key, words, line, "" if UNKNOWN not in value else gap)
+        return Argument(flags.spelt(key), key, (_word(value),), line, gap if value is UNKNOWN else "")
 
+    kind = trainer.name.rpartition(".")[0].rpartition(".")[2] or trainer.name
+    yield _one("trainer", kind, trainer.line)
     spec = trainer.fields.get("model_spec")
-    if model is not None:
-        yield _one("model.name", model, trainer.line)
-    if isinstance(spec, _Call):
-        yield _one("model.flavor", spec.first if spec.first is not None else spec.fields.get("flavor"), spec.line)
-        converters = spec.fields.get("converters", [])
-        words = [_converter(item) for item in converters] if isinstance(converters, list) else _UNKNOWN
-        if words:
-            yield _one("model.converters", words, spec.line)
-    again = trainer.fields.get("activation_checkpoint", _Call("SelectiveAC.Config", trainer.line))
-    mode = "none" if again is None else _MODES.get(again.name.partition(".")[0]) if isinstance(again, _Call) else None
-    yield _one("activation_checkpoint.mode", _UNKNOWN if mode is None else mode, trainer.line)
+    yield _one("model.name", UNKNOWN if model is None else model, trainer.line)
+    if isinstance(spec, Call):
+        for key, value in _specified(spec, model):
+            yield _one(key, value, spec.line)
+    else:
+        yield _one("model.flavor", UNKNOWN, trainer.line)
+    again = trainer.fields.get("activation_checkpoint", Call("SelectiveAC.Config", trainer.line))
+    mode = "none" if again is None else _MODES.get(again.name.partition(".")[0]) if isinstance(again, Call) else None
+    yield _one("activation_checkpoint.mode", UNKNOWN if mode is None else mode, trainer.line)
     if mode == "selective":
         yield _one("activation_checkpoint.selective_ac_option", "op", trainer.line)
     loss = trainer.fields.get("loss")
-    if isinstance(loss, _Call) and loss.name.startswith("Chunked"):
+    if isinstance(loss, Call) and loss.name.startswith("Chunked"):
         yield _one("loss.chunked", True, loss.line)
+    yield _one("optimizer.name", _optimizer(trainer.fields.get("optimizer")), trainer.line)
+    held = trainer.fields.get("training")
+    if not isinstance(held, Call) or "disable_cuda_graphs" not in held.fields:
+        yield _one("training.disable_cuda_graphs", False, trainer.line)
     for table in _TABLES:
         call = trainer.fields.get(table)
-        if isinstance(call, _Call):
+        if isinstance(call, Call) and call.name.endswith(_CONSTRUCTORS):
             for key, value in call.fields.items():
                 yield _one(f"{table}.{key}", value, call.line)
+        elif call is not None:
+            yield _one(table, UNKNOWN, trainer.line)
+    for key in trainer.fields:
+        if key.endswith(EFFECT):
+            yield _one(key, UNKNOWN, trainer.line)
+
+
+def _specified(spec: Call, model: str | None) -> Iterator[tuple[str, Any]]:
+    """What the call of a model's registry says."""
+    yield "model.flavor", spec.first if spec.first is not None else spec.fields.get("flavor", UNKNOWN)
+    told = {"attn_backend": _ATTENTION.get(model or "", "flex"), **spec.fields}
+    for name, key in _SPEC.items():
+        if told.get(name) is not None:
+            yield key, told[name]
+    if (backend := told.get("tp_gemm_backend", "default")) != "default":
+        yield "parallelism.enable_async_tensor_parallel", True if backend == "dist_gemm" else UNKNOWN
+    converters = told.get("converters") or []
+    if converters:
+        is_list = isinstance(converters, list)
+        yield "model.converters", [_converter(item) for item in converters] if is_list else UNKNOWN
+    for item in converters if isinstance(converters, list) else []:
+        if isinstance(item, Call) and _converter(item) == "float8":
+            for name, default in _FLOAT8.items():
+                if (value := item.fields.get(name, default)) is not None:
+                    yield f"quantize.linear.float8.{name}", value
+
+
+def _optimizer(call: Any) -> str:
+    """Name of the optimizer: AdamW where every group of parameters has it or Adam, else the first other one."""
+    if call is None or (isinstance(call, Call) and call.name.endswith("default_adamw")):
+        return "AdamW"
+    groups = call.fields.get("param_groups", []) if isinstance(call, Call) else None
+    if not isinstance(groups, list) or not call.name.endswith("OptimizersContainer.Config"):
+        return _ANOTHER
+    names = [item.fields.get("optimizer_name") if isinstance(item, Call) else None for item in groups]
+    return next((name if isinstance(name, str) else _ANOTHER for name in names if name not in _ADAM), "AdamW")
 
 
 def _converter(value: Any) -> str:
-    name = value.name.partition(".")[0] if isinstance(value, _Call) else "unknown"
+    name = value.name.partition(".")[0] if isinstance(value, Call) else "unknown"
     return _CONVERTERS.get(name, name)
 
 
 def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "?" if isinstance(value, _Unknown | _Call) else str(value)
+    return "?" if isinstance(value, Unknown | Call) else str(value)

@@ -6,10 +6,13 @@ torchtitan shards parameters, gradients and optimizer state over the data-parall
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
+import semu_models
 from semu.errors import ConfigError, unknown_name
 from semu.imports.flags import Effect, read_table
+from semu.imports.huggingface.frozen import model_of
 from semu.imports.reading import Tables
 from semu.imports.settings import Settings
 from semu.imports.sizes import cluster_of
@@ -17,8 +20,18 @@ from semu.imports.sizes import cluster_of
 _DATA = read_table("semu.imports.torchtitan")
 MODELS: dict[str, dict[str, str]] = _DATA["models"]
 SIZES: dict[str, dict[str, dict[str, Any]]] = _DATA["sizes"]
-_KERNELS = {"_flex": "flex", "_flex_attn": "flex", "_varlen": None, "_varlen_attn": None}
-"""End of a flavor's name -> its attention kernel."""
+CONFIGS: dict[str, dict[str, str]] = _DATA["configs"]
+UNMODELLED: dict[str, str] = _DATA["unmodelled"]
+_KERNELS = {"_flex": "flex", "_flex_attn": "flex", "_varlen": "sdpa", "_varlen_attn": "sdpa"}
+"""End of a flavor's name -> its attention kernel; varlen is FlashAttention-2 in PyTorch."""
+_BACKENDS = {"flex": "flex", "varlen": "sdpa", "sdpa": "sdpa"}
+"""model.attn_backend -> attention kernel."""
+_APART = "_non_fused_qkv"
+"""End of a flavor whose queries, keys and values come from products of their own."""
+_FURTHER = "-mtp"
+"""End of a shipped model that predicts one further token."""
+_ASYNC = ("hybridep", "minimal_async_ep")
+"""Exchanges of experts' tokens that CUDA graphs can hold."""
 SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "ZBVZeroBubble": "zb-v"}
 """torchtitan's name of a schedule -> semu's."""
 _LOOPED = ("Interleaved1F1B", "ZBVZeroBubble")
@@ -80,6 +93,8 @@ def tables_of(settings: Settings, cluster: str | None) -> Tables:
         training["attention_kernel"] = kernel
     if "ep" in parallel and settings.get("parallelism.expert_parallel_comm_backend") == "deepep":
         training["moe_dispatcher"] = "deepep"
+    if _has_graphs(settings, pp, parallel.get("ep", 1)):
+        training["launch"] = False
     training |= _microbatches(settings, pp, local, batch, dp)
     stages = _stages(settings, pp, layers)
     parallel |= stages
@@ -92,31 +107,57 @@ def tables_of(settings: Settings, cluster: str | None) -> Tables:
 
 
 def _model(settings: Settings) -> tuple[dict[str, Any], str | None, int]:
-    """``[model]``, the flavor's attention kernel, and the number of layers."""
+    """``[model]``, its attention kernel, and the number of layers."""
     name, flavor = settings.get("model.name"), settings.get("model.flavor")
-    plain, kernel = flavor, None
+    plain, kernel = flavor.removesuffix(_APART), None
     for end, its in _KERNELS.items():
         if flavor.endswith(end):
             plain, kernel = flavor.removesuffix(end), its
+    known = {**MODELS.get(name, {}), **SIZES.get(name, {}), **CONFIGS.get(name, {})}
+    if plain not in known and name in UNMODELLED:
+        message = f"{name} {flavor} of torchtitan is not modelled: {UNMODELLED[name]}"
+        expected = f"a model among {', '.join(MODELS)}"
+        raise settings.error("model.name", message, expected=expected, got=f"{name} {flavor}")
     if name not in MODELS:
         raise unknown_name("model of torchtitan", name, MODELS, where=settings.where("model.name"))
-    known = {**MODELS[name], **SIZES.get(name, {})}
     if plain not in known:
         raise unknown_name(f"flavor of {name}", flavor, known, where=settings.where("model.flavor"))
-    if plain in MODELS[name]:
-        shipped = MODELS[name][plain]
-        return {"name": shipped}, kernel, _layers_of(shipped)
-    sizes = SIZES[name][plain]
-    return {"transformer": dict(sizes)}, kernel, sizes["layers"]
+    if flavor.endswith(_APART):
+        why = "queries, keys and values come from three products"
+        settings.approximate("model.flavor", why, Effect(slower=0.02, faster=0.02))
+    if (backend := settings.get("model.attn_backend")) is not None:
+        kernel = _BACKENDS[backend]
+    model = _table(name, plain)
+    return _with_mtp(settings, model), kernel, _layers_of(model)
 
 
-def _layers_of(name: str) -> int:
-    """Transformer layers of a shipped model."""
-    import semu_models
+def _table(name: str, flavor: str) -> dict[str, Any]:
+    if flavor in MODELS[name]:
+        return {"name": MODELS[name][flavor]}
+    if flavor in CONFIGS.get(name, {}):
+        return {"hf_config": str(files("semu.imports.torchtitan").joinpath(CONFIGS[name][flavor]))}
+    return {"transformer": dict(SIZES[name][flavor])}
+
+
+def _with_mtp(settings: Settings, model: dict[str, Any]) -> dict[str, Any]:
+    """The model with as many further tokens predicted as the file says."""
+    count = settings.size("model.num_mtp_layers", least=0) or 0
+    if "transformer" in model and count:
+        return {"transformer": {**model["transformer"], "mtp_layers": count}}
+    if count == 1 and f"{model.get('name')}{_FURTHER}" in semu_models.MODELS:
+        return {"name": f"{model['name']}{_FURTHER}"}
+    if count:
+        settings.refuse("model.num_mtp_layers", f"{count} further tokens are predicted")
+    return model
+
+
+def _layers_of(model: dict[str, Any]) -> int:
+    """Transformer layers of a model."""
+    if "transformer" in model:
+        return int(model["transformer"]["layers"])
     from semu.nn import TransformerLayer
 
-    model = semu_models.build(name, where="model.name")
-    return sum(isinstance(item, TransformerLayer) for part in model.modules for item in part.body.modules())
+    return sum(isinstance(item, TransformerLayer) for part in model_of(model).modules for item in part.body.modules())
 
 
 def _batch(settings: Settings) -> tuple[int, int | None]:
@@ -198,6 +239,13 @@ def _recompute(settings: Settings) -> dict[str, Any]:
         name = "activation_checkpoint.selective_ac_option"
         raise settings.error(name, "neither op nor a number of layers", expected='"op" or a number >= 1', got=option)
     return {"recompute": "full", **({"recompute_every": int(option)} if int(option) > 1 else {})}
+
+
+def _has_graphs(settings: Settings, pp: int, ep: int) -> bool:
+    """Whether CUDA graphs hold forward and backward, which then do not wait for the host."""
+    told = settings.told.get("parallelism.expert_parallel_comm_backend")
+    is_async = told is not None and told.values[:1] and told.values[0] in _ASYNC
+    return settings.get("training.disable_cuda_graphs") == "false" and pp == 1 and (ep == 1 or bool(is_async))
 
 
 def _kernels(settings: Settings, tp: int) -> dict[str, Any]:

@@ -86,6 +86,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {**FACTORY, "lora_alpha": 4, "additional_target": "lm_head"},
         {**FACTORY, "model_name_or_path": "qwen2-vl-2b", "finetuning_type": "full"},
         {**FACTORY, **FSDP, "finetuning_type": "full"},
+        {**FACTORY, "do_train": True, "infer_backend": "vllm", "export_dir": "x", "use_muon": True},
     ],
 }
 """Together they make every key count."""

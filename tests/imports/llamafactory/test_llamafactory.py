@@ -89,6 +89,9 @@ def test_frozen_layers() -> None:
         ({"packing": None}, {"left_out": ["packing 0.1"]}),
         ({"packing": None, "neat_packing": True}, {}),
         ({"cutoff_len": None}, {"seq_len": 2048}),
+        ({"use_muon": True}, {"optimizer": "muon", "muon_dtype": "bf16"}),
+        ({"use_dft_loss": True}, {"left_out": ["use_dft_loss 0.02"]}),
+        ({"galore_rank": 128, "pref_beta": 0.2}, {}),
         ({"fp16": True, "bf16": False}, {"precision": "fp16", "loss_scaling": True}),
     ],
 )
@@ -125,6 +128,12 @@ def test_experts_are_told() -> None:
         ({"quantization_bit": 4}, "quantization_bit"),
         ({"finetuning_type": "oft"}, "oft"),
         ({"use_galore": True}, "use_galore"),
+        ({"use_asft_loss": True}, "use_asft_loss"),
+        ({"use_muon": True, "fsdp": "full_shard"}, "use_muon"),
+        ({"tensor_model_parallel_size": 2}, "Megatron-core"),
+        ({"do_train": False, "do_predict": True}, "evaluates"),
+        ({"do_train": None, "export_dir": "out"}, "exports"),
+        ({"do_train": None, "infer_backend": "vllm"}, "answers"),
         ({"finetuning_type": "freeze", "freeze_trainable_modules": "mlp"}, "freeze_trainable_modules"),
         ({"finetuning_type": "lora", "additional_target": "embed"}, "additional_target"),
         ({"flash_attn": "fa9"}, "flash_attn"),
@@ -142,3 +151,23 @@ def test_refused(changes: dict[str, Any], word: str) -> None:
 def test_recognised() -> None:
     assert is_llamafactory("a.yaml", "model_name_or_path: x\nstage: sft\ntemplate: y\n")
     assert not is_llamafactory("a.yaml", "model_name_or_path: x\n")
+    assert is_llamafactory("a.yaml", "model_name_or_path: x\ninfer_backend: vllm\ntemplate: y\n")
+
+
+def test_files_of_the_next_trainer() -> None:
+    text = "model: Qwen/Qwen3-0.6B\ntrain_dataset: x.yaml\ndist_config:\n  name: fsdp2\nmicro_batch_size: 1\n"
+    assert is_llamafactory("v1.yaml", text)
+    with pytest.raises(ConfigError, match="next trainer"):
+        read_llamafactory(text, "v1.yaml")
+
+
+def test_deepspeed_from_the_folder_of_the_installation(tmp_path: Path) -> None:
+    """A path that starts where LLaMA-Factory does, for a file in a folder below."""
+    place = tmp_path / "examples" / "train"
+    place.mkdir(parents=True)
+    zero = tmp_path / "examples" / "deepspeed" / "z3.json"
+    zero.parent.mkdir()
+    zero.write_text('{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}')
+    (place / "lf.yaml").write_text(yaml.safe_dump({**BASE, "deepspeed": "examples/deepspeed/z3.json"}))
+    found = read_llamafactory((place / "lf.yaml").read_text(), str(place / "lf.yaml"), Asked("h100:1x8"))
+    assert found.tables["parallel"]["zero"] == 3
