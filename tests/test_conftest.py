@@ -30,6 +30,10 @@ def test_that_the_extras_may_change():
 def test_that_is_slow():
     pass
 
+@pytest.mark.by_hand
+def test_that_needs_what_nothing_installs():
+    pytest.skip("it is not there")
+
 def test_that_needs_more():
     if not HAS_MORE:
         pytest.skip("there is not more")
@@ -54,7 +58,7 @@ WHOLE_MODULE = (
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path / "conftest.py")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    extras\n    sampled\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    extras\n    sampled\n    by_hand\n")
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_whole.py").write_text(f"{WHOLE_MODULE}\ndef test_it():\n    pass\n")
     return tmp_path

@@ -102,6 +102,9 @@ def _reason(path: Path, name: str) -> str | None:
     return next((why for pattern, why in REFUSED.items() if re.fullmatch(pattern, name)), None)
 
 
+pytestmark = pytest.mark.by_hand
+
+
 @needs_files
 @pytest.mark.parametrize(("path", "name"), SHIPPED, ids=[name for _, name in SHIPPED])
 def test_every_configuration(path: Path, name: str) -> None:
