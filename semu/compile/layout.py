@@ -210,7 +210,7 @@ class Layout:
 
     def trained_bytes(self, pool: ParameterPool) -> int:
         """Bytes of a pool's trained parameters as the optimizer writes and gathers move them."""
-        if self.job.fp8_weights is Fp8Weights.PRIMARY:
+        if self.job.moves_fp8_weights:
             return sum(self.weight_bytes(h) for h in pool.trained)
         return pool.trained_elements * self.job.training.precision.tensor_dtype.size_bytes
 
@@ -241,14 +241,14 @@ class Layout:
 
     def weight_sizes(self, held: Sequence[HeldParameter]) -> list[int]:
         """``weight_bytes`` of several."""
-        if self.job.fp8_weights is Fp8Weights.PRIMARY:
+        if self.job.moves_fp8_weights:
             return [self.weight_bytes(own) for own in held]
         size = self.job.training.precision.tensor_dtype.size_bytes
         return [own.elements * size for own in held]
 
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
-        is_fp8 = held.is_fp8 and self.job.fp8_weights is Fp8Weights.PRIMARY
+        is_fp8 = held.is_fp8 and self.job.moves_fp8_weights
         if is_fp8:
             return held.elements + self.job.training.fp8_recipe.scale_bytes(held.elements)
         return held.elements * self.job.training.precision.tensor_dtype.size_bytes

@@ -161,6 +161,7 @@ class ModelTracer:
             eager_modules=training.eager_modules,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
+            fp8_copies=job.fp8_copies,
         )
         self._options_key = _both_keys(self.options)
         self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}

@@ -25,7 +25,7 @@ Arguments = dict[str, str]
 """Name without dashes -> value as a shell writes it, empty for a switch."""
 
 TOKENIZER = "NullTokenizer"
-_RECIPES = {"tensorwise": "tensorwise", "blockwise": "blockwise"}
+_RECIPES = {"tensorwise": "tensorwise", "blockwise": "blockwise", "mxfp8": "mxfp8"}
 _CONTEXT = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 

@@ -46,6 +46,7 @@ class Host:
 
 
 _NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
+_ONE_LAYOUT = Number(1, Provenance.DEFAULT, "along the summed axis")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class DeviceProfile:
         pcie_bytes_per_s: PCIe, one direction [byte/s].
         nvlink_gpus: GPUs of a node that NVLink joins: 8 behind a switch, 2 for a bridged pair.
         memory_margin: share of the memory that a run should leave free, 0 to less than 1.
+        fp8_layouts: layouts in which fp8 products take an operand: 1, along the summed axis only; 2, either.
         efficiencies: one per compute kind.
         variants: departures from ``efficiencies``, by kind and precision (``DType``), head dimension (int) or fp8
             recipe (``Fp8Recipe``, which ``scaled`` applies).
@@ -109,6 +111,7 @@ class DeviceProfile:
     interference: float = 0.0
     transfer_s: float = 0.0
     memory_margin: Number = _NO_MARGIN
+    fp8_layouts: Number = _ONE_LAYOUT
     has_trees: bool = True
 
     def __post_init__(self) -> None:
@@ -119,6 +122,10 @@ class DeviceProfile:
         if self.nvlink_gpus.value != int(self.nvlink_gpus.value):
             raise ConfigError(
                 "not a valid number", where="nvlink_gpus", expected="an integer >= 1", got=self.nvlink_gpus.value
+            )
+        if self.fp8_layouts.value not in (1, 2):
+            raise ConfigError(
+                "not a number of layouts", where="fp8_layouts", expected="1 or 2", got=self.fp8_layouts.value, nearest=1
             )
         for dtype, number in self.flop_per_s.items():
             check_number(number.value, f"flop_per_s.{dtype.value}", is_above=True)
@@ -360,6 +367,7 @@ PEAKS = (
     "pcie_bytes_per_s",
     "nvlink_gpus",
     "memory_margin",
+    "fp8_layouts",
 )
 """The profile's top-level numbers, by attribute and TOML key."""
 
@@ -372,12 +380,14 @@ VariantKey = DType | int | Fp8Recipe
 
 FP8_BLOCK = "fp8_block"
 """TOML name of the variant for blockwise scales."""
+MXFP8 = "mxfp8"
+"""TOML name of the variant for MXFP8's scales."""
 
 
 def variant_name(key: VariantKey) -> str:
-    """TOML name of an efficiency variant: ``fp8``, ``fp8_block`` or ``head_dim_64``."""
+    """TOML name of an efficiency variant: ``fp8``, ``fp8_block``, ``mxfp8`` or ``head_dim_64``."""
     if isinstance(key, Fp8Recipe):
-        return FP8_BLOCK
+        return MXFP8 if key is Fp8Recipe.MXFP8 else FP8_BLOCK
     return key.value if isinstance(key, DType) else f"head_dim_{key}"
 
 
@@ -385,17 +395,19 @@ def parse_variant(name: str) -> VariantKey:
     """The key of a variant's TOML name.
 
     Raises:
-        ConfigError: neither a precision nor ``fp8_block`` nor ``head_dim_N``.
+        ConfigError: neither a precision nor ``fp8_block``, ``mxfp8`` or ``head_dim_N``.
     """
     if name == FP8_BLOCK:
         return Fp8Recipe.BLOCKWISE
+    if name == MXFP8:
+        return Fp8Recipe.MXFP8
     head_dim = name.removeprefix("head_dim_")
     if head_dim != name and head_dim.isdecimal() and int(head_dim) > 0:
         return int(head_dim)
     names = [dtype.value for dtype in DType]
     if name in names:
         return DType(name)
-    raise unknown_name("variant", name, [*names, FP8_BLOCK, "head_dim_64"], where=name)
+    raise unknown_name("variant", name, [*names, FP8_BLOCK, MXFP8, "head_dim_64"], where=name)
 
 
 def _flatten(numbers: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -190,12 +190,12 @@ class PrecisionOptions(AbstractOptions):
                 got=self.master_dtype.value,
                 nearest=DType.FP32.value,
             )
-        if self.fp8_recipe is Fp8Recipe.BLOCKWISE and arithmetic is not Precision.FP8:
+        if self.fp8_recipe is not Fp8Recipe.TENSORWISE and arithmetic is not Precision.FP8:
             raise ConfigError(
-                "blockwise scales without fp8",
+                f"{self.fp8_recipe.value} scales without fp8",
                 where="training.fp8_recipe",
                 expected='tensorwise, or training.precision = "fp8"',
-                got=f"blockwise with {arithmetic.value}",
+                got=f"{self.fp8_recipe.value} with {arithmetic.value}",
                 nearest='training.precision = "fp8"',
             )
 

@@ -9,6 +9,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.attention_kernels import AttentionFactors, AttentionKernel, usual_kernel
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
+from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.software import Software
 from semu.job.experts import check_experts
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
@@ -198,6 +199,20 @@ class TrainingJob:
                 got="muon",
                 nearest="adam",
             )
+
+    @property
+    def moves_fp8_weights(self) -> bool:
+        """Whether the optimizer writes weights in fp8 and gathers move them so. MXFP8's two copies differ, so that they
+        are quantised from 16-bit weights that pass through the gradients' memory (Megatron-LM,
+        ``--reuse-grad-buf-for-mxfp8-param-ag``)."""
+        return self.fp8_weights is Fp8Weights.PRIMARY and self.training.fp8_recipe is not Fp8Recipe.MXFP8
+
+    @property
+    def fp8_copies(self) -> int:
+        """fp8 copies of an operand of two products: plain and transposed, or one where the device takes either layout
+        and the scale is the tensor's (Transformer Engine, ``is_non_tn_fp8_gemm_supported``)."""
+        is_tensorwise = self.training.fp8_recipe is Fp8Recipe.TENSORWISE
+        return 1 if is_tensorwise and self.cluster.profile.fp8_layouts.value == 2 else 2
 
     @property
     def fp8_weights(self) -> Fp8Weights:

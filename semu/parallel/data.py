@@ -85,6 +85,7 @@ def static_bytes(
     master_dtype: DType = DType.FP32,
     state_dtype: DType = DType.FP32,
     fp8_elements: int = 0,
+    fp8_copies: int = 2,
     fp8_primary: int = 0,
     shards_are_masters: bool = False,
     fp8_scale_bytes: int = 0,
@@ -99,7 +100,7 @@ def static_bytes(
         zero: 0: all is replicated; sharded over dp: 1: the optimizer, 2: gradients too, 3: parameters too.
         tensor_dtype, grad_dtype: types of parameters and gradient buffers.
         master_dtype, state_dtype: types of master weights and moments.
-        fp8_elements: local elements of weights of which two fp8 copies (plain, transposed) stay.
+        fp8_elements: local elements of weights of which fp8 copies stay. fp8_copies: plain and transposed, or one.
         fp8_primary: those of them that have no other copy in ``tensor_dtype``.
         shards_are_masters: ZeRO-3 keeps one copy of its shards, in ``master_dtype``, and casts what it gathers.
         fp8_scale_bytes: scales of one such copy of all of them [bytes].
@@ -119,7 +120,8 @@ def static_bytes(
     if shards_are_masters and zero >= 3 and master:
         held -= share
     return StaticBytes(
-        parameters=held * tensor_dtype.size_bytes + 2 * (fp8_elements * DType.FP8.size_bytes + fp8_scale_bytes),
+        parameters=held * tensor_dtype.size_bytes
+        + fp8_copies * (fp8_elements * DType.FP8.size_bytes + fp8_scale_bytes),
         gradients=(share if zero >= 2 else (2 if has_buckets and dp > 1 else 1) * trainable) * grad_dtype.size_bytes,
         optimizer=(share if zero >= 1 else trainable) * (master + moments * state_dtype.size_bytes),
     )

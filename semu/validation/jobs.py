@@ -127,6 +127,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "software_date": row.software_date,
         "gradient_accumulation_fusion": row.gradient_accumulation_fusion,
         "eager_modules": True if row.compiled is False else None,
+        "fp8_recipe": row.fp8_recipe,
         "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
         "cross_entropy": row.cross_entropy
         or ("unfused" if row.compiled is False or (is_torch_fsdp and row.sharding == "fsdp" and row.tp == 1) else None),

@@ -95,6 +95,7 @@ class Row:
         profile: device. gpus, gpus_per_node: how many.
         dp, tp, pp, cp, ep, vp: parallel sizes; vp None: not published.
         micro_batch: sequences, None: not published. global_batch: sequences.
+        fp8_recipe: how fp8 tensors are scaled, where the row says mxfp8; None: as semu takes it.
         precision, recompute, sharding, schedule: the file's words (``*_kind``); recompute also ``unknown``.
         zero_group: ranks among which ZeRO shards, None: all data-parallel ranks.
         activation_limit: of automatic zero-bubble schedules. etp: tensor parallelism of the experts.
@@ -137,6 +138,7 @@ class Row:
     micro_batch: int | None
     global_batch: int
     precision: str
+    fp8_recipe: str | None
     recompute: str
     sharding: str
     schedule: str | None

@@ -210,6 +210,7 @@ def _row(fields: _Fields) -> Row:
         lora=lora_table(fields.child("lora", is_optional=True)),
         run=run,
         precision=fields.word("precision_kind"),
+        fp8_recipe="mxfp8" if str(fields.table.get("precision", "")).startswith("mxfp8") else None,
         recompute=fields.word("recompute_kind"),
         sharding=fields.word("sharding_kind"),
         schedule=fields.word_or_none("schedule_kind"),

@@ -247,6 +247,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "cross_entropy": "fused",
     "fused_accumulation": False,
     "fp8_recipe": Fp8Recipe.BLOCKWISE,
+    "fp8_copies": 1,
     "replica_group": CommGroup("replicas", 4, 2),
     "stop_early": True,
     "eager_modules": True,

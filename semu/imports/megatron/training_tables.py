@@ -9,7 +9,7 @@ from semu.imports.flags import Effect
 from semu.imports.settings import Settings
 
 _UNFUSED = ("unfused", "local")
-_RECIPES = {"delayed": "tensorwise", "tensorwise": "tensorwise", "blockwise": "blockwise"}
+_RECIPES = {"delayed": "tensorwise", "tensorwise": "tensorwise", "blockwise": "blockwise", "mxfp8": "mxfp8"}
 
 
 def training_table(

@@ -7,6 +7,9 @@ gathers of sequence parallelism move the fp8 copy. Outputs, and everything outsi
 
 Under blockwise scaling (``Fp8Recipe``) the scales follow the copy, row by row: they are written, read, gathered and
 kept with it, and a transposed copy is quantised along the other axis.
+
+Blackwell's products take either layout: per-tensor scaling then needs one copy (``fp8_copies``). MXFP8 still writes
+two, scaled along either axis, and what it gathers it gathers in the copy that the product at hand reads.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass, replace
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
+from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.collective import all_gather_tokens
@@ -55,10 +59,11 @@ def fp8_linear(
     b = trace.parameter(bias, (out_shards,)) if bias is not None else None
     n, k = _widths(trace, weight, (out_shards, in_shards))
     trains = w.gradient is not None
+    is_single, is_mx = trace.options.fp8_copies == 1, trace.options.fp8_recipe is Fp8Recipe.MXFP8
     keeps, needs_weight_again = trains and trace.grad_enabled, x.requires_grad and trace.grad_enabled
     with trace.no_grad():
-        x8 = _cast(x, plain=True, transposed=keeps and not split.is_gathered, name="cast")
-        w8 = _cast_weight(trace, w, (out_shards, in_shards), transposed=needs_weight_again)
+        x8 = _cast(x, plain=True, transposed=keeps and (is_mx or not split.is_gathered) and not is_single, name="cast")
+        w8 = _cast_weight(trace, w, (out_shards, in_shards), transposed=needs_weight_again and not is_single)
         assert x8.plain is not None
         whole = split.gathered(x8.plain)
         if trace.ledger is None:
@@ -73,16 +78,26 @@ def fp8_linear(
     def _backward(grad: Tensor) -> list[Tensor | None]:
         needs = x.requires_grad
         phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
-        if split.is_scattered:
+        if is_mx and split.is_scattered:
+            g8 = _cast(grad, plain=needs, transposed=trains, name="grad_cast", phase=phase)
+            g8 = Cast(*(None if copy is None else all_gather_tokens(copy) for copy in (g8.plain, g8.transposed)))
+        elif split.is_scattered:
             rows = _cast(grad, plain=needs or trains, transposed=False, name="grad_cast", phase=phase).plain
             rows = all_gather_tokens(rows) if rows is not None else None
-            g8 = Cast(rows, _transpose(rows, "grad_transpose") if rows is not None and trains else None)
+            is_turned = rows is not None and trains and not is_single
+            g8 = Cast(rows, _transpose(rows, "grad_transpose") if rows is not None and is_turned else rows)
+        elif is_single:
+            rows = _cast(grad, plain=needs or trains, transposed=False, name="grad_cast", phase=phase).plain
+            g8 = Cast(rows, rows)
         else:
             g8 = _cast(grad, plain=needs, transposed=trains, name="grad_cast", phase=phase)
-        columns = x8.transposed
+        columns = x8.plain if is_single else x8.transposed
         if split.is_gathered and trains:
-            assert x8.plain is not None
-            columns = _transpose(whole if trace.options.keeps_gathered else split.gathered(x8.plain), "transpose")
+            again = x8.transposed if is_mx else x8.plain
+            assert again is not None
+            columns = whole if trace.options.keeps_gathered and not is_mx else split.gathered(again)
+            if not is_mx and not is_single:
+                columns = _transpose(columns, "transpose")
         grad_x = None
         if needs:
             assert g8.plain is not None

@@ -85,6 +85,7 @@ class TraceOptions:
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
+    fp8_copies: int = 2
 
     @property
     def plain_dtype(self) -> DType:

@@ -21,7 +21,7 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
-from semu.job import Fp8Weights, Optimizer
+from semu.job import Optimizer
 from semu.nn.rules.optimizer import muon_bytes, optimizer_bytes
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
@@ -221,14 +221,14 @@ def _state_copies(costed: CostedJob, rank: int) -> tuple[tuple[OuterSlice, ...],
 
 
 def _weight_casts(costed: CostedJob, rank: int, begin_s: float) -> tuple[OuterSlice, ...]:
-    """The rank's fp8 weights, cast for the next iteration: read in the parameters' type, two fp8 copies written; of
-    primary fp8 weights, only transposed."""
+    """The rank's fp8 weights, cast for the next iteration: read in the parameters' type, fp8 copies written; of primary
+    fp8 weights that are gathered as such, only transposed."""
     layout = costed.layout
-    elements = layout.kept_fp8_elements(rank)
-    if not elements:
+    elements, job = layout.kept_fp8_elements(rank), layout.job
+    copies = job.fp8_copies * (elements * DType.FP8.size_bytes + layout.kept_fp8_scale_bytes(rank))
+    traffic = elements * job.training.precision.tensor_dtype.size_bytes + copies
+    if job.moves_fp8_weights:
+        traffic = copies if job.fp8_copies > 1 else 0  # one read, the other written
+    if not elements or not traffic:
         return ()
-    copies = 2 * (elements * DType.FP8.size_bytes + layout.kept_fp8_scale_bytes(rank))
-    traffic = elements * layout.job.training.precision.tensor_dtype.size_bytes + copies
-    if layout.job.fp8_weights is Fp8Weights.PRIMARY:
-        traffic = copies  # one read, the other written
     return (on_device(costed.cost_model, "fp8 weights", OpKind.CAST, traffic, begin_s),)

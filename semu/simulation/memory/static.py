@@ -33,6 +33,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             master_dtype=job.training.master_dtype,
             state_dtype=job.training.optimizer_state_dtype,
             fp8_elements=copied,
+            fp8_copies=job.fp8_copies,
             fp8_primary=primary,
             fp8_scale_bytes=scales,
             shards_are_masters=job.shards_are_masters,

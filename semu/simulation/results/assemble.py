@@ -246,10 +246,12 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     if job.training.precision.tensor_dtype is DType.FP32:
         notes.append("fused attention is costed as in half precision, scaled by the peak; libraries have none in fp32")
     recipe = job.training.fp8_recipe
-    if recipe is Fp8Recipe.BLOCKWISE and not any(key is recipe for _, key in job.cluster.profile.variants):
+    if recipe is not Fp8Recipe.TENSORWISE and not any(key is recipe for _, key in job.cluster.profile.variants):
         notes.append(
-            "the device has no efficiency of blockwise fp8: products and casts are costed as with tensor scales"
+            f"the device has no efficiency of {recipe.value} fp8: products and casts are costed as with tensor scales"
         )
+    if recipe is Fp8Recipe.MXFP8 and job.cluster.profile.fp8_layouts.value != 2:
+        notes.append("the device has no MXFP8 products: they are costed at its fp8 rate")
     if job.parallel.tp > 1:
         whole = sum(
             held.elements

@@ -57,6 +57,7 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
             FP8 | {"training.bf16_last_layers": 1},
         ),
         ("--first-last-layers-bf16", {}),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", FP8 | {"training.fp8_recipe": "mxfp8"}),
         (
             "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
             {"parallel.cp": 4, "parallel.dp": 2, "parallel.cp_kind": "ring", "parallel.cp_inner": 2},

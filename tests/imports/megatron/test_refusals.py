@@ -168,7 +168,6 @@ def test_another_model_or_arithmetic_is_refused(words: str, name: str) -> None:
         ("--no-bias-gelu-fusion", "--no-bias-gelu-fusion", 0.04),
         ("--position-embedding-type mrope", "--position-embedding-type", 0.005),
         ("--context-parallel-size 2 --cp-comm-type p2p a2a", "--cp-comm-type", 0.03),
-        ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "--fp8-recipe", 0.05),
         ("--moe-router-dtype fp32", "--moe-router-dtype", 0.02),
         ("--moe-router-load-balancing-type sinkhorn", "--moe-router-load-balancing-type", 0.02),
         ("--empty-unused-memory-level 1", "--empty-unused-memory-level", 0.02),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulation.reference import muon
 from simulation.reference.costs import value
-from simulation.reference.model import Block, CutModel
+from simulation.reference.model import Block, CutModel, fp8_copies
 
 from semu.job import TrainingJob
 from semu.nn.trace.tracing import ParameterUse
@@ -88,9 +88,9 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
         gradients += copied * training.grad_dtype.size_bytes
     cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value != "microbatch" else 0
     whole = elements - (cast if job.fp8_weights.value == "primary" else 0)
-    parameters = whole * tensor_bytes + 2 * cast
+    parameters = whole * tensor_bytes + fp8_copies(job) * cast
     if cast:
-        parameters += 2 * sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
+        parameters += fp8_copies(job) * sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
     away = {key: count for key, count in model.streamed().items() if key in uses}
     if training.optimizer.value == "muon":
         master = 0 if training.master_dtype is training.precision.tensor_dtype else training.master_dtype.size_bytes
@@ -125,7 +125,9 @@ def _on_device(job: TrainingJob, stepped: int) -> int:
 
 
 def scales(job: TrainingJob, elements: int) -> int:
-    """Bytes of the scales of one fp8 copy of a weight: four for every 128 x 128 block."""
+    """Bytes of the scales of one fp8 copy of a weight: four for every 128 x 128 block, or one for every 32 elements."""
+    if job.training.fp8_recipe.value == "mxfp8":
+        return (elements + 31) // 32
     return 4 * ((elements + 16383) // 16384) if job.training.fp8_recipe.value == "blockwise" else 0
 
 

@@ -76,6 +76,12 @@ class Block:
         return self.trace.graph.operators[:cut] if phase == "F" else self.trace.graph.operators[cut:]
 
 
+def fp8_copies(job: TrainingJob) -> int:
+    """Copies of an operand: one where the scale is the tensor's and products take either layout."""
+    has_either = job.cluster.profile.fp8_layouts.value == 2
+    return 1 if has_either and job.training.fp8_recipe.value == "tensorwise" else 2
+
+
 class CutModel:
     """All blocks of a job in order, on their ranks and in chunks.
 
@@ -140,6 +146,7 @@ class CutModel:
                 else job.training.gathered_inputs.value == "kept"
             ),
             fp8_recipe=job.training.fp8_recipe,
+            fp8_copies=fp8_copies(job),
         )
         self.sizes = [sizes_of(job, module.name) for module in job.model.modules]
         self._own = [

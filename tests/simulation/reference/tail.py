@@ -11,7 +11,7 @@ from simulation.reference.costs import on_grid
 from simulation.reference.expansion import Expansion
 from simulation.reference.interference import lost_s
 from simulation.reference.memory import scales
-from simulation.reference.model import CutModel
+from simulation.reference.model import CutModel, fp8_copies
 from simulation.reference.modules import group_of, most_spread
 from simulation.reference.network import collective_seconds, wire_bytes
 from simulation.reference.sharding import holds_all
@@ -343,7 +343,8 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
         else 2 * master + tensor_bytes
     )
     found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
-    primary = [u for u in found.values() if u.is_fp8 and job.fp8_weights.value == "primary"]
+    is_moved = job.fp8_weights.value == "primary" and job.training.fp8_recipe.value != "mxfp8"
+    primary = [u for u in found.values() if u.is_fp8 and is_moved]
     if job.parallel.zero == 3 and job.training.software.value == "torch" and weight > 2 * tensor_bytes:
         weight = 2 * master
     moments, products_s = {"adam": 2, "sgd": 1, "lion": 1, "muon": 2}[job.training.optimizer.value], 0.0
@@ -400,8 +401,9 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     cast = sum(use.numel for use in uses.values() if use.is_fp8)
     if cast and job.fp8_weights.value != "microbatch":
         copy = cast + sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
-        read = cast * tensor_bytes + copy if job.fp8_weights.value == "iteration" else copy
-        slices.append(_kernel(expansion, OpKind.CAST, read + copy, slices[-1].end_s))
+        moved = fp8_copies(job) * copy + (0 if is_moved else cast * tensor_bytes)
+        if not is_moved or fp8_copies(job) == 2:
+            slices.append(_kernel(expansion, OpKind.CAST, moved, slices[-1].end_s))
 
 
 def _streamed(expansion: Expansion, held: list[Held]) -> tuple[int, int]:
