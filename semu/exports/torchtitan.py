@@ -29,7 +29,7 @@ def export_torchtitan(run: RunConfig) -> Exported:
     name, flavor = _flavor(run)
     tables: dict[str, dict[str, Any]] = {
         "job": {"description": title_of(run)},
-        "model": {"name": name, "flavor": flavor, **({"converters": _FLOAT8} if _is_fp8(training) else {})},
+        "model": {"name": name, "flavor": flavor, **_converters(training)},
         "training": _training(run),
         "parallelism": {
             **_parallelism({**parallel, "dp": _replicas(run)}, training, _layers(run)),
@@ -42,11 +42,11 @@ def export_torchtitan(run: RunConfig) -> Exported:
     return Exported(text, unsaid_of(run, text, "run.toml"))
 
 
-_FLOAT8 = ["quantize.linear.float8"]
-
-
-def _is_fp8(training: Mapping[str, Any]) -> bool:
-    return training.get("precision") == "fp8"
+def _converters(training: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What makes linears run in fp8."""
+    if training.get("precision") != "fp8":
+        return {}
+    return {"converters": ["quantize.linear.mx" if training.get("fp8_recipe") == "mxfp8" else "quantize.linear.float8"]}
 
 
 def _flavor(run: RunConfig) -> tuple[str, str]:

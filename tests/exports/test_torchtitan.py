@@ -52,6 +52,8 @@ def tables_that_it_can_say(draw: random.Random) -> dict[str, Any]:
         "schedule": schedule,
         "gradient_clipping": draw.random() < 0.5,
     }
+    if training["precision"] == "fp8" and draw.random() < 0.5:
+        training["fp8_recipe"] = "mxfp8"
     if draw.random() < 0.5:
         training["eager_modules"] = True
     if tp == 1 or "eager_modules" in training:

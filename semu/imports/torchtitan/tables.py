@@ -219,8 +219,11 @@ def _precision(settings: Settings) -> dict[str, Any]:
         if name in ("float8", "quantize.linear.float8"):
             table |= {"precision": "fp8", "fp8_recipe": "tensorwise"}
             settings.get("quantize.linear.float8.recipe_name")
-        elif name.endswith(("mx", "grouped_mm.float8")):
-            settings.approximate("model.converters", f"{name}: products in fp8 with scales of 32", Effect(faster=0.3))
+        elif name in ("mx", "quantize.linear.mx"):
+            table |= {"precision": "fp8", "fp8_recipe": "mxfp8"}
+        elif name.endswith(("grouped_mm.mx", "grouped_mm.float8")):
+            if table["precision"] != "fp8":
+                settings.approximate("model.converters", f"{name}: products of experts in fp8", Effect(faster=0.3))
         elif name not in ("[]", "none"):
             settings.refuse("model.converters", f"{name} is not modelled")
     if settings.get("training.dtype") == "bfloat16" and table["precision"] == "bf16":

@@ -54,6 +54,23 @@ def test_a_file_of_one_node() -> None:
     assert training["left_out"] == ["quantize.linear.float8.enable_fsdp_float8_all_gather 0.05"]
 
 
+@pytest.mark.parametrize(
+    ("converters", "expected", "small"),
+    [
+        (["quantize.linear.mx"], ("fp8", "mxfp8"), []),
+        (["mx", "quantize.grouped_mm.mx"], ("fp8", "mxfp8"), []),
+        (["quantize.grouped_mm.mx"], ("bf16", None), ["model.converters"]),
+        (["float8"], ("fp8", "tensorwise"), []),
+    ],
+)
+def test_converters(converters: list[str], expected: tuple[str, str | None], small: list[str]) -> None:
+    text = f'[job]\n[model]\nname = "llama3"\nflavor = "8B"\nconverters = {converters}\n'
+    found = read_torchtitan(text, "x.toml")
+    training = found.tables["training"]
+    assert (training["precision"], training.get("fp8_recipe")) == expected
+    assert [row.key for row in found.reading.small] == small
+
+
 def test_three_dimensions() -> None:
     """2 x 2 replicas of 8 x 8 GPUs; 126 layers, embedding and head over 16 stages: 8 each, 7 in the first and last."""
     found = read("llama_405b_3d.toml")
