@@ -58,7 +58,7 @@ class OptimizerShare:
 def share_of_pool(job: TrainingJob, pool: ParameterPool) -> OptimizerShare:
     """What the busiest rank of a pool steps.
 
-    Muon needs whole matrices, so ZeRO-1 deals whole parameters to the ranks, the largest first and every other round
+    Muon needs whole matrices, so ZeRO-1 deals whole parameters to the ranks, the smallest first and every other round
     backwards (Megatron-LM's layer-wise distributed optimizer, ``--optimizer dist_muon``); where one rank is the
     busiest and another the fullest, the result has the products of the first and the elements of the second.
     """
@@ -76,9 +76,9 @@ def share_of_pool(job: TrainingJob, pool: ParameterPool) -> OptimizerShare:
 
 
 def dealt(trained: Sequence[HeldParameter], ranks: int) -> list[list[HeldParameter]]:
-    """Whole parameters dealt to ranks, the largest first, every other round backwards."""
+    """Whole parameters dealt to ranks, the smallest first, every other round backwards."""
     hands: list[list[HeldParameter]] = [[] for _ in range(ranks)]
-    ordered = sorted(trained, key=lambda held: -held.elements)
+    ordered = sorted(trained, key=lambda held: held.elements)
     for first in range(0, len(ordered), ranks):
         turn = hands if first // ranks % 2 == 0 else reversed(hands)
         for hand, held in zip(turn, ordered[first : first + ranks], strict=False):
@@ -98,10 +98,10 @@ def _share_of(trained: Iterable[HeldParameter]) -> OptimizerShare:
 
 
 def matrices_of(held: HeldParameter) -> list[Matrix]:
-    """The matrices of a parameter as one rank holds them: every expert's, and every fused projection's (queries, keys
-    and values, as Megatron-LM's default splits them; gate and up projection, which it does not)."""
+    """The matrices of a parameter as one rank holds them: every expert's, and of fused queries, keys and values each;
+    gate and up projection are one (Megatron-LM, ``TensorParallelMuon`` and its default of ``--muon-split-qkv``)."""
     *several, rows, columns = held.shape
     whole_rows, whole_columns = held.parameter.shape[-2:]
     split = 0 if rows < whole_rows else 1 if columns < whole_columns else None
-    parts = [max(1, part * rows // sum(held.parts)) for part in held.parts] if held.parts else [rows]
+    parts = [max(1, part * rows // sum(held.parts)) for part in held.parts] if len(held.parts) > 2 else [rows]
     return [Matrix(part, columns, split) for part in parts] * math.prod(several)

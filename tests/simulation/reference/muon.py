@@ -87,7 +87,7 @@ def cut(use: ParameterUse, size: list[int], parts: tuple[int, ...]) -> list[tupl
     *several, rows, columns = size
     whole = use.parameter.shape[-2:]
     axis = 0 if whole[0] > rows else 1 if whole[1] > columns else None
-    heights = [part * rows // whole[0] for part in parts] or [rows]
+    heights = [part * rows // whole[0] for part in parts] if len(parts) == 3 else [rows]
     one = [(height, columns, axis) for height in heights]
     for count in several:
         one *= count
@@ -95,9 +95,9 @@ def cut(use: ParameterUse, size: list[int], parts: tuple[int, ...]) -> list[tupl
 
 
 def deal(pieces: list[Piece], ranks: int) -> list[list[Piece]]:
-    """Whole parameters, the largest first, to and fro over the ranks."""
+    """Whole parameters, the smallest first, to and fro over the ranks."""
     hands: list[list[Piece]] = [[] for _ in range(ranks)]
-    for turn, piece in enumerate(sorted(pieces, key=lambda piece: piece.elements, reverse=True)):
+    for turn, piece in enumerate(sorted(pieces, key=lambda piece: piece.elements)):
         way, place = divmod(turn, ranks)
         hands[ranks - 1 - place if way % 2 else place].append(piece)
     return hands
