@@ -231,6 +231,10 @@ class Layout:
         """Elements of a rank's weights that exist in fp8 only."""
         return self.kept_fp8_elements(rank) if self.job.fp8_weights is Fp8Weights.PRIMARY else 0
 
+    def packed_elements(self, rank: int) -> int:
+        """Elements of a rank's weights that are stored as ``training.frozen_weights`` says."""
+        return sum(held.elements for _, _, held in self.held_by(rank) if held.is_packed)
+
     def mesh_of(self, chunk: int) -> Mesh:
         """Where the ranks of a chunk's modality module live."""
         return self.mesh.of_module(self.chunks[chunk].module)

@@ -32,7 +32,7 @@ class ParameterSlot:
         writers: positions, in the block's backward half, of the operators that write its gradient; none: frozen.
         is_fp8: the weight of a linear that runs in fp8.
         is_expert: of routed experts, whose replicas are the ranks of the expert-data-parallel group.
-        shape: of the local part. parts: global widths of fused projections, as in ``ParameterUse``.
+        shape: of the local part. parts, is_packed: as in ``ParameterUse``.
     """
 
     number: int
@@ -44,6 +44,7 @@ class ParameterSlot:
     is_expert: bool
     shape: tuple[int, ...]
     parts: tuple[int, ...]
+    is_packed: bool
 
     @property
     def writer(self) -> int:
@@ -103,6 +104,7 @@ class CompiledBlock:
                     is_expert=use.is_expert,
                     shape=use.shape,
                     parts=use.parts,
+                    is_packed=use.is_packed,
                 )
                 for use in traced.parameters
             ),

@@ -15,6 +15,7 @@ from semu.errors import ConfigError
 from semu.hardware.attention_kernels import AttentionKernel
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
+from semu.hardware.packed import FrozenWeights
 from semu.hardware.software import Software
 from semu.job.declare import (
     AUTO_SWITCH,
@@ -161,6 +162,12 @@ class PrecisionOptions(AbstractOptions):
         word(Fp8Weights),
         "how often fp8 linears cast their weights; None: see TrainingJob.fp8_weights; no effect without fp8",
         shown=ELSEWHERE,
+    )
+    frozen_weights: OptionalWord[FrozenWeights] = option(
+        None,
+        word(FrozenWeights),
+        "how weights of linear layers inside transformer layers are stored that are not trained: nf4 (QLoRA,"
+        " 2305.14314); None: as all others",
     )
     loss_scaling: bool = option(
         False,

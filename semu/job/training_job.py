@@ -69,6 +69,7 @@ class TrainingJob:
         self._check_layout()
         self._check_fp8_weights()
         self._check_muon()
+        self._check_frozen_weights()
         check_modules(self.model, self.parallel)
         check_experts(self.model, self.parallel, self.training)
 
@@ -199,6 +200,26 @@ class TrainingJob:
                 got="muon",
                 nearest="adam",
             )
+
+    def _check_frozen_weights(self) -> None:
+        """Packed weights stay whole on the device, and there are some."""
+        frozen = self.training.frozen_weights
+        if frozen is None:
+            return
+        has_frozen = any(not parameter.requires_grad for _, parameter in self.model.named_parameters())
+        for where, fits, expected in (
+            ("model", has_frozen, "a model with frozen weights"),
+            ("training.precision", self.training.precision in (Precision.BF16, Precision.FP16), "bf16 or fp16"),
+            ("parallel.zero", self.parallel.zero < 3, "0, 1 or 2: shards of packed weights are not modelled"),
+            ("training.offload", not self.training.offload_plan.weights, "no weights on the host"),
+        ):
+            if not fits:
+                raise ConfigError(
+                    f"weights stored as {frozen.value} do not go with this",
+                    where=where,
+                    expected=f"{expected}, or no training.frozen_weights",
+                    got=frozen.value,
+                )
 
     @property
     def moves_fp8_weights(self) -> bool:

@@ -27,6 +27,7 @@ from semu.errors import GraphError
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
+from semu.hardware.packed import FrozenWeights
 from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
@@ -248,6 +249,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "fused_accumulation": False,
     "fp8_recipe": Fp8Recipe.BLOCKWISE,
     "fp8_copies": 1,
+    "frozen_weights": FrozenWeights.NF4,
     "replica_group": CommGroup("replicas", 4, 2),
     "stop_early": True,
     "eager_modules": True,

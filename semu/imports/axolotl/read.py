@@ -12,7 +12,7 @@ from semu.imports.huggingface.engine import Engine, data_parallel, offload_to_ho
 from semu.imports.huggingface.files import ZERO_KIND, model_table, split_inside, zero_settings
 from semu.imports.huggingface.frozen import freeze_by_name
 from semu.imports.huggingface.fsdp import fsdp_engine
-from semu.imports.huggingface.job import Batch, Job, job_tables
+from semu.imports.huggingface.job import Batch, Job, job_tables, store_in_four_bits
 from semu.imports.huggingface.parts import Asked, Parts, top_keys, with_asked
 from semu.imports.huggingface.trainer import set_axes, set_narrow, trainable_modules
 from semu.imports.huggingface.zero import FLAGS as ZERO_FLAGS
@@ -91,6 +91,10 @@ def _job(settings: Settings, zero: ZeroSettings | None) -> Job:
         compiled=settings.get("torch_compile") == "true",
         fused_loss=fused_loss,
     )
+    if settings.get("load_in_4bit"):
+        store_in_four_bits(job, "load_in_4bit")
+    elif settings.get("adapter") == "qlora":
+        store_in_four_bits(job, "adapter")
     if zero is not None:
         set_narrow(job, zero, precision)
         job.optim = zero_optimizer(zero) or job.optim
@@ -174,11 +178,8 @@ def _set_axes(settings: Settings, engine: Engine) -> None:
 
 def _adapters(settings: Settings, model: dict[str, Any]) -> None:
     kind = settings.get("adapter")
-    for name, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
-        if settings.get(name):
-            settings.refuse(name, f"weights of {bits} bits")
-    if kind == "qlora" and not settings.get("load_in_4bit"):
-        settings.refuse("adapter", "weights of 4 bits")
+    if settings.get("load_in_8bit"):
+        settings.refuse("load_in_8bit", "weights of 8 bits")
     if kind is None:
         return
     targets = list(settings.get("lora_target_modules") or ())

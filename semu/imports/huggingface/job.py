@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.hardware.packed import FrozenWeights
 from semu.imports.flags import Effect
 from semu.imports.hub import sequence_length
 from semu.imports.huggingface.engine import NODE, Engine
@@ -90,6 +91,24 @@ class Job:
     compiled: bool = False
     fused_loss: bool = False
     training: dict[str, Any] = field(default_factory=dict)
+
+
+def store_in_four_bits(job: Job, key: str) -> None:
+    """Frozen weights as bitsandbytes' NF4, which transformers' ``load_in_4bit`` makes of them beside adapters.
+
+    Args:
+        key: of the file, that asks for it.
+    """
+    if "lora" not in job.model:
+        job.settings.refuse(key, "weights of 4 bits without adapters")
+    elif job.engine.zero >= 3:
+        job.settings.refuse(key, "weights of 4 bits in shards")
+    elif job.precision not in ("bf16", "fp16"):
+        job.settings.refuse(key, f"weights of 4 bits unpacked to {job.precision}")
+    else:
+        job.training["frozen_weights"] = FrozenWeights.NF4.value
+        why = "bitsandbytes unpacks weights by a lookup, modelled as a plain cast, with scales of scales"
+        job.settings.approximate(key, why, Effect(slower=0.05, more=0.02))
 
 
 def job_tables(job: Job, cluster: str | None, world: int | None = None, gpus_per_node: int | None = None) -> Tables:

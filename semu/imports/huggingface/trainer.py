@@ -9,7 +9,7 @@ from semu.imports.arguments import Argument, Given
 from semu.imports.flags import FlagTable, read_table
 from semu.imports.huggingface.engine import Engine, data_parallel, offload_to_host
 from semu.imports.huggingface.fsdp import fsdp_engine
-from semu.imports.huggingface.job import Batch, Job
+from semu.imports.huggingface.job import Batch, Job, store_in_four_bits
 from semu.imports.huggingface.zero import ZeroSettings, is_narrow, zero_engine, zero_optimizer, zero_precision
 from semu.imports.settings import Settings
 
@@ -82,6 +82,8 @@ def trainer_job(
         compiled=bool(compiled),
         fused_loss=is_liger,
     )
+    if settings.get("load_in_4bit"):
+        store_in_four_bits(job, "load_in_4bit")
     if zero is not None:
         set_narrow(job, zero, word)
     return job
@@ -228,10 +230,9 @@ def set_axes(
 
 
 def add_adapters(settings: Settings, model: dict[str, Any]) -> None:
-    """``[model.lora]``, where adapters are asked for; 4 and 8 bits of the other weights are not modelled."""
-    for name, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
-        if settings.get(name):
-            settings.refuse(name, f"weights of {bits} bits")
+    """``[model.lora]``, where adapters are asked for; 8 bits of the other weights are not modelled."""
+    if settings.get("load_in_8bit"):
+        settings.refuse("load_in_8bit", "weights of 8 bits")
     if not settings.get("use_peft"):
         return
     model["lora"] = lora = {

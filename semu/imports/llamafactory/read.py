@@ -13,7 +13,7 @@ from semu.imports.documents import read_document
 from semu.imports.flags import FlagTable, read_table
 from semu.imports.huggingface.files import ZERO_KIND, model_table, split_inside, with_file, zero_settings
 from semu.imports.huggingface.frozen import freeze_layers, model_of
-from semu.imports.huggingface.job import Job, job_tables
+from semu.imports.huggingface.job import Job, job_tables, store_in_four_bits
 from semu.imports.huggingface.parts import Asked, Parts, merged_flags, top_keys, with_asked
 from semu.imports.huggingface.trainer import DATA, trainable_modules, trainer_job
 from semu.imports.huggingface.zero import FLAGS as ZERO_FLAGS
@@ -105,11 +105,10 @@ def _complete(job: Job, settings: Settings) -> None:
     job.attention = _ATTENTION[settings.get("flash_attn")]
     if settings.get("enable_liger_kernel"):
         job.fused = job.fused_loss = True
-    if settings.size("quantization_bit") is not None:
-        settings.refuse("quantization_bit", "weights of 8 bits or fewer")
     if settings.get("use_muon"):
         _use_muon(job, settings)
     kind = settings.get("finetuning_type")
+    bits = settings.size("quantization_bit")
     if kind == "lora":
         _add_adapters(settings, job.model)
     elif kind == "freeze":
@@ -118,6 +117,11 @@ def _complete(job: Job, settings: Settings) -> None:
         freeze_layers(job.model, lambda at, layers: at >= layers - count if count > 0 else at < -count)
     elif kind == "full":
         _freeze_modalities(settings, job.model)
+    method = settings.get("quantization_method")
+    if bits == 4 and method in ("bnb", "bitsandbytes"):
+        store_in_four_bits(job, "quantization_bit")
+    elif bits is not None:
+        settings.refuse("quantization_bit", f"weights of {bits} bits by {method}")
 
 
 def _use_muon(job: Job, settings: Settings) -> None:

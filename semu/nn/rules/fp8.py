@@ -27,8 +27,9 @@ from semu.nn.rules.collective import all_gather_tokens
 from semu.nn.rules.linear_split import LinearSplit
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient
 from semu.nn.trace.keep import kept_product
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor, laid_out_like
-from semu.nn.trace.tracing import ParameterUse, Trace
+from semu.nn.trace.tracing import Trace
 
 WIDTH_MULTIPLE = 16
 """Both axes of an fp8 weight are multiples of this on every rank (Transformer Engine's check; cuBLASLt's alignment)."""

@@ -14,9 +14,10 @@ from semu.nn.rules.fp8 import fp8_linear
 from semu.nn.rules.linear_split import LinearSplit
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient
 from semu.nn.trace.keep import kept_product
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor
-from semu.nn.trace.tracing import ParameterUse
+from semu.nn.trace.tracing import Trace
 
 
 def linear(
@@ -50,12 +51,12 @@ def linear(
     split = LinearSplit.of(x, trace.style if style is None else style)
     if trace.is_fp8 and may_be_fp8:
         return fp8_linear(x, weight, bias, split, parts)
-    w = trace.parameter(weight, (split.out_shards, split.in_shards), parts=parts)
+    w = trace.parameter(weight, (split.out_shards, split.in_shards), parts=parts, is_packed=trace.packs(weight))
     b = trace.parameter(bias, (split.out_shards,)) if bias is not None else None
     read = [w] if b is None else [w, b]
     with trace.no_grad():
         gathered = split.gathered(x)
-        y = split.reduced(_forward_product(gathered, read, split.out_shards, parts))
+        y = split.reduced(_forward_product(gathered, [*read, *_unpacked(trace, w)], split.out_shards, parts))
     y = replace(y, requires_grad=trace.grad_enabled and trace.any_trainable([x, *read]))
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
@@ -71,17 +72,27 @@ def linear(
     return trace.recorded([x], y, _backward)
 
 
+def _unpacked(trace: Trace, w: ParameterUse, phase: Phase | None = None) -> list[Tensor]:
+    """A packed weight in 16 bits, for one product: a kernel that reads the one and writes the other; else nothing."""
+    frozen = trace.options.frozen_weights
+    if not w.is_packed or frozen is None:
+        return []
+    traffic = frozen.packed_bytes(w.numel) + w.numel * trace.options.tensor_dtype.size_bytes
+    return [trace.emit(OpKind.CAST, [w], (w.numel,), mem_bytes=traffic, key=(w.numel,), phase=phase, name="unpack")]
+
+
 def _sizes(x: Tensor, weight: ParameterUse) -> tuple[Dim, int, int]:
     n, k = (int(d) for d in x.trace.graph.tensors[weight.tensor].shape if isinstance(d, int))
     return product(x.local_shape[:-1]), n, k
 
 
 def _forward_product(
-    x: Tensor, read: Sequence[ParameterUse], out_shards: int, parts: Sequence[int] | None = None
+    x: Tensor, read: Sequence[ParameterUse | Tensor], out_shards: int, parts: Sequence[int] | None = None
 ) -> Tensor:
     """Append ``x W^T (+ b)``: FLOP 2 m n k, bytes of both operands and the result; the bias is fused."""
-    trace = x.trace
-    m, n, k = _sizes(x, read[0])
+    trace, weight = x.trace, read[0]
+    assert isinstance(weight, ParameterUse)
+    m, n, k = _sizes(x, weight)
     if trace.ledger is not None:
         return kept_product(x, [x, *read], out_shards, (m, n, k), parts or (n,))
     return trace.emit(
@@ -102,7 +113,7 @@ def _input_gradient(grad: Tensor, weight: ParameterUse, in_shards: int) -> Tenso
     size = grad.trace.options.tensor_dtype.size_bytes
     return grad.trace.emit(
         OpKind.MATMUL,
-        [grad, weight],
+        [grad, weight, *_unpacked(grad.trace, weight, Phase.INPUT_GRADIENT)],
         (*grad.shape[:-1], k * in_shards),
         shards=(*grad.shards[:-1], in_shards),
         sequences=grad.sequences,

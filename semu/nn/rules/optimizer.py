@@ -8,7 +8,8 @@ from semu.graph.graph import Graph
 from semu.graph.operator import OpKind, Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
-from semu.nn.trace.tracing import COMPUTE, ParameterUse, Trace
+from semu.nn.trace.parameter_use import ParameterUse
+from semu.nn.trace.tracing import COMPUTE, Trace
 
 
 def optimizer_bytes(

@@ -16,8 +16,8 @@ from semu.nn.module import Parameter
 from semu.nn.rules.views import copy_like
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient, reduce_rows
 from semu.nn.streams import Change, changed
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
-from semu.nn.trace.tracing import ParameterUse
 
 
 def prepend_token(x: Tensor, token: Parameter) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
-from semu.nn.trace.tracing import ParameterUse
 
 
 def copy_like(

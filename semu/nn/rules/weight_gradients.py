@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor
-from semu.nn.trace.tracing import ParameterUse
 
 
 def accumulate_weight_gradient(

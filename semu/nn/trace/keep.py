@@ -19,8 +19,8 @@ from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
 
 if TYPE_CHECKING:
+    from semu.nn.trace.parameter_use import ParameterUse
     from semu.nn.trace.tensor import Tensor
-    from semu.nn.trace.tracing import ParameterUse  # circle: a ledger of a trace holds tensors of that trace
 
 
 @dataclass

@@ -21,10 +21,12 @@ from semu.hardware.device import HOST_COPIES, Device, DeviceKind, Direction, Str
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
+from semu.hardware.packed import FrozenWeights
 from semu.nn.module import Module, Parameter
 from semu.nn.routing import ExpertPlan
 from semu.nn.trace.early_stop import SecondRuns
 from semu.nn.trace.keep import Ledger
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.recompute_plan import OUTPUT_KINDS, RecomputePlan
 from semu.nn.trace.sharding import ContextKind, ShardingPlan, ShardingStyle
 from semu.nn.trace.tensor import Sequences, Tensor, local_shape
@@ -55,7 +57,8 @@ class TraceOptions:
         cp_levels: of a ring between groups: one group, and the ring.
         cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
-        fp8_recipe: how fp8 tensors are scaled.
+        fp8_recipe: how fp8 tensors are scaled. fp8_copies: of an operand of two products.
+        frozen_weights: how frozen weights of linears in an ``fp8_region`` are stored; None: as all others.
         replica_group: the data-parallel replicas, where a module reads them (``Module.reads_replicas``).
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.trace.keep``.
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
@@ -86,36 +89,12 @@ class TraceOptions:
     fused_accumulation: bool = True
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
+    frozen_weights: FrozenWeights | None = None
 
     @property
     def plain_dtype(self) -> DType:
         """Precision of what does not run in fp8."""
         return self.tensor_dtype if self.compute_dtype is DType.FP8 else self.compute_dtype
-
-
-@dataclass(frozen=True)
-class ParameterUse:
-    """A parameter as one rank of the trace holds it.
-
-    Attributes:
-        path: where it is used. parameter: the model's parameter. numel: local elements.
-        is_sharded: split over the tensor-parallel group (else every rank holds it whole).
-        tensor, gradient: tensor nodes of the parameter and of its gradient buffer (None when frozen).
-        is_fp8: the weight of a linear that runs in fp8.
-        is_expert: a parameter of routed experts whose gradient is reduced over another group than dense parameters'.
-        shape: of the local part. parts: global widths of the fused projections in it; empty: there is one.
-    """
-
-    path: str
-    parameter: Parameter
-    numel: int
-    is_sharded: bool
-    tensor: int
-    gradient: int | None
-    is_fp8: bool = False
-    is_expert: bool = False
-    shape: tuple[int, ...] = ()
-    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -185,6 +164,10 @@ class Trace:
     def is_fp8(self) -> bool:
         """Whether linears of the module whose forward is running run in fp8."""
         return self._in_fp8_region and self.options.compute_dtype is DType.FP8
+
+    def packs(self, weight: Parameter) -> bool:
+        """Whether a linear's weight is stored as ``frozen_weights`` says."""
+        return self._in_fp8_region and not weight.requires_grad and self.options.frozen_weights is not None
 
     @property
     def grad_enabled(self) -> bool:
@@ -301,6 +284,7 @@ class Trace:
         is_fp8: bool = False,
         is_expert: bool = False,
         parts: Sequence[int] | None = None,
+        is_packed: bool = False,
     ) -> ParameterUse:
         """The local part of a parameter; the first use registers it."""
         self._touched_trainable |= parameter.requires_grad
@@ -318,7 +302,17 @@ class Trace:
             sizes = tuple(as_int(dim, "a parameter's size", path) for dim in shape)
             is_split, widths = any(n > 1 for n in cut), tuple(parts or ())
             use = ParameterUse(
-                path, parameter, math.prod(sizes), is_split, tensor, gradient, is_fp8, is_expert, sizes, widths
+                path,
+                parameter,
+                math.prod(sizes),
+                is_split,
+                tensor,
+                gradient,
+                is_fp8,
+                is_expert,
+                sizes,
+                widths,
+                is_packed,
             )
             self.parameters[id(parameter)] = use
         return use

@@ -44,6 +44,10 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             share = layout.optimizer_share(pool)
             of_pool = replace(of_pool, optimizer=share.elements * master_bytes + share.moments * state)
         static += of_pool
+    frozen, packed = job.training.frozen_weights, layout.packed_elements(rank)
+    if frozen is not None and packed:
+        saved = packed * job.training.precision.tensor_dtype.size_bytes - frozen.packed_bytes(packed)
+        static = replace(static, parameters=static.parameters - saved)
     if job.training.offload_plan.optimizer:
         each = master_bytes + moments * state
         bucket = min(static.optimizer, MIN_BUCKET_ELEMENTS * each)  # on the device for the step

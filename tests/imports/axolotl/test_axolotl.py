@@ -155,6 +155,15 @@ def test_sharding(changes: dict[str, Any], parallel: dict[str, Any]) -> None:
     assert read(changes)["parallel"] == parallel
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"adapter": "qlora", "load_in_4bit": True}, {"adapter": "qlora"}, {"adapter": "lora", "load_in_4bit": True}],
+)
+def test_four_bits_beside_adapters(changes: dict[str, Any]) -> None:
+    tables = read({**changes, "lora_r": 4, "lora_target_linear": True})
+    assert tables["training"]["frozen_weights"] == "nf4"
+
+
 def test_whole_layers_are_named() -> None:
     model = read({"adapter": "lora", "lora_r": 4, "lora_target_linear": True})["model"]
     assert model["lora"]["targets"] == ["all-linear"]
@@ -164,8 +173,8 @@ def test_whole_layers_are_named() -> None:
     ("changes", "word"),
     [
         ({"base_model": "acme/unknown"}, "base_model"),
-        ({"adapter": "qlora", "load_in_4bit": True}, "weights of 4 bits"),
-        ({"adapter": "qlora"}, "weights of 4 bits"),
+        ({"load_in_4bit": True}, "weights of 4 bits without adapters"),
+        ({"adapter": "qlora", "fsdp": ["full_shard"]}, "weights of 4 bits in shards"),
         ({"load_in_8bit": True, "adapter": "lora"}, "weights of 8 bits"),
         ({"rl": "dpo"}, "rl"),
         ({"optimizer": "muon"}, "muon"),

@@ -115,6 +115,11 @@ def test_encoders_stay_as_they_are() -> None:
         read({**images, "freeze_multi_modal_projector": False})
 
 
+def test_four_bits_beside_adapters() -> None:
+    found = read({"finetuning_type": "lora", "lora_target": "all", "quantization_bit": 4})
+    assert found["training"]["frozen_weights"] == "nf4"
+
+
 def test_experts_are_told() -> None:
     data = {**BASE, "model_name_or_path": "Qwen/Qwen3-30B-A3B"}
     notes = read_llamafactory(yaml.safe_dump(data), "lf.yaml").reading.notes
@@ -125,7 +130,9 @@ def test_experts_are_told() -> None:
     ("changes", "word"),
     [
         ({"stage": "dpo"}, "dpo"),
-        ({"quantization_bit": 4}, "quantization_bit"),
+        ({"quantization_bit": 8}, "weights of 8 bits by bnb"),
+        ({"quantization_bit": 4, "quantization_method": "hqq"}, "weights of 4 bits by hqq"),
+        ({"quantization_bit": 4, "finetuning_type": "full"}, "weights of 4 bits without adapters"),
         ({"finetuning_type": "oft"}, "oft"),
         ({"use_galore": True}, "use_galore"),
         ({"use_asft_loss": True}, "use_asft_loss"),

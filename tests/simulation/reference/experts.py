@@ -8,7 +8,7 @@ from math import ceil
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
 from semu.nn.routing import ExpertPlan, Routing
-from semu.nn.trace.tracing import ParameterUse
+from semu.nn.trace.parameter_use import ParameterUse
 
 Seat = tuple[int, int, int]
 """Expert data, expert and expert tensor coordinates of a GPU within its pipeline rank."""

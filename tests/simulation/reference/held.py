@@ -10,7 +10,7 @@ from simulation.reference.tail import Held, Slice, collective, trainable, worst_
 
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
-from semu.nn.trace.tracing import ParameterUse
+from semu.nn.trace.parameter_use import ParameterUse
 
 
 @dataclass(eq=False)

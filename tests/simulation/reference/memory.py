@@ -11,7 +11,7 @@ from simulation.reference.costs import value
 from simulation.reference.model import Block, CutModel, fp8_copies
 
 from semu.job import TrainingJob
-from semu.nn.trace.tracing import ParameterUse
+from semu.nn.trace.parameter_use import ParameterUse
 
 if TYPE_CHECKING:
     from simulation.reference.expansion import Replica
@@ -91,6 +91,9 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     parameters = whole * tensor_bytes + fp8_copies(job) * cast
     if cast:
         parameters += fp8_copies(job) * sum(scales(job, use.numel) for use in uses.values() if use.is_fp8)
+    packed = sum(use.numel for use in uses.values() if use.is_packed)
+    if packed:  # four bits, a byte for 64 elements, four for 256 of these
+        parameters += (packed + 1) // 2 + (packed + 63) // 64 + 4 * ((packed + 16383) // 16384) - packed * tensor_bytes
     away = {key: count for key, count in model.streamed().items() if key in uses}
     if training.optimizer.value == "muon":
         master = 0 if training.master_dtype is training.precision.tensor_dtype else training.master_dtype.size_bytes

@@ -147,6 +147,7 @@ class CutModel:
             ),
             fp8_recipe=job.training.fp8_recipe,
             fp8_copies=fp8_copies(job),
+            frozen_weights=job.training.frozen_weights,
         )
         self.sizes = [sizes_of(job, module.name) for module in job.model.modules]
         self._own = [

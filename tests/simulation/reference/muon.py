@@ -13,7 +13,7 @@ from semu.hardware.device import Device, DeviceKind, Stream
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn import Linear
-from semu.nn.trace.tracing import ParameterUse
+from semu.nn.trace.parameter_use import ParameterUse
 
 STREAM = Stream(Device(DeviceKind.COMPUTE), "compute")
 

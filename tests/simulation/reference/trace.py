@@ -21,8 +21,9 @@ from semu.hardware.network import CommGroup
 from semu.nn.module import Module, Parameter
 from semu.nn.rules.reshard import reshard_tokens
 from semu.nn.trace.block import CarrySpec, TracedBlock
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
-from semu.nn.trace.tracing import ParameterUse, TraceOptions
+from semu.nn.trace.tracing import TraceOptions
 
 ON_GPU = Stream(Device(DeviceKind.COMPUTE), "compute")
 
@@ -111,6 +112,9 @@ class Notebook:
     def style(self) -> object:
         return self.options.plan.style(self.where)
 
+    def packs(self, weight: Parameter) -> bool:
+        return self.options.frozen_weights is not None and self._in_fp8 and not weight.requires_grad
+
     @property
     def is_fp8(self) -> bool:
         return self._in_fp8 and self.options.compute_dtype is DType.FP8
@@ -161,6 +165,7 @@ class Notebook:
         is_fp8: bool = False,
         is_expert: bool = False,
         parts: Sequence[int] | None = None,
+        is_packed: bool = False,
     ) -> ParameterUse:
         del parts
         if id(parameter) not in self.parameters:
@@ -183,6 +188,7 @@ class Notebook:
                 gradient,
                 is_fp8,
                 is_expert,
+                is_packed=is_packed,
             )
             self.parameters[id(parameter)] = use
         return self.parameters[id(parameter)]

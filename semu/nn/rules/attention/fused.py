@@ -9,8 +9,8 @@ from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
 from semu.nn.rules.attention.unfused import attention_sizes
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor, laid_out_like
-from semu.nn.trace.tracing import ParameterUse
 from semu.nn.window import Window
 
 

@@ -8,8 +8,8 @@ from semu.nn.rules.attention.context import context_attention
 from semu.nn.rules.attention.fused import fused_attention
 from semu.nn.rules.attention.unfused import unfused_attention
 from semu.nn.trace.autograd import recompute
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor
-from semu.nn.trace.tracing import ParameterUse
 from semu.nn.window import Window
 
 

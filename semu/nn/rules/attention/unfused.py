@@ -15,8 +15,8 @@ from semu.graph.operator import OpKind
 from semu.nn.rules.pointwise import dropout as apply_dropout
 from semu.nn.rules.pointwise import softcap as apply_softcap
 from semu.nn.rules.views import copy_like
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
-from semu.nn.trace.tracing import ParameterUse
 from semu.nn.window import Window
 
 

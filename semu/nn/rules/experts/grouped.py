@@ -15,8 +15,8 @@ from semu.nn.rules.fp8 import _cast as cast
 from semu.nn.rules.fp8 import _cast_weight as cast_weight
 from semu.nn.rules.pointwise import emit_both_gradients
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor
-from semu.nn.trace.tracing import ParameterUse
 
 
 def grouped_linear(
