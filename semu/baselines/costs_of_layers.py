@@ -11,7 +11,7 @@ from semu.compile.join import build_stages
 from semu.compile.template import stream_names
 from semu.compile.tracer import Block
 from semu.costs.evaluation import template_latencies
-from semu.job import Recompute, TrainingJob
+from semu.job import Optimizer, Recompute, TrainingJob
 from semu.parallel.stage_layers import layer_parts
 from semu.simulation import JobCheckpoint, prepare
 from semu.workload.batch import AbstractBatch
@@ -118,13 +118,17 @@ def _state_bytes(prepared: JobCheckpoint, block: Block) -> float:
     weight = training.precision.tensor_dtype.size_bytes
     gradient = training.grad_dtype.size_bytes
     master = training.master_dtype.size_bytes if training.master_dtype is not training.precision.tensor_dtype else 0
-    step = master + training.optimizer.fewest_moments * training.optimizer_state_dtype.size_bytes
+    moment = training.optimizer_state_dtype.size_bytes
     total = 0.0
     for held in block.parameters:
         ranks = parallel.expert_shard_ranks if held.is_expert else parallel.shard_ranks
         shards = [ranks if parallel.zero >= stage else 1 for stage in (3, 2, 1)]
         each = weight / shards[0]
+        if held.is_packed and training.frozen_weights is not None:
+            each = training.frozen_weights.packed_bytes(held.elements) / held.elements
         if held.parameter.requires_grad:
+            is_other = training.optimizer is Optimizer.MUON and not held.is_matrix
+            step = master + (2 if is_other else training.optimizer.fewest_moments) * moment
             each += gradient / shards[1] + step / shards[2]
         total += each * held.elements
     return total

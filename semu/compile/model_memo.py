@@ -148,7 +148,7 @@ def trace_key(
     context = mesh.worst_cp_group, mesh.worst_context_levels
     groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None)
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
-    return (*own, job.fp8_weights.name, job.overlaps_tensor_parallel, groups)
+    return (*own, job.fp8_weights.name, job.fp8_copies, job.overlaps_tensor_parallel, groups)
 
 
 def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:

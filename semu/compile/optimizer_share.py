@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semu.compile.parameter_pools import ParameterPool
 from semu.compile.tracer import HeldParameter
@@ -68,11 +68,22 @@ def share_of_pool(job: TrainingJob, pool: ParameterPool) -> OptimizerShare:
         return OptimizerShare(elements, elements * job.training.optimizer.fewest_moments)
     trained = pool.trained
     if shards > 1:
-        shares = [_share_of(mine) for mine in dealt(trained, shards)]
+        shares = [_share_of(mine) for mine in dealt([one for held in trained for one in _apart(held)], shards)]
+        training = job.training
+        has_master = training.master_dtype is not training.precision.tensor_dtype
+        each = training.master_dtype.size_bytes if has_master else 0, training.optimizer_state_dtype.size_bytes
         busiest = max(shares, key=lambda share: share.flop)
-        fullest = max(shares, key=lambda share: share.elements + share.moments)
+        fullest = max(shares, key=lambda share: share.elements * each[0] + share.moments * each[1])
         return OptimizerShare(fullest.elements, fullest.moments, busiest.matrices)
     return _share_of(trained)
+
+
+def _apart(held: HeldParameter) -> list[HeldParameter]:
+    """Experts' weights and biases one by one, as frameworks keep them; any other parameter as it is."""
+    several = held.shape[0] if len(held.shape) == 3 or (len(held.shape) == 2 and not held.is_matrix) else 1
+    if several == 1 or not held.in_layer:
+        return [held]
+    return [replace(held, shape=(1, *held.shape[1:]), elements=held.elements // several)] * several
 
 
 def dealt(trained: Sequence[HeldParameter], ranks: int) -> list[list[HeldParameter]]:

@@ -218,7 +218,8 @@ class ModelTracer:
                     layers += 1
                 specs = compiled.output_specs
             outputs[module.name] = specs
-            self._leave_in_bf16(group)
+            if module.name != "mtp":  # whose layers follow the others in Megatron-LM's count, and stay in fp8
+                self._leave_in_bf16(group)
             placed.append(group)
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
 

@@ -41,7 +41,12 @@ def _axes(config: Config) -> tuple[int, int]:
     """Tensor- and context-parallel ranks that the file says."""
     parallel = config["parallel"]
     has_tp = parallel["zero"] < 3 and not parallel["sequence_parallel"]
-    return parallel["tp"] if has_tp else 1, parallel["cp"] if parallel["cp_kind"] == "all_to_all" else 1
+    return parallel["tp"] if has_tp else 1, parallel["cp"] if _is_ulysses(parallel) else 1
+
+
+def _is_ulysses(parallel: Mapping[str, Any]) -> bool:
+    """Whether all context ranks exchange heads for tokens."""
+    return bool(parallel["cp_kind"] == "all_to_all" or parallel.get("cp_inner", 1) == parallel["cp"] > 1)
 
 
 def _replicas(config: Config) -> int:

@@ -84,7 +84,7 @@ def arguments_of(run: RunConfig) -> Arguments:
     found |= dict(_training(training, sizes))
     found |= dict(_optimizer(training, parallel["zero"]))
     found |= dict(_kernels(training))
-    found |= dict(_overlap(config["overlap"], parallel))
+    found |= dict(_overlap(config["overlap"], parallel, training.get("optimizer", "adam")))
     return found
 
 
@@ -343,10 +343,10 @@ def _kernels(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "no-gradient-accumulation-fusion", ""
 
 
-def _overlap(overlap: Mapping[str, Any], parallel: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _overlap(overlap: Mapping[str, Any], parallel: Mapping[str, Any], optimizer: str) -> Iterator[tuple[str, str]]:
     if overlap.get("grad_reduce"):
         yield "overlap-grad-reduce", ""
-    if overlap.get("param_gather"):
+    if overlap.get("param_gather") and optimizer != "muon":
         yield "overlap-param-gather", ""
     if overlap.get("tensor_parallel") is True and parallel["tp"] > 1:
         yield "tp-comm-overlap", ""

@@ -9,7 +9,7 @@ from enum import Enum
 from semu.errors import SemuError
 from semu.exports.transformer_sizes import differences
 from semu.imports.kinds import ReadOptions, program_of
-from semu.job import Precision, Recompute, TrainingJob, Workspaces
+from semu.job import Optimizer, Precision, Recompute, TrainingJob, Workspaces
 from semu.runfile.config import RunConfig
 from semu.runfile.places import Places
 from semu.runfile.resolve import resolve_tables
@@ -91,6 +91,7 @@ def _is_idle(job: TrainingJob, key: str) -> bool:
         "parallel.sequence_parallel": parallel.tp == 1,
         "training.gathered_inputs": parallel.tp == 1,
         "training.fp8_recipe": training.precision is not Precision.FP8,
+        "overlap.param_gather": training.optimizer is Optimizer.MUON,
     }
     return idle.get(key, False)
 

@@ -154,7 +154,7 @@ class PrecisionOptions(AbstractOptions):
         Fp8Recipe.TENSORWISE, word(Fp8Recipe), "how fp8 tensors are scaled (semu.hardware.fp8)"
     )
     bf16_first_layers: int | None = option(
-        None, COUNT, "under fp8: so many layers of every modality module's begin run in bf16; None: none"
+        None, COUNT, "under fp8: so many layers of every modality module's begin run in bf16 (mtp: none); None: none"
     )
     bf16_last_layers: int | None = option(None, COUNT, "under fp8: so many layers of its end run in bf16; None: none")
     fp8_weights: OptionalWord[Fp8Weights] = option(

@@ -134,7 +134,8 @@ class TrainingJob:
 
     def _check_fp8_weights(self) -> None:
         chosen = self.training.fp8_weights
-        has_bf16_layers = self.training.bf16_first_layers or self.training.bf16_last_layers
+        is_fp8 = self.training.precision is Precision.FP8
+        has_bf16_layers = is_fp8 and (self.training.bf16_first_layers or self.training.bf16_last_layers)
         is_grouped = self.training.recompute_method is RecomputeMethod.UNIFORM and self.training.recompute_layers != 1
         if has_bf16_layers and is_grouped:
             raise ConfigError(
@@ -220,6 +221,12 @@ class TrainingJob:
                     expected=f"{expected}, or no training.frozen_weights",
                     got=frozen.value,
                 )
+
+    @property
+    def hides_gathers(self) -> bool:
+        """Whether parameters are gathered during the next forwards: ``overlap.param_gather``, but not under Muon, whose
+        whole parameters Megatron-LM gathers in the step (``LayerWiseDistributedOptimizer.allgather_params``)."""
+        return self.training.overlap.param_gather and self.training.optimizer is not Optimizer.MUON
 
     @property
     def moves_fp8_weights(self) -> bool:

@@ -74,7 +74,7 @@ class Parallel(ParallelSizes):
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
         cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
-            ``a2a+p2p``); 1: the ring has all context ranks.
+            ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
         modules: modality module -> ``ModuleParallel`` or its table, where it differs from the job's, e.g.
             ``{"vit": ModuleParallel(tp=1)}``.
         placement: where the groups of layers lie: ``"circular"``, group g on rank g mod pp, or with vpp >= 2 in a V,
@@ -143,7 +143,7 @@ class Parallel(ParallelSizes):
                 got=self.cp_inner,
                 nearest=1,
             )
-        if self.cp % self.cp_inner:
+        if self.cp > 1 and self.cp % self.cp_inner:
             raise ConfigError(
                 f"cp = {self.cp} does not divide into groups of {self.cp_inner}",
                 where="parallel.cp_inner",

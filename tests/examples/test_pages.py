@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from validation.nsys_reports import write_gpu_trace
 
 from semu.cli.options.every import COMMANDS
 
@@ -38,6 +39,7 @@ WORDS = {
     "--iterations 100": "--iterations 2",
     "--iterations 20": "--iterations 2",
     "--time 10": "--time 1",
+    "--trace FILE": "--trace trace.csv --iterations 2",
 }
 """What stands for a file or a name of the reader's, and what runs in its place; long searches are cut short."""
 AFTER = {
@@ -83,6 +85,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "examples" / "mixtral_8x7b.sh", place / "pretrain.sh")
     shutil.copy(MEGATRON / "gpt_7b.log", place / "train.log")
     shutil.copy(MEGATRON / "gpt_7b.log", place / "training.log")
+    kernels = [("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", 1000 * number, 800) for number in range(20)]
+    write_gpu_trace(place / "trace.csv", kernels)
     return place
 
 

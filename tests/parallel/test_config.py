@@ -56,6 +56,10 @@ def test_short_form_round_trip(size: dict[str, int]) -> None:
     assert Parallel.parse(parallel.label()) == parallel
 
 
+def test_groups_of_context_ranks_mean_nothing_without_any() -> None:
+    assert not Parallel(cp=1, cp_inner=2).has_context_levels
+
+
 @pytest.mark.parametrize(
     ("sizes", "nearest"),
     [

@@ -32,6 +32,7 @@ ATTENTION: Mapping[str, Mapping[str, str]] = {
 """transformers' name of an attention -> keys of ``[training]``."""
 _EIGHT_BIT = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit", "ademamix_8bit")
 _LION = ("lion", "lion_32bit", "paged_lion_32bit", "lion_pytorch")
+_LION_EIGHT_BIT = ("lion_8bit", "paged_lion_8bit")
 _ADAM = (
     *("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_torch_xla", "adamw_torch_npu_fused"),
     *("adamw", "adam", "paged_adamw_32bit", "paged_adamw", "adamw_anyprecision", "stable_adamw", "adamw_bnb_32bit"),
@@ -300,10 +301,10 @@ def _optimizer(job: Job) -> dict[str, Any]:
     has_lora = "lora" in job.model
     if word in _LION:
         return {"optimizer": "lion"}
-    if word in _EIGHT_BIT:
+    if word in _EIGHT_BIT or word in _LION_EIGHT_BIT:
         why = "moments of 8 bits, taken as bf16"
         job.settings.approximate(job.optim_key, why, Effect(slower=0.01, less=0.01 if has_lora else 0.15))
-        return {"optimizer_state_dtype": "bf16"}
+        return {"optimizer_state_dtype": "bf16"} | ({"optimizer": "lion"} if word in _LION_EIGHT_BIT else {})
     if has_lora:
         job.settings.approximate(job.optim_key, f"{job.optim} of the adapters", Effect(slower=0.01, faster=0.01))
     else:

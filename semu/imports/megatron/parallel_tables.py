@@ -204,6 +204,12 @@ def _sharding(settings: Settings, dp: int) -> dict[str, Any]:
         if is_sharded:
             why = "Muon's parameters are dealt whole, as --optimizer dist_muon does"
             settings.approximate("use_distributed_optimizer", why, Effect(slower=0.02, faster=0.02))
+        for name in ("use_torch_fsdp2", "use_megatron_fsdp"):
+            if settings.get(name):
+                message = f"{settings.name(name)} with --optimizer {optimizer}, which Megatron-LM refuses"
+                raise settings.error(
+                    name, message, expected=f"--optimizer {optimizer} without it", got=settings.name(name)
+                )
         return {"zero": 1 if is_sharded or optimizer == "dist_muon" else 0}
     if settings.get("use_torch_fsdp2"):
         table = {"zero": 3, "reshard_after_forward": settings.get("torch_fsdp2_reshard_after_forward")}

@@ -97,8 +97,9 @@ class Floors:
         self._is_chain = all(names[k] in module.sources for k, module in enumerate(job.model.modules[1:]))
         training = job.training
         primary = training.precision is Precision.FP8 and training.fp8_weights is Fp8Weights.PRIMARY
-        self._knows_static = training.offload is None and not primary
-        self._knows_step = self._knows_static and training.software.value == "megatron"
+        is_plain = training.offload is None and not primary
+        self._knows_static = is_plain and training.frozen_weights is None
+        self._knows_step = is_plain and training.software.value == "megatron"
 
     def of(self, point: Point) -> Floor:
         """The bounds of a legal configuration."""

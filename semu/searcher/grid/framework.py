@@ -221,7 +221,7 @@ def _borrowed_ranks(job: TrainingJob) -> Misfit:
 
 
 def _ring(job: TrainingJob) -> Misfit:
-    is_other = job.parallel.cp_kind is ContextKind.ALL_TO_ALL
+    is_other = job.parallel.cp_kind is ContextKind.ALL_TO_ALL or job.parallel.cp_inner > 1
 
     def _misfit(point: Point, microbatches: int) -> str | None:
         return "torch's context parallelism has no all-to-all over heads" if is_other and point.cp > 1 else None

@@ -30,7 +30,7 @@ from semu.simulation.transfers import collectives, moved
 def parameter_gathers(costed: CostedJob) -> dict[int, ParameterGather]:
     """The overlapped gathers of every pipeline rank; empty where nothing is gathered before the first forwards."""
     layout, model, job = costed.layout, costed.cost_model, costed.job
-    if not job.gathers_once and (job.parallel.zero not in (1, 2) or not job.training.overlap.param_gather):
+    if not job.gathers_once and (job.parallel.zero not in (1, 2) or not job.hides_gathers):
         return {}
 
     def _find() -> dict[int, ParameterGather]:

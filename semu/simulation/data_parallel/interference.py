@@ -53,7 +53,7 @@ def _interference(timed: TimedJob, rank: int, reductions: TimedOperators, share:
         begins, ends = np.array(reductions.start_s)[:, None], np.array(reductions.end_s)[:, None]
         late = np.maximum(ends - np.maximum(begins, done), 0.0)
         hidden = hidden + (ends - begins - late).sum(axis=0)
-    if gather is not None and training.overlap.param_gather:
+    if gather is not None and timed.job.hides_gathers:
         nodes = run.problem.rank_nodes[rank]
         total = sum(piece.end_s - piece.start_s for piece in gather.slices)
         hidden = hidden + np.maximum(total - run.waited(nodes), 0.0)

@@ -177,7 +177,7 @@ def _find_step(costed: CostedJob, rank: int) -> RankStep:
     if job.parallel.zero in (1, 2):
         for pool in layout.pools(rank):
             size = layout.trained_bytes(pool)
-            if job.training.overlap.param_gather:  # all else hides behind the next first forwards
+            if job.hides_gathers:  # all else hides behind the next first forwards
                 size = trained_on_host(layout, pool) * dtype.size_bytes
             if size and pool.ranks > 1:
                 group = pool.shard_group(rank)

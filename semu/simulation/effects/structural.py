@@ -78,7 +78,7 @@ CAUSES = (
     Cause("modality_torch", 0.78, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
     Cause("experts", 0.34, _has_experts, "21 runs on H100, H800, B200, GB200"),
     Cause("modality", 0.38, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
-    Cause("adapters", 0.07, _has_adapters, "7 runs of LoRA on a model of 70 billion parameters"),
+    Cause("adapters", 0.0, _has_adapters, "7 runs of LoRA on a model of 70 billion parameters: nothing is left"),
     Cause("network", 0.14, _has_own_network, "41 runs on A100"),
 )
 """Spreads by ``calibration.structural_spreads`` over the published runs; they hold whatever the device is. A
@@ -92,7 +92,7 @@ def structural_kinds(job: TrainingJob, time_s: float) -> Iterator[UncertainKind]
         time_s: of the iteration, without what lies outside the model [s].
     """
     for cause in CAUSES:
-        if cause.holds(job):
+        if cause.spread and cause.holds(job):
             yield UncertainKind(f"{STRUCTURE}.{cause.name}", time_s, cause.spread)
     for name, spread in spreads_of(job.training.left_out).items():
         yield UncertainKind(f"{LEFT_OUT}.{name}", time_s, spread)

@@ -135,7 +135,7 @@ def _check_flows(job: TrainingJob) -> None:
 
 def _check_post_validation(job: TrainingJob) -> None:
     parallel, training = job.parallel, job.training
-    gathers = parallel.zero >= 2 or (parallel.zero == 1 and training.overlap.param_gather)
+    gathers = parallel.zero >= 2 or (parallel.zero == 1 and job.hides_gathers)
     if training.optimizer_post_validation and gathers and parallel.data_ranks > 1:
         raise ConfigError(
             "ranks that step apart, with parameters gathered before the first forwards, are not modelled by this "

@@ -154,6 +154,12 @@ def test_another_model_or_arithmetic_is_refused(words: str, name: str) -> None:
     assert error.got == name
 
 
+@pytest.mark.parametrize("flag", ["--use-torch-fsdp2", "--use-megatron-fsdp"])
+def test_muon_in_shards_is_refused_as_by_the_program(flag: str) -> None:
+    error = refusal(script("--optimizer dist_muon", flag))
+    assert error.got == flag and "--optimizer dist_muon" in str(error)
+
+
 @pytest.mark.parametrize(
     ("words", "name", "spread"),
     [

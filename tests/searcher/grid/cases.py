@@ -11,6 +11,7 @@ from simulation.jobs import LANGUAGE, gpt, vlm, vlm_items
 from semu.errors import SemuError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
+from semu.nn import LoRA, Model, add_lora
 from semu.parallel.config import Parallel
 from semu.present.estimate import Estimate
 from semu.searcher.grid.space import Axis, Point
@@ -18,6 +19,7 @@ from semu.simulation import prepare
 from semu.simulation.estimate import evaluate
 from semu.workload.batch import AbstractBatch, Microbatch
 from semu_models.text.decoder import decoder_model
+from semu_models.text.gpt import GPT, GPTConfig
 from semu_models.text.mixtral import Mixtral, MixtralConfig
 
 
@@ -51,6 +53,14 @@ def dense(layers: int = 6, **training: Any) -> TrainingJob:
     """GPT with four heads and tied embeddings on 8 GPUs."""
     options = {"micro_batch": 1, "global_batch": 16, "seq_len": 256, **training}
     return TrainingJob(gpt(layers), CLUSTER, Parallel(dp=8), Training(**options))
+
+
+def packed(**training: Any) -> TrainingJob:
+    """Frozen weights of four bits, larger than everything else, beside adapters."""
+    config = GPTConfig(layers=4, hidden=512, heads=4, vocab=384, positions=256)
+    model = add_lora(Model.from_module(GPT(config), name="llm"), LoRA(4, ("q_proj",)))
+    options = {"micro_batch": 1, "global_batch": 16, "seq_len": 64, "frozen_weights": "nf4", **training}
+    return TrainingJob(model, CLUSTER, Parallel(dp=8, zero=0), Training(**options))
 
 
 def experts(**training: Any) -> TrainingJob:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from searcher.grid.cases import built, dense, experts, vision
+from searcher.grid.cases import built, dense, experts, packed, vision
 
 import semu_models
 from semu.hardware.cluster import Cluster
@@ -50,6 +50,8 @@ CASES = {
     "schedules": (dense, PLACED),
     "clipped": (partial(dense, gradient_clipping=True, grad_dtype="bf16", overhead_s=0.1), EVERYTHING),
     "offload": (partial(dense, offload="optimizer"), {"tp": None, "pp": None}),
+    "packed": (packed, {"tp": None, "pp": None, "micro_batch": None, "recompute": None}),
+    "muon": (partial(dense, optimizer="muon"), {"tp": None, "pp": None, "zero": (0, 1), "micro_batch": None}),
     "torch": (partial(dense, software="torch", master_dtype="bf16"), {"tp": None, "zero": None, "recompute": None}),
     "some-layers": (partial(dense, recompute="full", recompute_layers=1), {"pp": None, "vpp": None, "recompute": None}),
 }

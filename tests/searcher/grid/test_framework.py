@@ -83,6 +83,7 @@ AXES: list[tuple[int, Model, dict[str, Any], dict[str, Any], str | None]] = [
     (12, MIXTRAL, {"tp": 4, "etp": 2}, {"ep": 2, "tp": 4}, "etp = 2 is neither 1 nor tp = 4"),
     (13, LLAMA, {"cp_kind": "ring"}, {"cp": 4}, None),
     (13, LLAMA, {"cp_kind": "all_to_all"}, {"cp": 4}, "no all-to-all"),
+    (13, LLAMA, {"cp_inner": 2}, {"cp": 4}, "no all-to-all"),
     (13, MIXTRAL, {"cp_kind": "all_to_all"}, {"cp": 1}, None),
 ]
 

@@ -54,6 +54,16 @@ def test_matrices_that_ranks_share(sizes: dict[str, Any], way: str) -> None:
     assert_tails_equal(job(gpt(4), sizes, optimizer="muon", muon_split=way, muon_steps=3, muon_dtype="bf16"))
 
 
+@pytest.mark.parametrize(("optimizer", "hides"), [("adam", True), ("muon", False)])
+def test_gathers_of_whole_parameters_are_part_of_the_step(optimizer: str, hides: bool) -> None:
+    """Under Adam they run before the first forwards."""
+    report = simulate(job(gpt(4), {"dp": 4, "zero": 1}, optimizer=optimizer, overlap=overlap(parameters=True)))
+    outer = report.timeline.ranks[0].outer
+    (step,) = (piece for piece in outer if piece.kind is OpKind.OPTIMIZER)
+    gathers = [piece for piece in outer if piece.kind is OpKind.ALL_GATHER]
+    assert gathers and all((piece.end_s <= step.start_s) is hides for piece in gathers)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "sizes", [{"dp": 4, "ep": 2, "zero": 1}, {"dp": 2, "ep": 2}, {"dp": 2, "tp": 2, "zero": 1}, {"dp": 2, "zero": 1}]

@@ -15,6 +15,7 @@ from semu.hardware.profile import list_profiles, load_profile
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
+from semu.runfile.transformer import TransformerConfig
 from semu.simulation import prepare, simulate
 from semu_models.text.gpt import GPT, GPTConfig
 from semu_models.text.llama import Llama, LlamaConfig
@@ -66,6 +67,17 @@ def test_all_layers_in_bf16() -> None:
     plain = simulate(job_of(gpt(), text_items(3), parallel, precision="bf16"))
     assert mixed.iteration_time_s == plain.iteration_time_s
     assert mixed.static_memory_bytes == plain.static_memory_bytes
+
+
+def test_layers_that_predict_further_tokens_stay_in_fp8() -> None:
+    """Megatron-LM counts the layers of the decoder only."""
+    config = TransformerConfig.from_table({"layers": 3, "hidden": 64, "heads": 4, "vocab": 128, "mtp_layers": 1})
+    job = job_of(config.model(), text_items(2), precision="fp8", bf16_first_layers=1, bf16_last_layers=1)
+    layout = prepare(job).layout
+    blocks = [block for chunk in layout.chunks for block in chunk.blocks]
+    in_fp8 = {block.path for block in blocks if any(held.is_fp8 for held in block.parameters)}
+    assert {path.partition(".")[0] for path in in_fp8} == {"llm", "mtp"}
+    assert [path for path in sorted(in_fp8) if path.startswith("llm")] == ["llm.layers.1"]
 
 
 def test_layers_in_bf16_are_not_recomputed_in_groups() -> None:

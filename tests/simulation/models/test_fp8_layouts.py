@@ -16,7 +16,7 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.hardware.profile import list_profiles, load_profile
 from semu.job import Training, TrainingJob
-from semu.nn import MLP, Model, Module, Sequential
+from semu.nn import MLP, MixtureOfExperts, Model, Module, Sequential
 from semu.nn.trace.block import TracedBlock, trace_block
 from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
@@ -194,3 +194,25 @@ def test_mxfp8_on_a_device_without_it_is_said() -> None:
     for device, is_told in (("h100", True), ("b200", False)):
         job = TrainingJob(Model.from_module(MODELS["gpt"]()), Cluster(device, 1, 1), Parallel(), training)
         assert any("no MXFP8 products" in note for note in simulate(job).warnings) is is_told
+
+
+@pytest.mark.parametrize("order", [("h100", "b200"), ("b200", "h100")])
+def test_one_model_on_devices_of_either_kind(order: tuple[str, str]) -> None:
+    """What is remembered of a model for one device is not what another one runs."""
+
+    def time_on(device: str, model: Model) -> float:
+        training = Training(1, 1, 512, precision="fp8")
+        return simulate(TrainingJob(model, Cluster(device, 1, 1), Parallel(), training)).iteration_time_s
+
+    shared = Model.from_module(MODELS["llama"]())
+    for device in order:
+        assert time_on(device, shared) == time_on(device, Model.from_module(MODELS["llama"]()))
+
+
+@pytest.mark.parametrize(("recipe", "copies"), RECIPES)
+def test_experts_are_cast_into_as_many_copies(recipe: Fp8Recipe, copies: int) -> None:
+    """Rows of two tokens' experts into up and down products, and their gradients back."""
+    traced = run(Region(MixtureOfExperts(H, FFN, experts=4, top_k=2)), recipe, copies)
+    casts = [size for kind, _, _, size, _ in (*rows(forward(traced)), *rows(backward(traced))) if kind == "cast"]
+    s, m = Sizes(recipe), 2 * M
+    assert sorted(casts) == sorted(s.cast("F", m, width, copies)[3] for width in (H, FFN, H, 2 * FFN))

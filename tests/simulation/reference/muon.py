@@ -25,6 +25,12 @@ class Piece:
     elements: int
     matrices: list[tuple[int, int, int | None]]
     is_routed: bool
+    count: int = 1
+
+    def apart(self) -> list[Piece]:
+        """Every expert's part by itself."""
+        own = self.matrices[: len(self.matrices) // self.count]
+        return [Piece(self.elements // self.count, own, self.is_routed)] * self.count
 
 
 @dataclass
@@ -44,16 +50,19 @@ class Share:
 def shares_of(model: CutModel, rank: int) -> list[Share]:
     """What the rank steps: of all but experts that are spread otherwise, then of these."""
     parallel = model.job.parallel
+    training = model.job.training
     pieces = pieces_of(model, rank)
     result = []
     for is_routed, shards in ((False, parallel.dp * parallel.cp), (True, model.experts.edp)):
-        mine = [piece for piece in pieces if piece.is_routed is is_routed]
+        mine = [one for piece in pieces if piece.is_routed is is_routed for one in piece.apart()]
         hands = deal(mine, shards if parallel.zero else 1)
         totals = []
         for hand in hands:
             inside = sum(piece.elements for piece in hand if piece.matrices)
             totals.append(Share(inside, sum(piece.elements for piece in hand) - inside))
-        share = max(totals, key=lambda total: 2 * total.in_matrices + 3 * total.others)
+        master = 0 if training.master_dtype is training.precision.tensor_dtype else training.master_dtype.size_bytes
+        state = training.optimizer_state_dtype.size_bytes
+        share = max(totals, key=lambda t: (t.in_matrices + t.others) * master + t.moments * state)
         if is_routed:
             etp = (
                 [model.job.cluster.place_group("etp", list(range(model.experts.etp)))] if model.experts.etp > 1 else []
@@ -78,7 +87,9 @@ def pieces_of(model: CutModel, rank: int) -> list[Piece]:
             size = [int(d) for d in block.trace.graph.tensors[use.tensor].shape if isinstance(d, int)]
             is_matrix = ".layers." in f"{block.path}." and len(size) > 1 and not use.path.endswith("bias")
             matrices = cut(use, size, parts.get(id(use.parameter), ())) if is_matrix else []
-            found[id(use.parameter)] = Piece(use.numel, matrices, model.experts.holds(use))
+            is_bias = len(size) == 2 and use.path.endswith("bias")
+            count = size[0] if ".layers." in f"{block.path}." and (len(size) == 3 or is_bias) else 1
+            found[id(use.parameter)] = Piece(use.numel, matrices, model.experts.holds(use), count)
     return list(found.values())
 
 

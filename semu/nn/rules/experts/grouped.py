@@ -70,8 +70,9 @@ def _fp8(x: Tensor, use: ParameterUse, added: ParameterUse | None, cut: tuple[in
         )
     trains, needs, name = use.gradient is not None, x.requires_grad, use.parameter.name
     groups = use.numel // (n * k)
-    x8 = cast(x, plain=True, transposed=trains and trace.grad_enabled, name=f"{name}.cast")
-    w8 = cast_weight(trace, use, cut, transposed=needs and trace.grad_enabled)
+    is_single = trace.options.fp8_copies == 1
+    x8 = cast(x, plain=True, transposed=trains and trace.grad_enabled and not is_single, name=f"{name}.cast")
+    w8 = cast_weight(trace, use, cut, transposed=needs and trace.grad_enabled and not is_single)
     assert x8.plain is not None
     y = _product(x8.plain, w8[0], groups, n, (x.local_shape[0], n, k), DType.FP8, name=name, bias=added)
 
@@ -81,7 +82,13 @@ def _fp8(x: Tensor, use: ParameterUse, added: ParameterUse | None, cut: tuple[in
         if not (trains or needs):
             return [None]
         phase = Phase.INPUT_GRADIENT if needs else Phase.WEIGHT_GRADIENT
-        g8 = cast(grad, plain=needs, transposed=trains, name=f"{name}.grad_cast", phase=phase)
+        g8 = cast(
+            grad,
+            plain=needs or is_single,
+            transposed=trains and not is_single,
+            name=f"{name}.grad_cast",
+            phase=phase,
+        )
         grad_x = None
         if needs:
             assert g8.plain is not None
@@ -90,8 +97,9 @@ def _fp8(x: Tensor, use: ParameterUse, added: ParameterUse | None, cut: tuple[in
                 g8.plain, w8[1], groups, k, key, DType.FP8, phase=Phase.INPUT_GRADIENT, name=f"{name}.grad_bw"
             )
         if trains:
-            assert g8.transposed is not None and x8.transposed is not None
-            _weight_gradient(grad, [g8.transposed, x8.transposed], use, added, (n, k), DType.FP8)
+            rows, columns = (g8.plain, x8.plain) if is_single else (g8.transposed, x8.transposed)
+            assert rows is not None and columns is not None
+            _weight_gradient(grad, [rows, columns], use, added, (n, k), DType.FP8)
         return [grad_x]
 
     return trace.recorded([x], y, _backward)
