@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields, replace
 from semu.compile.module_sharding import ModuleSetting, resharded
 from semu.compile.structure import StructureReader
 from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
+from semu.errors import ConfigError
 from semu.hardware.kinds import DType
-from semu.job import Attention, Fp8Weights, Recompute, TrainingJob
+from semu.job import Attention, Fp8Weights, Precision, Recompute, TrainingJob
 from semu.job.experts import expert_plan
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
@@ -170,6 +171,7 @@ class ModelTracer:
         self.spread_streams: dict[str, list[str]] = {}
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
+        self._most_layers = 0
 
     def share(self, other: ModelTracer) -> None:
         """Number templates with another tracer's, in one list."""
@@ -221,6 +223,7 @@ class ModelTracer:
             if module.name != "mtp":  # whose layers follow the others in Megatron-LM's count, and stay in fp8
                 self._leave_in_bf16(group)
             placed.append(group)
+        self._check_bf16_layers()
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
 
     def _leave_in_bf16(self, group: list[_Placed]) -> None:
@@ -230,6 +233,7 @@ class ModelTracer:
         if not first + last or self.options.compute_dtype is not DType.FP8:
             return
         layers = [n for n, place in enumerate(group) if any(part.fp8_region for part in place.body.modules())]
+        self._most_layers = max(self._most_layers, len(layers))
         self.options = replace(self.options, compute_dtype=self.options.tensor_dtype)
         self._options_key = _both_keys(self.options)
         for number in dict.fromkeys(layers[:first] + layers[len(layers) - min(last, len(layers)) :]):
@@ -237,6 +241,19 @@ class ModelTracer:
             unit = TracedUnit(place.path, place.body, place.is_recomputed)
             again = self._place(unit, place.specs, is_offloaded=place.is_offloaded)
             group[number] = replace(again, is_streamed=place.is_streamed)
+
+    def _check_bf16_layers(self) -> None:
+        training = self.job.training
+        for name in ("bf16_first_layers", "bf16_last_layers"):
+            count = getattr(training, name) or 0
+            if training.precision is Precision.FP8 and count > self._most_layers:
+                raise ConfigError(
+                    f"{count} layers in bf16, and no module has more than {self._most_layers}",
+                    where=f"training.{name}",
+                    expected=f"at most {self._most_layers}",
+                    got=count,
+                    nearest=self._most_layers or None,
+                )
 
     def _chosen(self, unit: TracedUnit, number: int) -> TracedUnit:
         """The unit of a layer, recomputed where it is its turn (``training.recompute_every``)."""

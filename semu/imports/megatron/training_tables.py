@@ -54,7 +54,8 @@ def _bf16_layers(settings: Settings, precision: str, *, is_grouped: bool) -> dic
     if precision != "fp8" or not settings.get("first_last_layers_bf16"):
         return {}
     ends = {"first": "num_layers_at_start_in_bf16", "last": "num_layers_at_end_in_bf16"}
-    sizes = {f"bf16_{end}_layers": settings.size(name, least=0) for end, name in ends.items()}
+    layers = settings.size("num_layers") or 0
+    sizes = {f"bf16_{end}_layers": min(settings.size(name, least=0) or 0, layers) for end, name in ends.items()}
     if is_grouped and settings.get("recompute_method") == "uniform":
         why = "layers in bf16 beside groups of recomputed layers, modelled in fp8"
         settings.approximate("first_last_layers_bf16", why, Effect(slower=0.03))

@@ -50,7 +50,7 @@ def test_text_against_the_reference(pp: int, tp: int, sp: bool, recompute: str, 
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("first", "last"), [(1, None), (None, 1), (1, 1), (2, 1), (9, None)])
+@pytest.mark.parametrize(("first", "last"), [(1, None), (None, 1), (1, 1), (2, 1), (3, None)])
 @pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {"recompute_every": 2, "recompute": "full"}])
 @pytest.mark.parametrize("kind", ["text", "vlm"])
 def test_layers_in_bf16(kind: str, options: dict[str, object], first: int | None, last: int | None) -> None:
@@ -78,6 +78,13 @@ def test_layers_that_predict_further_tokens_stay_in_fp8() -> None:
     in_fp8 = {block.path for block in blocks if any(held.is_fp8 for held in block.parameters)}
     assert {path.partition(".")[0] for path in in_fp8} == {"llm", "mtp"}
     assert [path for path in sorted(in_fp8) if path.startswith("llm")] == ["llm.layers.1"]
+
+
+def test_more_layers_in_bf16_than_there_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        simulate(job_of(gpt(), text_items(2), precision="fp8", bf16_last_layers=9))
+    assert (caught.value.where, caught.value.nearest) == ("training.bf16_last_layers", 3)
+    simulate(job_of(gpt(), text_items(2), bf16_last_layers=9))
 
 
 def test_layers_in_bf16_are_not_recomputed_in_groups() -> None:
