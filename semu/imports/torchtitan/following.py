@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -68,7 +69,9 @@ class Follower:
 
     def __init__(self, text: str, source: str, others: dict[str, Follower] | None = None) -> None:
         try:
-            tree = ast.parse(text)
+            with warnings.catch_warnings():  # Python has its own doubts about damaged numbers
+                warnings.simplefilter("ignore", SyntaxWarning)
+                tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             where = f"{source}:{getattr(error, 'lineno', None) or 0}"
             raise ConfigError(

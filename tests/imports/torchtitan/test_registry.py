@@ -11,6 +11,7 @@ import pytest
 from semu.errors import ConfigError
 from semu.imports.reading import ImportedTables
 from semu.imports.torchtitan import read_torchtitan
+from semu.imports.torchtitan.following import Follower
 
 HEAD = """
 from torchtitan.trainer import Trainer
@@ -161,3 +162,8 @@ def test_functions_that_are_no_configuration() -> None:
     with pytest.raises(ConfigError, match="other returns no configuration") as caught:
         read_torchtitan(text, "config_registry.py", name="other")
     assert caught.value.got == "Controller.Config"
+
+
+def test_python_does_not_warn_of_a_damaged_number() -> None:
+    """It would on stderr; here a warning is an error."""
+    assert not Follower("count = 1if True else 2\n", "x.py").functions
