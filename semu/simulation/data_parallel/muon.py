@@ -8,9 +8,11 @@ from semu import memo
 from semu.compile.optimizer_share import Matrix
 from semu.compile.template import TemplateLibrary, compile_template
 from semu.costs.evaluation import CostedJob
-from semu.costs.roofline import CostModel
-from semu.hardware.kinds import DType, OpKind
+from semu.costs.roofline import Coefficients, CostModel
+from semu.graph.graph import Graph
+from semu.hardware.kinds import DType, OpKind, Provenance
 from semu.hardware.network import CommGroup
+from semu.hardware.number import worst_provenance
 from semu.job.kinds import SplitMatrices
 from semu.nn.rules.optimizer import newton_schulz
 from semu.simulation.transfers import collective
@@ -55,16 +57,28 @@ def _matrix_s(costed: CostedJob, matrix: Matrix, group: CommGroup) -> float:
     return steps * summed.end_s + _products_s(model, short, long, steps, training.muon_dtype)
 
 
+def products_provenance(costed: CostedJob) -> Provenance:
+    """The worst provenance of what the products are costed with."""
+    training, model = costed.job.training, costed.cost_model
+    return worst_provenance(
+        *(item.provenance for item in _costs(model, newton_schulz(1, 1, 1, training.muon_dtype))[1])
+    )
+
+
 def _products_s(model: CostModel, short: int, long: int, steps: int, dtype: DType) -> float:
     """Kernels over one matrix [s]."""
 
     def _find() -> float:
-        graph = newton_schulz(short, long, steps, dtype)
-        library = TemplateLibrary([compile_template(graph, len(graph.operators))])
-        own = CostModel(library, model.profile, model.rules)
-        return math.fsum(own.latencies(library.evaluate({})).sum(axis=1).tolist())
+        return math.fsum(_costs(model, newton_schulz(short, long, steps, dtype))[0])
 
     return _find() if model.rules else _TIMES.get(model, (short, long, steps, dtype), _find)
+
+
+def _costs(model: CostModel, graph: Graph) -> tuple[list[float], list[Coefficients]]:
+    """Latencies of a graph's kernels [s], and what they are computed with."""
+    library = TemplateLibrary([compile_template(graph, len(graph.operators))])
+    own = CostModel(library, model.profile, model.rules)
+    return own.latencies(library.evaluate({})).sum(axis=1).tolist(), own.coefficients
 
 
 _TIMES = memo.ScopedTable[float]("time of Newton-Schulz products under a cost model, by sizes, steps and type", 4096)

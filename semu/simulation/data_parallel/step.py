@@ -21,13 +21,14 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
+from semu.hardware.number import worst_provenance
 from semu.job import Optimizer
 from semu.nn.rules.optimizer import muon_bytes, optimizer_bytes
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.clipping import gradient_checks, rank_checks
 from semu.simulation.data_parallel.interference import interferences
-from semu.simulation.data_parallel.muon import orthogonalization_s
+from semu.simulation.data_parallel.muon import orthogonalization_s, products_provenance
 from semu.simulation.data_parallel.reduce import Reduction, Reductions, by_rank
 from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.memory.static import rank_static
@@ -170,7 +171,8 @@ def _find_step(costed: CostedJob, rank: int) -> RankStep:
     optimizer = job.training.optimizer
     step = replace(on_device(model, optimizer.value, OpKind.OPTIMIZER, traffic, begin), name=f"{optimizer.title} step")
     if optimizer is Optimizer.MUON:
-        step = timed_operator(step, step.start_s, step.end_s + orthogonalization_s(costed, rank))
+        provenance = worst_provenance(step.provenance, products_provenance(costed))
+        step = replace(step, end_s=step.end_s + orthogonalization_s(costed, rank), provenance=provenance)
     offload = tuple(moved(piece, step.end_s) for piece in offload)
     done = offload[0].end_s if offload else step.end_s
     gathers: list[OuterSlice] = []

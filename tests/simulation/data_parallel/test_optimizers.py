@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,7 +15,8 @@ from simulation.models.test_experts import moe
 from semu.cli.command import main
 from semu.errors import ConfigError
 from semu.graph.operator import OpKind
-from semu.hardware.kinds import DType
+from semu.hardware.cluster import Cluster
+from semu.hardware.kinds import DType, Provenance
 from semu.job import TrainingJob
 from semu.nn import Linear, Model
 from semu.nn.rules.optimizer import newton_schulz
@@ -123,6 +125,16 @@ def test_products_by_hand(steps: int) -> None:
                 m, n = sorted((height, module.weight.shape[1]))
                 expected += steps * (2 * m * m * n + 2 * m**3 + 2 * m * m * n)
     assert report.iteration_time_s * 2**40 == expected > 0
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("h100", "tf32"), ("h100", "bf16"), ("mi300x", "bf16")])
+def test_a_step_is_no_better_known_than_its_products(device: str, dtype: str) -> None:
+    order = list(Provenance)
+    own = replace(job(gpt(), {}, optimizer="muon", muon_dtype=dtype), cluster=Cluster(device, 1, 1))
+    (step,) = (p for p in simulate(own).timeline.ranks[0].outer if p.kind is OpKind.OPTIMIZER)
+    product = own.cluster.profile.efficiency(OpKind.MATMUL).provenance
+    least = Provenance.TRANSFERRED if dtype == "tf32" else product
+    assert order.index(step.provenance) >= max(order.index(least), order.index(product))
 
 
 @pytest.mark.parametrize(("short", "long", "steps"), [(3, 5, 5), (64, 64, 1), (7, 1000, 2)])
