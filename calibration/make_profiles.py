@@ -111,6 +111,12 @@ def derive() -> None:
     capped = "h100; times (500 W / 700 W)^(1/3), since power at a fixed load grows with the cube of the clock"
     for section in ("efficiency.matmul", "efficiency.matmul.fp8"):
         write("h100-96g", section, {"flop": value("h100", section, "flop") * (500 / 700) ** (1 / 3)}, capped)
+    for kind in ("attention_forward", "attention_backward"):
+        for variant in ("", ".head_dim_64", ".head_dim_192", ".head_dim_256"):
+            section = f"efficiency.{kind}{variant}"
+            numbers = coefficients_of(load_profile("h100"), section)
+            flop = numbers["flop"] * (500 / 700) ** (1 / 3)
+            write("h100-96g", section, {"flop": flop, **{name: numbers[name] for name in CURVE}}, capped)
     h20_and_b200()
     h800()
 

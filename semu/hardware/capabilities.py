@@ -9,7 +9,15 @@ from typing import Any
 
 from semu.checks import check_number
 from semu.errors import ConfigError, unknown_name
-from semu.hardware.attention_kernels import PASSES, RELATIVES, SAME, AttentionFactors, AttentionKernel, times
+from semu.hardware.attention_kernels import (
+    COMPARED,
+    PASSES,
+    RELATIVES,
+    SAME,
+    SHORT,
+    AttentionFactors,
+    AttentionKernel,
+)
 from semu.hardware.efficiency import (
     CollectiveEfficiency,
     Efficiency,
@@ -20,7 +28,7 @@ from semu.hardware.efficiency import (
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
-from semu.hardware.software import FACTORS, Software, SoftwareFactors, slowed
+from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +188,10 @@ class DeviceProfile:
     def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
         """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""
         while kernel is not None:
-            if kernel in self.attention_kernels:
-                return self.attention_kernels[kernel]
-            kernel = RELATIVES.get(kernel)
+            own, other = self.attention_kernels.get(kernel), COMPARED.get(kernel)
+            if own is not None:
+                return own if other is None else own.of_times(self.attention_factors(other))
+            kernel = RELATIVES.get(kernel, other)
         return SAME
 
     def under(
@@ -213,9 +222,7 @@ class DeviceProfile:
             return self
 
         def _in_run(kind: OpKind, item: Efficiency) -> Efficiency:
-            of_kernel = attention.of_kind(kind)
-            factor = factors.of_kind(kind)
-            return slowed(item, factor if of_kernel is None else times(of_kernel, factor))
+            return attention.slow(kind, item, factors.of_kind(kind))
 
         return replace(
             self,
@@ -262,8 +269,9 @@ class DeviceProfile:
             for name in FACTORS:
                 yield f"software.{software.value}.{name}", getattr(factors, name)
         for kernel, attention in self.attention_kernels.items():
-            for name in PASSES:
-                yield f"attention_kernel.{kernel.value}.{name}", getattr(attention, name)
+            for name in (*PASSES, *SHORT):
+                if (number := getattr(attention, name)) is not None:
+                    yield f"attention_kernel.{kernel.value}.{name}", number
 
     def sections(self) -> dict[str, Efficiency | CollectiveEfficiency]:
         """Dotted key -> coefficients, e.g. ``efficiency.matmul.fp8`` or ``link.nic.all_gather``."""

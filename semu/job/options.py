@@ -50,6 +50,7 @@ from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
+from semu.parallel.fsdp import Fsdp
 
 ALWAYS, ELSEWHERE = Shown.ALWAYS, Shown.ELSEWHERE
 STEP, MICROBATCHES = Influence.STEP, Influence.MICROBATCHES
@@ -333,6 +334,12 @@ class KernelOptions(AbstractOptions):
         "products for weight gradients add into the gradient buffers themselves, as in Megatron-LM; false: they write a"
         " tensor of the parameters' type, which is added",
         shown=ALWAYS,
+    )
+    fsdp: OptionalWord[Fsdp] = option(
+        None,
+        word(Fsdp),
+        "whose copies on the device surround the gathers and reductions of ZeRO-3 (semu.parallel.fsdp): the first or the"
+        " second generation of PyTorch's FSDP, or none; None: under torch what it had at its date",
     )
     gathered_inputs: OptionalWord[GatheredInputs] = option(
         None,

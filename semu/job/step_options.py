@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from semu.hardware.kinds import DType
 from semu.job.declare import (
+    AUTO_SWITCH,
     COUNT,
     SWITCH,
     AbstractOptions,
@@ -44,6 +45,13 @@ class StepOptions(AbstractOptions):
         SplitMatrices.BLOCKWISE,
         word(SplitMatrices),
         "how Muon steps matrices that tensor-parallel ranks share (Megatron-LM's --muon-tp-mode)",
+        influence=STEP,
+    )
+    optimizer_fused: Converted[bool | None, bool | str | None] = option(
+        None,
+        AUTO_SWITCH,
+        "one kernel steps a parameter; false: Adam is a kernel for each operation, as PyTorch's foreach and for-loop"
+        " implementations are; None or auto: fused but under PyTorch's FSDP",
         influence=STEP,
     )
     gradient_clipping: bool = option(

@@ -20,6 +20,7 @@ from semu.nn.module import Module
 from semu.nn.trace.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
+from semu.parallel.fsdp import SECOND_SINCE, Fsdp
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
@@ -317,6 +318,39 @@ class TrainingJob:
         DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
         gradients. Megatron-LM's gradients lie in its buffers."""
         return self.training.software is Software.TORCH and not self.training.gradient_as_bucket_view
+
+    @property
+    def fsdp(self) -> Fsdp:
+        """Which of PyTorch's FSDPs shards the parameters; None: under PyTorch with ZeRO-3, that of its date."""
+        training = self.training
+        if training.fsdp is not None:
+            return training.fsdp
+        if training.software is not Software.TORCH or self.parallel.zero < 3:
+            return Fsdp.NONE
+        is_first = training.software_date is not None and training.software_date < SECOND_SINCE
+        return Fsdp.FIRST if is_first else Fsdp.SECOND
+
+    @property
+    def fuses_optimizer(self) -> bool:
+        """Whether one kernel steps a parameter; None: but under PyTorch's FSDP, whose frameworks (torchtitan,
+        Composer) take PyTorch's foreach or for-loop Adam where nobody asks for another one."""
+        chosen = self.training.optimizer_fused
+        return self.fsdp is Fsdp.NONE if chosen is None else chosen
+
+    @property
+    def fuses_accumulation(self) -> bool:
+        """Whether products for weight gradients add into the gradient buffers themselves.
+
+        Autograd makes a tensor of every gradient and adds it (``AccumulateGrad``), or DistributedDataParallel copies
+        it into its bucket; under FSDP it is new in every microbatch, and only shards are added.
+        """
+        is_added = self.training.software is Software.TORCH and self.parallel.zero < 3
+        return self.training.gradient_accumulation_fusion and not is_added
+
+    @property
+    def has_plain_gradients(self) -> bool:
+        """Whether gradients of biases, and of the weights of norms, are kernels of their own: under PyTorch."""
+        return self.training.software is Software.TORCH
 
     @property
     def keeps_gathered_inputs(self) -> bool:

@@ -18,7 +18,9 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         x: [..., h], h whole on each rank. weight, bias: [h] or None.
         num_statistics: fp32 numbers kept per row: 2 for layer norm (mean, 1/deviation), 1 for RMS norm.
         name: ``layer_norm`` or ``rms_norm``.
-    Saves x and the statistics. Backward: one kernel for the gradients of x, weight and bias.
+    Saves x and the statistics. Backward: one kernel for the gradients of x, weight and bias; under ``torch_kernels``
+    those of weight and bias are a kernel of their own, which reads x and the gradient again (PyTorch's
+    ``GammaBetaBackward``; where RMS norms run operator by operator, ``RMS_NORM_BACKWARD`` counts it).
     """
     trace = x.trace
     if x.shards[-1] != 1:
@@ -49,12 +51,14 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         trained = [use for use in uses if use.gradient is not None]
         if not x.requires_grad and not trained:
             return [None]
+        is_apart = trace.options.torch_kernels and not (is_rms and trace.options.eager_modules)
+        reads_again = 2 if trained and x.requires_grad and is_apart else 0
         grad_x = trace.emit(
             OpKind.NORM,
             [x, saved, grad, *uses],
             like=x if x.requires_grad else None,
             gradients=trained,
-            mem_bytes=(3 if x.requires_grad else 2) * x.size_bytes + statistics,
+            mem_bytes=((3 if x.requires_grad else 2) + reads_again) * x.size_bytes + statistics,
             key=(rows, x.shape[-1]),
             phase=Phase.INPUT_GRADIENT if x.requires_grad else Phase.WEIGHT_GRADIENT,
             name=f"{name}_bw",

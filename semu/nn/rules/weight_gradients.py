@@ -27,8 +27,8 @@ def accumulate_weight_gradient(
     """Append the gradients of a weight and its bias, where they train.
 
     The weight's: a product into the gradient buffer (read and written), or, where accumulation is not fused, into a
-    tensor of the parameters' type, which a further kernel adds to the buffer. The bias's is fused into the product;
-    where the weight is frozen it is a reduction.
+    tensor of the parameters' type, which a further kernel adds to the buffer. The bias's is fused into the product, or
+    into the cast of fp8 operands; under ``torch_kernels``, and where the weight is frozen, it is a reduction.
 
     Args:
         grad: of the layer's result. operands: what the product reads; not None where the weight trains.
@@ -40,9 +40,11 @@ def accumulate_weight_gradient(
     """
     trace, (m, n, k) = grad.trace, sizes
     writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
+    is_apart = weight.gradient is None or (trace.options.torch_kernels and arithmetic is None)
+    if is_apart and bias is not None and bias.gradient is not None:
+        reduce_rows(grad, [bias], grad.size_bytes, f"{prefix}bias_bw")
+        writes.remove(bias)
     if weight.gradient is None:
-        if writes:
-            reduce_rows(grad, writes, grad.size_bytes, f"{prefix}bias_bw")
         return
     size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
     is_fused = trace.options.fused_accumulation

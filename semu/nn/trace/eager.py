@@ -12,8 +12,8 @@ from torchtitan's modules (torchtitan/models/llama/model.py, norms.py):
   4 + 2, 4 + 2 and 4 + 2 = 18, fused 10.
 * rotary embedding in complex fp32: cast 2 + 4, product 4 + 4, cast 4 + 2 = 20, fused 4; gradients the same.
 
-How many kernels these are decides what launching them takes (``launches_of``), as do the copies around attention, the
-rest of a norm's backward, and the sum of a weight's gradient into ``.grad``. A collective takes the host about as long
+How many kernels these are decides what launching them takes (``launches_of``), as do the copies around attention and the
+rest of a norm's backward; the sum of a weight's gradient into ``.grad`` is an operator of its own. A collective takes the host about as long
 as ten kernels: a function of autograd, ``torch.distributed``, the streams' events (CPU time of a bare Llama block on
 PyTorch 2: 137 kernels forward and backward in 0.71 ms, eight collectives 0.77 ms more).
 
@@ -36,7 +36,6 @@ _PASSES = "_passes"
 _PASS_KERNELS: Mapping[str, int] = {"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2}
 """Kernels of a module beyond the fused one; of a gate 1 forward and 2 backward."""
 _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
-    (OpKind.MATMUL, Phase.WEIGHT_GRADIENT): 2,
     (OpKind.ATTENTION_FORWARD, Phase.FORWARD): 4,
     (OpKind.ATTENTION_FORWARD, Phase.RECOMPUTE): 4,
     (OpKind.ATTENTION_BACKWARD, Phase.INPUT_GRADIENT): 6,

@@ -64,6 +64,7 @@ class TraceOptions:
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
+        torch_kernels: gradients of biases, and of the weights of norms, are kernels of their own, as PyTorch's are.
         eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
     """
 
@@ -83,6 +84,7 @@ class TraceOptions:
     replica_group: CommGroup = field(default_factory=lambda: CommGroup("replicas", 1, 1))
     keep_products: bool = False
     stop_early: bool = False
+    torch_kernels: bool = False
     eager_modules: bool = False
     keeps_gathered: bool = False
     cross_entropy: str = "in_place"

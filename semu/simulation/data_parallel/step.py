@@ -204,7 +204,8 @@ def _step_bytes(costed: CostedJob, rank: int) -> int:
     shares = costed.layout.optimizer_shares(rank)
     elements = sum(share.elements for share in shares)
     if training.optimizer is not Optimizer.MUON:
-        return optimizer_bytes(elements, training.optimizer.fewest_moments, **dtypes)
+        moments, is_fused = training.optimizer.fewest_moments, costed.job.fuses_optimizer
+        return optimizer_bytes(elements, moments, **dtypes, is_fused=is_fused)
     by_muon = sum(share.single_moments for share in shares)
     return muon_bytes(by_muon, **dtypes) + optimizer_bytes(elements - by_muon, **dtypes)
 
