@@ -221,13 +221,14 @@ class DeviceProfile:
         if factors.is_neutral and attention == SAME:
             return self
 
-        def _in_run(kind: OpKind, item: Efficiency) -> Efficiency:
-            return attention.slow(kind, item, factors.of_kind(kind))
+        def _in_run(kind: OpKind, item: Efficiency, variant: object = None) -> Efficiency:
+            is_fp8 = variant is DType.FP8 or isinstance(variant, Fp8Recipe)
+            return attention.slow(kind, item, factors.of_kind(kind, is_fp8=is_fp8))
 
         return replace(
             self,
             efficiencies={kind: _in_run(kind, item) for kind, item in self.efficiencies.items()},
-            variants={key: _in_run(key[0], item) for key, item in self.variants.items()},
+            variants={key: _in_run(key[0], item, key[1]) for key, item in self.variants.items()},
             software={},
             attention_kernels={},
             interference=factors.interference.value,

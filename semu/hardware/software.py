@@ -34,7 +34,14 @@ _NEUTRAL = "a kernel by itself"
 
 
 FACTORS: Mapping[str, float] = MappingProxyType(
-    {"matmul": 1.0, "attention": 1.0, "memory_bound": 1.0, "interference": 0.0, "transfer_s": 0.0}
+    {
+        "matmul": 1.0,
+        "matmul_fp8": 1.0,
+        "attention": 1.0,
+        "memory_bound": 1.0,
+        "interference": 0.0,
+        "transfer_s": 0.0,
+    }
 )
 """Names of the factors in a profile's ``[software.NAME]`` table -> neutral value, which is the smallest legal one."""
 
@@ -48,7 +55,8 @@ class SoftwareFactors:
     """Time in a training run relative to the time of isolated kernels, on one device under one framework.
 
     Attributes:
-        matmul: of matrix products. attention: of fused attention kernels, forward and backward. memory_bound: of all
+        matmul, matmul_fp8: of matrix products in 16 bits or more, and in fp8, whose gradients accumulate in two steps
+            (Transformer Engine's ``use_split_accumulator``). attention: of fused attention kernels, forward and backward. memory_bound: of all
             other kernels inside the model.
         interference: time that concurrent kernels lose, as a share of the time of the data-parallel collectives that
             they hide.
@@ -57,6 +65,7 @@ class SoftwareFactors:
     """
 
     matmul: Number
+    matmul_fp8: Number
     attention: Number
     memory_bound: Number
     interference: Number
@@ -76,17 +85,17 @@ class SoftwareFactors:
         """Whether all factors are neutral."""
         return all(getattr(self, name).value == value for name, value in FACTORS.items())
 
-    def name_of(self, kind: OpKind) -> str | None:
+    def name_of(self, kind: OpKind, *, is_fp8: bool = False) -> str | None:
         """The name of a compute kind's factor; None: the optimizer and custom kinds have none."""
         if kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
-            return "matmul"
+            return "matmul_fp8" if is_fp8 else "matmul"
         if kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD):
             return "attention"
         return None if kind in (OpKind.OPTIMIZER, OpKind.CUSTOM) else "memory_bound"
 
-    def of_kind(self, kind: OpKind) -> Number:
+    def of_kind(self, kind: OpKind, *, is_fp8: bool = False) -> Number:
         """The factor of a compute kind; neutral for the optimizer and for custom kinds."""
-        name = self.name_of(kind)
+        name = self.name_of(kind, is_fp8=is_fp8)
         factor: Number = _neutral(1.0) if name is None else getattr(self, name)
         return factor
 

@@ -27,6 +27,9 @@ from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
 
+ASYNC_REDUCTION_SINCE = "2022-01"
+"""Megatron-LM with ``--no-async-tensor-model-parallel-allreduce``, which turns off what it does since."""
+
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -367,12 +370,14 @@ class TrainingJob:
         """Whether tensor-parallel collectives run beside kernels that do not need them.
 
         Megatron-LM always hides the re-gathered input of a column-parallel linear and the reduction of its input
-        gradient behind the gradients' products (2205.05198 §4.2.2).
+        gradient behind the gradients' products (2205.05198 §4.2.2); without sequence parallelism since
+        ``ASYNC_REDUCTION_SINCE``.
         """
-        chosen = self.training.overlap.tensor_parallel
+        chosen, date = self.training.overlap.tensor_parallel, self.training.software_date
         if chosen is not None:
             return chosen
-        return self.training.software is Software.MEGATRON and self.parallel.sequence_parallel
+        is_async = self.parallel.sequence_parallel or date is None or date >= ASYNC_REDUCTION_SINCE
+        return self.training.software is Software.MEGATRON and is_async
 
     @property
     def overlaps_sends(self) -> bool:

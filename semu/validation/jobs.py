@@ -31,8 +31,8 @@ leaves open follows rules that hold for every row:
 * attention kernel: the row's; where it has none, what the software called at its date
   (``semu.hardware.attention_kernels``).
 * transfers between pipeline ranks: not hidden unless the row says so.
-* tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
-  what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
+* tensor parallelism without communication overlap: what Megatron-LM of that date always hides stays hidden, whatever
+  ``tp_comm`` says of the fused kernels.
 * zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4); zb-v has two
   chunks per rank in a V.
 * fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
@@ -363,7 +363,7 @@ def _schedule(row: Row, vp: int) -> str:
 
 def _overlap(row: Row, name: str) -> object:
     told = row.overlap or {}
-    if name == "tensor_parallel" and row.sequence_parallel and not told.get("tp_comm"):
+    if name == "tensor_parallel" and not told.get("tp_comm"):
         return None
     if name == "pipeline" and row.pp > 1 and told.get("pp_p2p") is None:
         return False
