@@ -391,7 +391,10 @@ class Result:
             origin = fitted
             if name in measured:
                 number = measured[name]
-                value, origin = number.value, f'provenance = "{number.provenance.value}", source = {toml_string(number.source)}'
+                value, origin = (
+                    number.value,
+                    f'provenance = "{number.provenance.value}", source = {toml_string(number.source)}',
+                )
             elif value == NEUTRALS[name]:  # said, lest it be inherited from another device
                 origin = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
             lines.append(f"{name} = {{ value = {number_text(value)}, {origin} }}")

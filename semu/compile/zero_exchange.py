@@ -171,7 +171,9 @@ class ExchangePlan:
 
 def _copy(name: str, phase: Phase, mem_bytes: int) -> Operator:
     """A kernel that copies on the device."""
-    return Operator(0, name, OpKind.COPY, phase, COMPUTE, 0, mem_bytes, 0, DType.BF16, (mem_bytes,), (), (), (), 0, 0, 1)
+    return Operator(
+        0, name, OpKind.COPY, phase, COMPUTE, 0, mem_bytes, 0, DType.BF16, (mem_bytes,), (), (), (), 0, 0, 1
+    )
 
 
 def _collective(kind: OpKind, phase: Phase, stream: Stream, group: CommGroup, buffer_bytes: int) -> Operator:
