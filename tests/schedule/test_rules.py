@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from schedule.orders_before import lines
 
-from semu.errors import ConfigError, ScheduleError
+from semu.errors import ConfigError, ScheduleError, SemuError
 from semu.schedule.placement import FlowModule, Placement, stage_flow
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.rules.alternate import Alternate
@@ -16,6 +16,9 @@ from semu.schedule.rules.block import Block
 from semu.schedule.rules.expressions import Size, parse_expression, value_of
 from semu.schedule.rules.pattern import Pattern
 from semu.schedule.rules.priority import Priority
+from semu.schedule.rules.rule import Rule
+from semu.schedule.rules.sweep import Sweep
+from semu.schedule.rules.text import parse_rule, rule_text
 from semu.schedule.rules.traversal import Breadth, Depth, Oldest
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
@@ -178,3 +181,70 @@ def test_other_expressions_are_refused(text: str) -> None:
 def test_a_division_by_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="division by zero"):
         value_of("p // r", Size(4, 0, 1, 1), "warm_up")
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+RULES = [
+    *(family.orders for family in ALL_SCHEDULES.values() if isinstance(family.orders, Rule)),
+    *CLASSICS.values(),
+    Priority(
+        prefer="forward",
+        units=(2, "max(1, v)"),
+        forward=Depth("p", is_last=True),
+        in_flight=(3, "p - r"),
+        checks=("patient",),
+        modules={"image": Priority(in_flight=4), "text": Priority(modules={"x": Priority()})},
+    ),
+    Sweep(in_order=True),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule_text(rule)[:40])
+def test_the_text_of_a_rule_reads_back(rule: Rule) -> None:
+    text = rule_text(rule)
+    assert "\n" not in text
+    again = parse_rule(text)
+    assert rule_text(again) == text
+    assert type(again) is type(rule)
+    if not (isinstance(rule, Priority) and rule.modules):
+        for shape in (Placement.V_SHAPE.shape(4, 8, 2), Placement.V_SHAPE.shape(3, 9, 2)):
+            assert outcome(again, shape) == outcome(rule, shape)
+
+
+def outcome(rule: Rule, shape: PipelineShape) -> object:
+    """Orders, or why there are none."""
+    try:
+        return list(rule(shape))
+    except SemuError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "nearest"),
+    [
+        ("priorities", "rule", "priority"),
+        ("priority forwards=depth", "rule", "forward"),
+        ("priority forward=deep", "rule.forward", "depth"),
+        ("priority in-flight=p-q", "rule.in_flight", None),
+        ("priority in-flight=[3,3", "rule", None),
+        ("priority in-flight", "rule", None),
+        ("alternate", "rule", None),
+        ("sweep in-order=yes", "rule.in_order", None),
+        ("around inner={alternate warm-up=q}", "rule.inner.warm_up", None),
+        ("priority modules=[image:{sweep}]", "rule.modules.image", None),
+        ("", "rule", None),
+    ],
+)
+def test_text_that_is_no_rule_names_the_place(text: str, where: str, nearest: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_rule(text)
+    assert (caught.value.exit_code, caught.value.where) == (2, where)
+    if nearest is not None:
+        assert caught.value.nearest == nearest
+
+
+def test_a_function_of_python_has_no_text() -> None:
+    rule = Alternate(lambda p, r, v, m: p - r - 1)
+    assert list(rule(PipelineShape.chain(4, 8))) == list(Alternate("p - r - 1")(PipelineShape.chain(4, 8)))
+    with pytest.raises(ConfigError, match="function of Python"):
+        rule_text(rule)
