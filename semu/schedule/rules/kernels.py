@@ -330,10 +330,10 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
 
     Args:
         given: ptr: int64[num_ranks + 1], stages: int32, forwards and input gradients of each rank.
-        flow: succ_ptr, succ: int32, CSR of forwards and input gradients that wait for a stage; waits: int32[num_stages],
-            for how many each waits; pred_ptr, pred: the same from the other side; rank: int32[num_pairs]; pred_delay,
-            succ_delay: float64 [s].
-        costs: latency: float64[num_stages] [s]; delta, internal: int64[num_stages] [bytes], as ``memory_of_orders``.
+        flow: succ_ptr, succ: int32, CSR of forwards and input gradients that wait for a stage; waits:
+            int32[num_stages], for how many each waits; pred_ptr, pred: the same from the other side; rank:
+            int32[num_pairs]; pred_delay, succ_delay: float64 [s].
+        costs: latency: float64[num_stages] [s]; delta, internal: int64[num_stages] [bytes], see ``memory_of_orders``.
         limit: int64[num_ranks] [bytes].
         way: window: of so many stages to come, one that is ready may run before those that are not. slack: how much of
             its time a weight gradient may delay what comes next, in parts of its time. is_eager: weight gradients fill
@@ -343,7 +343,7 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
         how many stages are in ``order``.
     """
     ptr, stages = given
-    succ_ptr, succ, waits_given, pred_ptr, pred, rank, pred_delay, succ_delay = flow
+    succ_ptr, succ, waits_given, _, _, rank, _, succ_delay = flow
     latency, delta, internal = costs
     window, slack, is_eager, is_patient = way
     num_ranks = len(limit)
@@ -379,9 +379,7 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
             seen += 1
             fits = level[r] + internal[stage] <= limit[r] or stage & 3 != 0
             if waits[stage] == 0 and ready[stage] <= time:
-                if fits and (
-                    first < 0 or not is_patient or is_full or time + latency[stage] <= bound
-                ):
+                if fits and (first < 0 or not is_patient or is_full or time + latency[stage] <= bound):
                     chosen = stage
                     break
                 declined = declined or fits
