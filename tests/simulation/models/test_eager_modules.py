@@ -51,10 +51,17 @@ def test_the_time_that_passes_over_memory_take() -> None:
     assert eager.peak_memory_bytes == fused.peak_memory_bytes
 
 
-def test_fused_kernels_of_eager_mode_are_left_alone() -> None:
-    """A layer norm and GELU are one kernel each in PyTorch."""
+def test_biases_and_norms_read_once_more() -> None:
+    """GELU and a layer norm are one kernel each in PyTorch; biases' gradients are sums, and so are those of norms."""
     model = Model.from_module(GPT(GPTConfig(LAYERS, HIDDEN, heads=HEADS, vocab=512, positions=SEQ)), name="llm")
-    assert run(model, eager_modules=True).iteration_time_s == run(model).iteration_time_s
+    profile = Cluster("h100", 1, 1).profile
+    kind = profile.efficiencies[OpKind.ADD]
+    wide = SEQ * HIDDEN
+    biases, norms = LAYERS * (3 + 1 + 4 + 1) * wide * 2, (2 * LAYERS + 1) * 2 * wide * 2
+    kernels = 4 * LAYERS + 2 * LAYERS + 1
+    more = (biases + norms) / (kind.mem * profile.mem_bytes_per_s.value) + kernels * kind.t0_s
+    took = run(model, eager_modules=True).iteration_time_s - run(model).iteration_time_s
+    assert took == pytest.approx(MICROBATCHES * more, rel=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"recompute": "full", "software": "torch"}, {"precision": "fp8"}], ids=str)
