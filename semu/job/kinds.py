@@ -144,8 +144,8 @@ class Fp8Weights(Enum):
 
 
 class OptimizerKernels(Enum):
-    """How a step runs: one fused kernel over each parameter (Apex, Transformer Engine, PyTorch's ``fused=True``), or one
-    kernel for each operation over lists of parameters (PyTorch's ``foreach``, its default)."""
+    """How a step runs: one fused kernel (Apex, Transformer Engine, PyTorch's ``fused=True``), or one kernel for each
+    operation over lists of parameters (PyTorch's ``foreach``, its default)."""
 
     FUSED = "fused"
     FOREACH = "foreach"

@@ -47,4 +47,3 @@ def cast_weights(x: Tensor, uses: Sequence[ParameterUse]) -> None:
     if elements and x.trace.options.autocast is not None:
         traffic = elements * (DType.FP32.size_bytes + x.trace.options.tensor_dtype.size_bytes)
         x.trace.emit(OpKind.CAST, [x, *uses], mem_bytes=traffic, key=(elements,), name="cast_weight")
-

@@ -1,4 +1,4 @@
-"""Layer, group and RMS normalisation, one fused kernel each way; more of them in eager mode, and fp32 under autocast."""
+"""Layer, group and RMS normalisation: one fused kernel each way, more in eager mode, in fp32 under autocast."""
 
 from __future__ import annotations
 

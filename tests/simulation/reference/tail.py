@@ -345,7 +345,9 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
     is_moved = job.fp8_weights.value == "primary" and job.training.fp8_recipe.value != "mxfp8"
     primary = [u for u in found.values() if u.is_fp8 and is_moved]
-    is_written = job.training.autocast is None and not (job.parallel.zero == 3 and job.training.software.value == "torch")
+    is_written = job.training.autocast is None and not (
+        job.parallel.zero == 3 and job.training.software.value == "torch"
+    )
     if weight > 2 * tensor_bytes and not is_written:
         weight = 2 * master
     moments, products_s = {"adam": 2, "sgd": 1, "lion": 1, "muon": 2}[job.training.optimizer.value], 0.0
