@@ -74,6 +74,23 @@ def test_as_the_reference(options: dict[str, Any], pp: int) -> None:
     assert_tails_equal(replace(job, model=llama()))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"autocast": "fp32_norms", "optimizer_kernels": "foreach", "weight_average": True},
+        {"autocast": "low_precision_norms", "recompute": "full", "launch": True, "weight_average": True},
+        {"optimizer_kernels": "foreach", "optimizer": "sgd", "software_date": "2023-01"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.sampled(4)
+def test_pytorch_s_own_options_as_the_reference(options: dict[str, Any], zero: int) -> None:
+    for model, items in ((gpt(), text_items(4)), (vlm(), vlm_items(4))):
+        assert_tails_equal(job_of(model, items, Parallel(dp=2, zero=zero), software="torch", **options))
+        assert_tails_equal(job_of(model, items, Parallel(pp=2, tp=2), software="torch", **options))
+
+
 @pytest.mark.parametrize(("told", "expected"), [(False, True), (True, None), (None, None)])
 def test_a_row_that_was_not_compiled(told: bool | None, expected: bool | None) -> None:
     (row,) = parse_rows([{**runs_row(), "torch_compile": told}])
@@ -87,3 +104,10 @@ def test_bad_input() -> None:
     with pytest.raises(ConfigError) as caught:
         Training(1, 1, SEQ, eager_modules="yes")  # type: ignore[arg-type]
     assert caught.value.where == "training.eager_modules"
+    for options, where in (({"autocast": "norms"}, "autocast"), ({"optimizer_kernels": "fast"}, "optimizer_kernels")):
+        with pytest.raises(ConfigError) as caught:
+            Training(1, 1, SEQ, **options)  # type: ignore[arg-type]
+        assert caught.value.where == f"training.{where}"
+    with pytest.raises(ConfigError) as caught:
+        Training(1, 1, SEQ, autocast="fp32_norms", precision="fp32")
+    assert caught.value.where == "training.autocast" and "bf16" in str(caught.value.expected)

@@ -37,9 +37,10 @@ HOST = ("offload", "reload")
 
 def eager_calls(operator: Operator) -> int:
     """Kernels of an operator in eager mode, as ``semu.nn.trace.eager`` tells them; ten for a collective."""
-    kind, name, is_forward = operator.kind.value, operator.path.split(".")[-1], operator.phase.value in "FR"
+    kind = operator.kind.value
     if kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"):
         return 10
+    name, is_forward = operator.path.split(".")[-1], operator.phase.value in "FR"
     if name.endswith("_passes"):
         counts = {"rms": (15, 7), "rope": (2, 2), "layer": (0, 0), "group": (1, 1), "modulate": (4, 1)}
         counts |= {"bias": (1, 1), "layout": (1, 1)}
