@@ -4,8 +4,8 @@
 
 One fit per framework, over all its dense runs on all devices, all groups together; runs of models with experts use
 other kernels and are left out. What runs the same kernels on all devices has one number for all of them (``SHARED``):
-PyTorch's. Under Megatron-LM Hopper has Transformer Engine's kernels and Ampere those before it. What a transfer waits for
-comes from a measurement (``MEASURED``). The factors minimise
+PyTorch's. Under Megatron-LM Hopper has Transformer Engine's kernels and Ampere those before it. What a transfer waits
+for comes from a measurement (``MEASURED``). The factors minimise
 
     sum over runs of w H(log predicted - log measured) + ridge,
 
@@ -79,7 +79,7 @@ class Factor:
 
 
 KERNEL = AttentionKernel.TRITON_FA1
-"""The attention kernel that nobody measured by itself: its factors, relative to FlashAttention-2's, come from the runs."""
+"""The attention kernel that nobody measured by itself: its factors, of FlashAttention-2's time, come from the runs."""
 HOW: Mapping[str, Factor] = {
     "matmul": Factor(1.5, 0.05, 0.03),
     "matmul_fp8": Factor(1.5, 0.05, 0.03),
@@ -87,8 +87,8 @@ HOW: Mapping[str, Factor] = {
     "memory_bound": Factor(2.5, 0.5, 0.05),
     "interference": Factor(1.5, 1.0, 0.1),
 }
-"""How each factor is fitted; ``PASSES`` are those of ``KERNEL``. Products are measured under sustained load, so little is
-left for their factor. Attention kernels have factors from measurements of their own but one."""
+"""How each factor is fitted; ``PASSES`` are those of ``KERNEL``. Products are measured under sustained load, so little
+is left for their factor. Attention kernels have factors from measurements of their own but one."""
 NAMES = tuple(HOW)
 NEUTRALS: Mapping[str, float] = {**dict.fromkeys(PASSES, 1.0), **FACTORS}
 SHARED: Mapping[Software, frozenset[str]] = {
@@ -101,7 +101,7 @@ MEASURED: Mapping[tuple[Software, str], Mapping[str, Number]] = {
         "transfer_s": Number(
             3.8e-4,
             Provenance.MEASURED,
-            "profiles of pipelines (2401.10241, table of T_comm): 0.601 ms for 28.3 MB in a node and 0.377 ms for 10.5 MB,"
+            "profiles of pipelines (2401.10241, T_comm): 0.601 ms for 28.3 MB in a node and 0.377 ms for 10.5 MB,"
             " less 0.13 and 0.08 ms on the wire",
         )
     }

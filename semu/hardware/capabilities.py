@@ -11,6 +11,7 @@ from semu.checks import check_number
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.attention_kernels import (
     COMPARED,
+    FIRST_FLASH,
     PASSES,
     RELATIVES,
     SAME,
@@ -187,12 +188,14 @@ class DeviceProfile:
 
     def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
         """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""
-        while kernel is not None:
-            own, other = self.attention_kernels.get(kernel), COMPARED.get(kernel)
-            if own is not None:
-                return own if other is None else own.of_times(self.attention_factors(other))
-            kernel = RELATIVES.get(kernel, other)
-        return SAME
+        if kernel is None:
+            return SAME
+        own, other = self.attention_kernels.get(kernel), COMPARED.get(kernel)
+        if own is not None:
+            return own if other is None else own.of_times(self.attention_factors(other))
+        factors = self.attention_factors(RELATIVES.get(kernel, other))
+        is_first = kernel is AttentionKernel.FA1
+        return AttentionFactors(FIRST_FLASH, FIRST_FLASH).of_times(factors) if is_first else factors
 
     def under(
         self, software: Software, kernel: AttentionKernel | None = None, *, is_deterministic: bool = False

@@ -56,8 +56,9 @@ class SoftwareFactors:
 
     Attributes:
         matmul, matmul_fp8: of matrix products in 16 bits or more, and in fp8, whose gradients accumulate in two steps
-            (Transformer Engine's ``use_split_accumulator``). attention: of fused attention kernels, forward and backward. memory_bound: of all
-            other kernels inside the model.
+            (Transformer Engine's ``use_split_accumulator``).
+        attention: of fused attention kernels, forward and backward. memory_bound: of all other kernels inside the
+            model.
         interference: time that concurrent kernels lose, as a share of the time of the data-parallel collectives that
             they hide.
         transfer_s: added to every transfer between pipeline ranks [s]: the host waits for the device, and the queue

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from semu.hardware.kinds import DType
 from semu.job.declare import (
-    AUTO_SWITCH,
     COUNT,
     SWITCH,
     AbstractOptions,
@@ -21,7 +20,7 @@ from semu.job.declare import (
     part,
     word,
 )
-from semu.job.kinds import Optimizer, SplitMatrices
+from semu.job.kinds import Optimizer, OptimizerKernels, SplitMatrices
 from semu.job.left_out import read_left_out
 
 ALWAYS, STEP = Shown.ALWAYS, Influence.STEP
@@ -34,6 +33,18 @@ class StepOptions(AbstractOptions):
     optimizer: Word[Optimizer] = option(
         Optimizer.ADAM, word(Optimizer), "the optimizer whose step ends the iteration", influence=STEP, shown=ALWAYS
     )
+    optimizer_kernels: Word[OptimizerKernels] = option(
+        OptimizerKernels.FUSED,
+        word(OptimizerKernels),
+        "how Adam and the like step: one fused kernel, or one for each operation (PyTorch's default)",
+        influence=STEP,
+    )
+    weight_average: bool = option(
+        False,
+        SWITCH,
+        "an exponential moving average of the weights (EMA), in the master weights' type, is updated behind every step",
+        influence=STEP,
+    )
     muon_steps: int = option(5, COUNT, "Newton-Schulz steps of Muon", influence=STEP)
     muon_dtype: Word[DType] = option(
         DType.TF32,
@@ -45,13 +56,6 @@ class StepOptions(AbstractOptions):
         SplitMatrices.BLOCKWISE,
         word(SplitMatrices),
         "how Muon steps matrices that tensor-parallel ranks share (Megatron-LM's --muon-tp-mode)",
-        influence=STEP,
-    )
-    optimizer_fused: Converted[bool | None, bool | str | None] = option(
-        None,
-        AUTO_SWITCH,
-        "one kernel steps a parameter; false: Adam is a kernel for each operation, as PyTorch's foreach and for-loop"
-        " implementations are; None or auto: fused but under PyTorch's FSDP",
         influence=STEP,
     )
     gradient_clipping: bool = option(

@@ -334,13 +334,6 @@ class TrainingJob:
         return Fsdp.FIRST if is_first else Fsdp.SECOND
 
     @property
-    def fuses_optimizer(self) -> bool:
-        """Whether one kernel steps a parameter; None: but under PyTorch's FSDP, whose frameworks (torchtitan,
-        Composer) take PyTorch's foreach or for-loop Adam where nobody asks for another one."""
-        chosen = self.training.optimizer_fused
-        return self.fsdp is Fsdp.NONE if chosen is None else chosen
-
-    @property
     def fuses_accumulation(self) -> bool:
         """Whether products for weight gradients add into the gradient buffers themselves.
 
@@ -349,11 +342,6 @@ class TrainingJob:
         """
         is_added = self.training.software is Software.TORCH and self.parallel.zero < 3
         return self.training.gradient_accumulation_fusion and not is_added
-
-    @property
-    def has_plain_gradients(self) -> bool:
-        """Whether gradients of biases, and of the weights of norms, are kernels of their own: under PyTorch."""
-        return self.training.software is Software.TORCH
 
     @property
     def keeps_gathered_inputs(self) -> bool:

@@ -1,4 +1,4 @@
-"""``Fsdp``: which generation of PyTorch's FSDP shards the parameters, and what it copies on the device around collectives.
+"""``Fsdp``: which generation of PyTorch's FSDP shards the parameters, and what it copies on the device.
 
 Parameters are gathered in the training precision and gradients reduced in another type (a mixed-precision policy).
 Counted from PyTorch's sources, in bytes per parameter of a unit, beside the collectives themselves:

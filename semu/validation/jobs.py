@@ -20,7 +20,10 @@ leaves open follows rules that hold for every row:
   ``accumulate-allreduce-grads-in-fp32`` for bf16 only); a closed form counts 18 bytes per parameter.
 * library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, or Megatron-LM's
   allocated bytes, Transformer Engine's and PyTorch's, PyTorch's alone with ``local`` layers; else none.
-* norms, gated activations and rotary embeddings are fused unless the row says ``torch_compile: false``.
+* modules run operator by operator where the row says ``torch_compile: false``, and under PyTorch's FSDP where it says
+  nothing, since nothing is compiled unless one asks; else norms, gated activations and rotary embeddings are fused.
+* optimizer: PyTorch's, operation by operation, under its FSDP (torchtitan and Composer take no fused one unless told);
+  else fused.
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
@@ -113,6 +116,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     nodes = max(row.gpus // row.gpus_per_node, 1)
     is_analytic = row.measure is Measure.ANALYTIC
     grouped = (row.shape.moe or {}).get("grouped_gemm")
+    is_eager = row.compiled is False or (row.compiled is None and is_torch_fsdp)
     decided = {
         "recompute_layers": settings.layers,
         "activation_limit": row.activation_limit,
@@ -126,7 +130,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "attention_deterministic": row.attention_deterministic,
         "software_date": row.software_date,
         "gradient_accumulation_fusion": row.gradient_accumulation_fusion,
-        "eager_modules": True if row.compiled is False else None,
+        "eager_modules": True if is_eager else None,
+        "optimizer_kernels": "foreach" if is_torch_fsdp else None,
         "fp8_recipe": row.fp8_recipe,
         "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
         "cross_entropy": row.cross_entropy

@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation, one fused kernel each way."""
+"""Layer, group and RMS normalisation: one fused kernel each way, more in eager mode, in fp32 under autocast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from semu.graph.dim import product
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
-from semu.nn.trace.eager import RMS_NORM, RMS_NORM_BACKWARD, eager_passes
+from semu.nn.rules.casts import for_norms
+from semu.nn.trace.eager import (
+    GROUP_NORM,
+    GROUP_NORM_BACKWARD,
+    LAYER_NORM_BACKWARD,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    eager_moves,
+    eager_passes,
+)
 from semu.nn.trace.tensor import Tensor
 
 
@@ -16,18 +25,18 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
 
     Args:
         x: [..., h], h whole on each rank. weight, bias: [h] or None.
-        num_statistics: fp32 numbers kept per row: 2 for layer norm (mean, 1/deviation), 1 for RMS norm.
-        name: ``layer_norm`` or ``rms_norm``.
-    Saves x and the statistics. Backward: one kernel for the gradients of x, weight and bias; under ``torch_kernels``
-    those of weight and bias are a kernel of their own, which reads x and the gradient again (PyTorch's
-    ``GammaBetaBackward``; where RMS norms run operator by operator, ``RMS_NORM_BACKWARD`` counts it).
+        num_statistics: fp32 numbers kept per row: 2 for layer norm (mean, 1/deviation), 1 for RMS norm. A group norm
+            has fewer, and is counted as a layer norm.
+        name: ``layer_norm``, ``group_norm`` or ``rms_norm``.
+    Saves x and the statistics. Backward: one kernel for the gradients of x, weight and bias.
     """
     trace = x.trace
+    is_rms, is_group = num_statistics == 1, name == "group_norm"
+    x = x if is_rms else for_norms(x)
     if x.shards[-1] != 1:
         raise GraphError("a norm needs whole rows", where=trace.where, expected="an unsplit last axis", got=x.shards)
     uses = [trace.parameter(parameter) for parameter in (weight, bias) if parameter is not None]
     rows = product(x.local_shape[:-1])
-    is_rms = num_statistics == 1
     statistics = rows * num_statistics * DType.FP32.size_bytes
 
     def _normalise() -> Tensor:
@@ -45,26 +54,29 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
     (saved,) = trace.side_outputs(1)
     if is_rms:
         eager_passes(y, RMS_NORM, name)
+    if is_group:
+        eager_moves(y, GROUP_NORM, name)
     trace.drop_output("layernorm", y, _normalise)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         trained = [use for use in uses if use.gradient is not None]
         if not x.requires_grad and not trained:
             return [None]
-        is_apart = trace.options.torch_kernels and not (is_rms and trace.options.eager_modules)
-        reads_again = 2 if trained and x.requires_grad and is_apart else 0
         grad_x = trace.emit(
             OpKind.NORM,
             [x, saved, grad, *uses],
             like=x if x.requires_grad else None,
             gradients=trained,
-            mem_bytes=((3 if x.requires_grad else 2) + reads_again) * x.size_bytes + statistics,
+            mem_bytes=(3 if x.requires_grad else 2) * x.size_bytes + statistics,
             key=(rows, x.shape[-1]),
             phase=Phase.INPUT_GRADIENT if x.requires_grad else Phase.WEIGHT_GRADIENT,
             name=f"{name}_bw",
         )
         if is_rms and x.requires_grad:
             eager_passes(grad_x, RMS_NORM_BACKWARD, f"{name}_bw", Phase.INPUT_GRADIENT)
+        if is_group or (trained and not is_rms):
+            passes = GROUP_NORM_BACKWARD if is_group else LAYER_NORM_BACKWARD
+            eager_moves(grad, passes, f"{name}_bw", Phase.INPUT_GRADIENT)
         return [grad_x if x.requires_grad else None]
 
     return trace.recorded([x], y, _backward)

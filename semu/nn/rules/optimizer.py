@@ -12,10 +12,6 @@ from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tracing import COMPUTE, Trace
 
 
-ADAM_MOMENTS = 2
-"""Moments of every element under Adam."""
-
-
 def optimizer_bytes(
     elements: int,
     moments: int = 2,
@@ -25,29 +21,54 @@ def optimizer_bytes(
     grad_dtype: DType,
     master_dtype: DType = DType.FP32,
     state_dtype: DType = DType.FP32,
-    is_fused: bool = True,
 ) -> int:
-    """Memory traffic of one step of Adam, or of an optimizer with fewer moments [bytes].
+    """Memory traffic of one fused step of Adam, or of an optimizer with fewer moments [bytes].
 
     Args:
         elements: local parameters that are stepped. moments: of each: Adam 2, SGD with momentum and Lion 1.
         tensor_dtype, grad_dtype: types of parameters and gradients. master_dtype, state_dtype: types of master weights
             and moments.
-        is_fused: one kernel; false: Adam's operations are kernels of their own.
     Returns:
         Gradient, master weight and moments read; master weight, moments and the parameter written. Without master
-        weights (where they have the parameters' type) the parameter itself is read and written. Unfused: the weight
-        decays, the first moment moves towards the gradient, the second is scaled and takes its square, a root is
-        taken, divided and lifted by epsilon, and the weight moves by the quotient
-        (``torch.optim.adamw._multi_tensor_adamw``).
+        weights (where they have the parameters' type) the parameter itself is read and written.
     """
     weight = 2 * tensor_dtype.size_bytes
     if tensor_dtype is not master_dtype:
         weight = 2 * master_dtype.size_bytes + tensor_dtype.size_bytes
-    if not is_fused and moments == ADAM_MOMENTS:
-        decayed = 2 * max(tensor_dtype.size_bytes, master_dtype.size_bytes)
-        return elements * (2 * grad_dtype.size_bytes + weight + decayed + 14 * state_dtype.size_bytes)
     return elements * (grad_dtype.size_bytes + weight + 2 * moments * state_dtype.size_bytes)
+
+
+def foreach_bytes(
+    elements: int,
+    moments: int = 2,
+    /,
+    *,
+    tensor_dtype: DType,
+    grad_dtype: DType,
+    master_dtype: DType = DType.FP32,
+    state_dtype: DType = DType.FP32,
+    is_copied: bool = True,
+) -> int:
+    """Memory traffic of a step of which every operation is a kernel over lists of tensors, PyTorch's ``foreach``.
+
+    Arguments and result as ``optimizer_bytes``. ``is_copied``: master weights are copied to parameters of another type.
+
+    AdamW: the weight decays (read, written), the first moment takes the gradient in (two read, one written), the second
+    is scaled, then takes the gradient's square in, its root is taken, corrected and kept from zero (read and written
+    each), and the weight is stepped (weight, moment and root read, one written). SGD: the momentum is scaled, takes the
+    gradient in and is added to the weight.
+    """
+    weight, grad, state = master_dtype.size_bytes, grad_dtype.size_bytes, state_dtype.size_bytes
+    copy = 0 if tensor_dtype is master_dtype or not is_copied else weight + tensor_dtype.size_bytes
+    if moments == 1:
+        return elements * (2 * weight + grad + 5 * state + copy)
+    return elements * (4 * weight + 2 * grad + 14 * state + copy)
+
+
+def average_bytes(elements: int, master_dtype: DType = DType.FP32) -> int:
+    """Memory traffic of a moving average of the weights [bytes]: the difference of both (two read, one written) is
+    scaled (read, written) and taken from the average (two read, one written), as diffusers' ``EMAModel`` does."""
+    return 8 * elements * master_dtype.size_bytes
 
 
 def muon_bytes(
