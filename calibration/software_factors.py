@@ -399,9 +399,10 @@ class Result:
                 origin = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
             lines.append(f"{name} = {{ value = {number_text(value)}, {origin} }}")
         result = {header: "\n".join(lines)}
-        if any(values.get(name, 1.0) != NEUTRALS[name] for name in PASSES):
+        passes = {name: values.get(name, NEUTRALS[name]) for name in PASSES}
+        if any(passes[name] != NEUTRALS[name] for name in PASSES):
             header = f"attention_kernel.{KERNEL.value}"
-            numbers = (f"{name} = {{ value = {number_text(values[name])}, {fitted} }}" for name in PASSES)
+            numbers = (f"{name} = {{ value = {number_text(passes[name])}, {fitted} }}" for name in PASSES)
             result[header] = "\n".join([f"[{header}]", *numbers])
         return result
 
