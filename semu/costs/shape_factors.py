@@ -15,10 +15,12 @@ from semu.graph.dim import DimTable
 from semu.graph.operator import Operator
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind
-from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
+from semu.hardware.shape_terms import attention_factor, cache_factor, masked_factor, row_bytes_factor, tiled_flop
 
 ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
 """Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
+MASKED_KEY = (*ATTENTION_KEY, "tiles", "partial", "span")
+"""Meaning of the shape key of a kernel under a mask whose tiles are counted; pairs are those of its tiles."""
 PRODUCT_KEY = ("m", "n", "k")
 """Meaning of a product's shape key."""
 GROUPED_KEY = ("m", "n", "k", "split_m", "split_k")
@@ -42,6 +44,7 @@ SHAPE_COEFFICIENTS = (
     "row0",
     "cached",
     "cache_bytes",
+    "partial_tile",
 )
 """Coefficients of ``Efficiency`` that the factors depend on."""
 
@@ -50,6 +53,8 @@ def used_positions(operator: Operator, efficiency: Efficiency) -> tuple[int, ...
     """Positions in an operator's shape key that its latency depends on, beyond its FLOP and bytes."""
     kind, width = operator.kind, len(operator.key)
     has_tail = efficiency.tiles_at_once > 0 and efficiency.tile_rest > 0
+    if kind in _ATTENTION and width == len(MASKED_KEY):
+        return (3, 8, 9, 10)
     if kind in _ATTENTION and width == len(ATTENTION_KEY) and (efficiency.s0_tokens or has_tail):
         return (0, 2, 3, 7)
     if kind in _PRODUCTS and width in (len(PRODUCT_KEY), len(GROUPED_KEY)) and efficiency.tiles_at_once:
@@ -79,7 +84,8 @@ class ShapeFactors:
         for row, (operator, efficiency) in enumerate(zip(operators, efficiencies, strict=True)):
             positions = () if efficiency is None else used_positions(operator, efficiency)
             if positions:
-                rows.setdefault((_FORMULAS[operator.kind], positions), []).append(row)
+                formula = _masked_factor if len(operator.key) == len(MASKED_KEY) else _FORMULAS[operator.kind]
+                rows.setdefault((formula, positions), []).append(row)
         for (formula, positions), chosen in rows.items():
             known = [efficiency for row in chosen if (efficiency := efficiencies[row]) is not None]
             self._groups.append(_Group(formula, positions, chosen, operators, known))
@@ -150,6 +156,19 @@ def _attention_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
         s0=numbers["s0_tokens"],
         tiles_at_once=numbers["tiles_at_once"],
         rest=numbers["tile_rest"],
+    )
+    return factor
+
+
+def _masked_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+    heads, tiles, partial, span = key
+    factor: Values = masked_factor(
+        np.maximum(tiles, 1.0),
+        partial,
+        np.maximum(span, 1.0),
+        heads,
+        tiles_at_once=numbers["tiles_at_once"],
+        partial_tile=numbers["partial_tile"],
     )
     return factor
 

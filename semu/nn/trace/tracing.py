@@ -22,6 +22,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.hardware.packed import FrozenWeights
+from semu.nn.masked_kernel import MARK, Masking
 from semu.nn.module import Module, Parameter
 from semu.nn.routing import ExpertPlan
 from semu.nn.trace.early_stop import SecondRuns
@@ -65,6 +66,7 @@ class TraceOptions:
             ``semu.nn.trace.early_stop``.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
         eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
+        masking: the mask of attention over text, and how context ranks share it.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -90,6 +92,7 @@ class TraceOptions:
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
     frozen_weights: FrozenWeights | None = None
+    masking: Masking = field(default_factory=Masking)
 
     @property
     def plain_dtype(self) -> DType:
@@ -446,7 +449,7 @@ class Trace:
     def _context_copies(self, flop: Dim) -> int:
         """Context ranks that do the same work: all where the work does not depend on a rank's tokens, else 1."""
         ranks = self.options.cp_group.num_ranks
-        if ranks == 1 or any(name.endswith((".shard", ".pairs")) for name in symbols_of(flop)):
+        if ranks == 1 or any(MARK in name or name.endswith((".shard", ".pairs")) for name in symbols_of(flop)):
             return 1
         return ranks
 

@@ -17,6 +17,7 @@ from semu.compile.join import build_stages
 from semu.compile.layout import Layout, build_layout
 from semu.compile.module_sharding import spreads
 from semu.compile.stage import StageCosts, StageProgram
+from semu.costs.ranks import Ranked
 from semu.costs.evaluation import BatchShapes, cost_model_of, distinct_shapes
 from semu.costs.roofline import CostModel
 from semu.costs.segment_costs import stage_costs
@@ -130,7 +131,8 @@ def _shapes(job: TrainingJob, layout: Layout, micro_batch: int) -> BatchShapes:
     items = job.batch.microbatches(count, micro_batch, job.training.seq_len)
     windows = windows_in(symbols)
     items = with_derived(items, derived_in(symbols))
-    return distinct_shapes(items, 1, parallel.token_divisor, parallel.sequence_parts, spreads(job), windows)
+    sizes = 1, parallel.token_divisor, parallel.sequence_parts
+    return distinct_shapes(items, *sizes, spreads(job), windows, Ranked.of(job, symbols))
 
 
 def _costs(
