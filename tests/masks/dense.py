@@ -16,24 +16,22 @@ def dense_mask(kind: MaskKind, spans: Spans, window: Window | None = None) -> ND
     total = spans.num_tokens
     sequence = np.repeat(np.arange(len(spans.starts) - 1), np.diff(spans.starts))
     document, what, item = (spans.per_token(of) for of in (spans.document, spans.kind, spans.item))
-    mask = np.zeros((total, total), np.bool_)
-    is_prefix = [is_before_text(document, what, token) for token in range(total)]
-    for q in range(total):
-        for k in np.flatnonzero(sequence == sequence[q]).tolist():
-            before, same = k <= q, document[k] == document[q]
-            if kind is MaskKind.CAUSAL:
-                mask[q, k] = before
-            elif kind is MaskKind.DOCUMENT:
-                mask[q, k] = before and same
-            elif kind is MaskKind.MULTIMODAL:
-                mask[q, k] = before and same if what[q] == 0 else what[k] != 0 and item[k] == item[q]
-            else:
-                mask[q, k] = same and (before or (is_prefix[q] and is_prefix[k]))
-            if window is not None:
-                offset = np.array([q, k]) - spans.starts[sequence[q]]
-                near = abs(q - k) < window.size
-                chunk = offset[0] // window.size == offset[1] // window.size
-                mask[q, k] &= near if window.kind is WindowKind.SLIDING else chunk
+
+    def _alike(of: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return of[:, None] == of[None, :]
+
+    before = np.tri(total, dtype=np.bool_) & _alike(sequence)
+    of_document = before & _alike(document)
+    mask = before if kind is MaskKind.CAUSAL else of_document
+    if kind is MaskKind.MULTIMODAL:
+        mask = np.where((what == 0)[:, None], of_document, _alike(item) & (what != 0)[None, :])
+    if kind is MaskKind.PREFIX:
+        head = np.array([is_before_text(document, what, token) for token in range(total)])
+        mask = of_document | (head[:, None] & head[None, :] & _alike(document))
+    if window is not None:
+        offset = np.arange(total) - spans.starts[sequence]
+        far = np.abs(offset[:, None] - offset[None, :]) >= window.size
+        mask = mask & (~far if window.kind is WindowKind.SLIDING else _alike(offset // window.size))
     return mask
 
 
