@@ -15,8 +15,8 @@ from semu.compile.join import build_stages
 from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts, StageProgram
 from semu.compile.template import TemplateLibrary, stream_names
-from semu.costs.ranks import Ranked
 from semu.costs.ranked import RankedCosts
+from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel, LatencyRules
 from semu.costs.segment_costs import stage_costs

@@ -303,7 +303,7 @@ def _read_mask(value: object, where: str) -> str:
         read_bits(value)
         return value
     word = value.value if isinstance(value, MaskKind) else value
-    return check_word(word, [kind.value for kind in MaskKind], "mask (or a file, mask.npy)", where)
+    return check_word(word, [kind.value for kind in MaskKind], "mask", where)
 
 
 @part

@@ -1,17 +1,7 @@
-"""Which tokens of a microbatch every context rank holds: the policies of ``parallel.cp_balance``.
+"""Which tokens of a microbatch every context rank holds: the policies of ``parallel.cp_balance`` (``POLICIES``).
 
-    zigzag            every sequence in 2 cp chunks, rank r has chunks r and 2 cp - 1 - r (Megatron-LM; 2407.21783 3.3.2)
-    document-zigzag   every document so
-    contiguous        every sequence in cp chunks
-    striped           blocks in turn (2311.09431, there of one token)
-    lpt               the block with most work first, each to the rank with the least (Graham 1969; Cornstarch, alg. 1);
-                      up to 512 blocks are then exchanged as long as that lowers the largest load
-    lpt-equal         the same with equally many blocks on every rank
-    snake             by falling work, dealt to and fro (PyTorch's PTRR)
-    random            blocks in a drawn order, dealt
-
-A block is ``parallel.cp_block`` tokens of one sequence, the last of a sequence may be shorter; its work is how many tiles
-of its queries are not empty. Blocks of all sequences of a microbatch are dealt together.
+A block is ``parallel.cp_block`` tokens of one sequence, the last of a sequence may be shorter; its work is how many
+tiles of its queries are not empty. Blocks of all sequences of a microbatch are dealt together.
 """
 
 from __future__ import annotations
@@ -28,6 +18,20 @@ from semu.parallel.context import Balance
 
 if TYPE_CHECKING:
     from semu.masks.spans import IntArray, Spans
+
+
+POLICIES = {
+    Balance.ZIGZAG: "every sequence in 2 cp chunks, rank r has r and 2 cp - 1 - r (Megatron-LM; 2407.21783 3.3.2)",
+    Balance.DOCUMENT_ZIGZAG: "every document so",
+    Balance.CONTIGUOUS: "every sequence in cp chunks",
+    Balance.STRIPED: "blocks in turn (2311.09431, there of one token)",
+    Balance.LPT: "the block with most work first, each to the rank with the least (Graham 1969; Cornstarch, alg. 1); up"
+    " to 512 blocks are then exchanged as long as that lowers the largest load",
+    Balance.LPT_EQUAL: "the same with equally many blocks on every rank",
+    Balance.SNAKE: "blocks by falling work, dealt to and fro (PyTorch's PTRR)",
+    Balance.RANDOM: "blocks in a drawn order, dealt",
+}
+"""The policies, in words."""
 
 
 @dataclass(frozen=True, eq=False)

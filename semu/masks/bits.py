@@ -1,7 +1,7 @@
 """Masks as one int64 a token (Cornstarch, 3.4.2): import of files, export of spans.
 
-Bits 0 to 61 name what a token belongs to and looks at; bit 62 or 63 marks a causal token (text), 62 is written. A causal
-query sees the keys up to it with which it shares a bit; any other query sees, before and behind it, the keys with the
+Bits 0 to 61 name what a token belongs to and looks at; bit 62 or 63 marks a causal token (text), 62 is written. A
+causal query sees the keys up to it with which it shares a bit; any other query sees, before and behind it, the keys with the
 same bits. A token without bits sees nothing. Sequences do not see one another, so that each has 62 bits to itself.
 """
 
@@ -35,9 +35,7 @@ def read_bits(path: str | Path) -> IntArray:
         ) from error
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.ndim not in (1, 2) or not found.size:
         got = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-        raise ConfigError(
-            "not a mask", where=str(path), expected="int64[tokens] or int64[sequences, tokens]", got=got
-        )
+        raise ConfigError("not a mask", where=str(path), expected="int64[tokens] or int64[sequences, tokens]", got=got)
     return np.ascontiguousarray(found).astype(np.int64)
 
 

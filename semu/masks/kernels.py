@@ -323,7 +323,7 @@ def even_pairs(weight: I64, rank: I32, load: I64) -> None:
                     blocks[count] = b
                     count += 1
             total = load[worst] + load[r]
-            largest = _share_out(weight, blocks, count, load[worst], worst, r, rank)
+            largest = _share_out(weight, blocks, count, load[worst], int(worst), r, rank)
             if largest < load[worst]:
                 load[worst], load[r] = 0, 0
                 for number in range(count):

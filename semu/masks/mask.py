@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,11 @@ class Seen:
     high: IntArray
     is_causal: NDArray[np.bool_]
     reach: int = 0
+
+    @property
+    def arrays(self) -> tuple[object, ...]:
+        """``seen`` of the kernels."""
+        return self.ptr, self.first, self.low, self.high, self.is_causal, self.reach
 
     @classmethod
     def whole(cls, bounds: IntArray) -> Seen:
@@ -110,7 +116,7 @@ class Seen:
         A chunked window cuts the runs at the borders of its chunks."""
         if window.kind is WindowKind.SLIDING:
             return replace(self, reach=window.size)
-        borders = np.concatenate([np.arange(a, b, window.size) for a, b in zip(starts[:-1], starts[1:], strict=True)])
+        borders = np.concatenate([np.arange(a, b, window.size) for a, b in pairwise(starts)])
         ptr = np.union1d(self.ptr, borders)
         run = np.searchsorted(self.ptr, ptr[:-1], side="right") - 1
         chunk = np.searchsorted(borders, ptr[:-1], side="right") - 1
@@ -124,9 +130,7 @@ class Seen:
         return Seen(ptr, first, low, high, self.is_causal[run])
 
     @classmethod
-    def of_keys(
-        cls, ptr: IntArray, keys: Sequence[Sequence[tuple[int, int]]], is_causal: NDArray[np.bool_]
-    ) -> Seen:
+    def of_keys(cls, ptr: IntArray, keys: Sequence[Sequence[tuple[int, int]]], is_causal: NDArray[np.bool_]) -> Seen:
         """Intervals spelt out. ``keys``: per run its intervals, in order and apart."""
         first = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(own) for own in keys], dtype=np.int64)))
         table = np.array([pair for own in keys for pair in own], np.int64).reshape(-1, 2)

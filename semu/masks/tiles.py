@@ -79,25 +79,32 @@ def count(seen: Seen, starts: IntArray, cut: Cut, *, by_owner: bool) -> Tiles:
         seen: the mask. starts: of the sequences. cut: who has which tokens.
         by_owner: keys stay with the ranks that own them, as around a ring; else they are gathered, in order.
     """
+    rows = packed(cut, starts)
+    keys = rows if by_owner and cut.num_ranks > 1 else packed(_whole(starts), starts)
+    return _counted(seen, rows, keys, cut.num_ranks, cut.num_ranks if by_owner else 1)
+
+
+def _whole(starts: IntArray) -> Cut:
+    """Every sequence on one rank."""
+    return Cut(starts, np.zeros(len(starts) - 1, np.int32), 1)
+
+
+def _counted(seen: Seen, rows: Pieces, keys: Pieces, num_ranks: int, owners: int) -> Tiles:
     from semu.masks.kernels import count_tiles
 
-    rows = packed(cut, starts)
-    if by_owner and cut.num_ranks > 1:
-        keys = rows
-    else:
-        whole = Cut(starts, np.zeros(len(starts) - 1, np.int32), 1)
-        keys = packed(whole, starts)
-    order = np.argsort(keys.start, kind="stable")
-    of_piece = np.repeat(np.arange(len(keys.size)), np.diff(keys.ptr)).astype(np.int32)
-    key_arrays = keys.start[order], keys.end[order], of_piece[order], keys.size, keys.rank
-    owners = cut.num_ranks if by_owner else 1
     shape = len(rows.size), owners
     pairs, tiles, partial = np.zeros(shape, np.int64), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    columns = np.zeros((cut.num_ranks, len(keys.size)), np.int32)
-    seen_arrays = seen.ptr, seen.first, seen.low, seen.high, seen.is_causal, seen.reach
+    columns = np.zeros((num_ranks, len(keys.size)), np.int32)
     row_arrays = rows.ptr, rows.start, rows.end, rows.rank
-    count_tiles(row_arrays, seen_arrays, key_arrays, pairs, tiles, partial, columns)
+    count_tiles(row_arrays, seen.arrays, key_pieces(keys), pairs, tiles, partial, columns)
     return Tiles(rows.rank, rows.size, pairs, tiles, partial, columns, keys.size, keys.rank)
+
+
+def key_pieces(keys: Pieces) -> tuple[IntArray, IntArray, NDArray[np.int32], IntArray, NDArray[np.int32]]:
+    """``keys`` of the kernel: pieces of tiles in the order of tokens."""
+    order = np.argsort(keys.start, kind="stable")
+    tile = np.repeat(np.arange(len(keys.size)), np.diff(keys.ptr)).astype(np.int32)
+    return keys.start[order], keys.end[order], tile[order], keys.size, keys.rank
 
 
 def packed(cut: Cut, starts: IntArray) -> Pieces:
@@ -123,23 +130,8 @@ def packed(cut: Cut, starts: IntArray) -> Pieces:
 
 def work_of_blocks(seen: Seen, starts: IntArray, bounds: IntArray) -> IntArray:
     """Tiles of every block, its queries in rows of their own: int64[num_blocks]. ``bounds``: int64[num_blocks + 1]."""
-    numbers = np.arange(len(bounds) - 1)
-    blocks = Cut(bounds, numbers.astype(np.int32), len(numbers))
-    from semu.masks.kernels import count_tiles
-
-    whole = packed(Cut(starts, np.zeros(len(starts) - 1, np.int32), 1), starts)
-    order = np.argsort(whole.start, kind="stable")
-    of_piece = np.repeat(np.arange(len(whole.size)), np.diff(whole.ptr)).astype(np.int32)
-    rows = packed(blocks, starts)
-    shape = len(rows.size), 1
-    pairs, tiles, partial = np.zeros(shape, np.int64), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    count_tiles(
-        (rows.ptr, rows.start, rows.end, np.zeros(len(rows.size), np.int32)),
-        (seen.ptr, seen.first, seen.low, seen.high, seen.is_causal, seen.reach),
-        (whole.start[order], whole.end[order], of_piece[order], whole.size, whole.rank),
-        pairs,
-        tiles,
-        partial,
-        np.zeros((1, len(whole.size)), np.int32),
-    )
-    return np.bincount(rows.rank, weights=tiles[:, 0], minlength=len(numbers)).astype(np.int64)
+    numbers = np.arange(len(bounds) - 1, dtype=np.int32)
+    rows = packed(Cut(bounds, numbers, len(numbers)), starts)
+    alone = Pieces(rows.ptr, rows.start, rows.end, np.zeros_like(rows.rank), rows.size)
+    found = _counted(seen, alone, packed(_whole(starts), starts), 1, 1)
+    return np.bincount(rows.rank, weights=found.tiles[:, 0], minlength=len(numbers)).astype(np.int64)

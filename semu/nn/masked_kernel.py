@@ -18,7 +18,7 @@ FULL = "full"
 """Label of attention without any mask."""
 MARK = "#"
 GATHERED, WHOLE = "all", "one"
-"""Scopes: all keys in order, by the queries of one context rank; all keys by all queries. Another is a step of a ring."""
+"""Scopes: all keys in order, by the queries of one context rank; all keys by all queries. Another is a ring's step."""
 FIELDS = ("pairs", "tiles", "partial", "keys", "parts", "span", "column_span")
 
 

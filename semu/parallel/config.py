@@ -8,8 +8,8 @@ from typing import Self
 
 from semu.checks import check_integer, check_member, check_switch, check_word, is_integer
 from semu.errors import ConfigError
-from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.nn.masked_kernel import TILE_EDGE
+from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.axes import ParallelSizes
 from semu.parallel.context import Balance, check_balance, check_exchange, sequence_parts
 from semu.parallel.layout import PipelineLayout
@@ -76,7 +76,8 @@ class Parallel(ParallelSizes):
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
         cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
             ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
-        cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word (``semu.masks.balance``).
+        cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
+            (``semu.masks.balance``).
         cp_block: tokens of a block, where a policy deals blocks: a multiple of 128.
         attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
             (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.

@@ -20,8 +20,8 @@ from semu.compile.recipe.sub_microbatches import check_symbols, cut_batch
 from semu.compile.recipe.variants import symbols_of_module
 from semu.compile.template import stream_names
 from semu.compile.tracer import Block
-from semu.costs.ranks import Ranked
 from semu.costs.evaluation import distinct_shapes
+from semu.costs.ranks import Ranked
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError, ScheduleError

@@ -12,7 +12,6 @@ from semu.compile.recipe.recipe_job import planned_job, refuse_split
 from semu.compile.recipe.recipe_problem import check_problem, described, plan_of_file
 from semu.compile.recipe.sub_microbatches import SubMicrobatches, cut_batch
 from semu.compile.template import TemplateLibrary
-from semu.costs.ranks import Ranked
 from semu.costs.evaluation import (
     BatchShapes,
     CostedJob,
@@ -22,6 +21,7 @@ from semu.costs.evaluation import (
     template_latencies,
 )
 from semu.costs.phases import check_split
+from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
 from semu.errors import ConfigError

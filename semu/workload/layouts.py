@@ -2,61 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from semu.checks import check_count, check_word
 from semu.errors import ConfigError
 from semu.masks.spans import KINDS
 
-if TYPE_CHECKING:
-    from semu.workload.metadata import Sample
+Layout = tuple[tuple[str, int, int], ...]
+"""Runs of a sample: kind, number of the item in its stream (text: -1), tokens."""
 
 
-def with_layout(sample: Sample, value: object, has_text: bool) -> Sample:
-    """A sample with its runs.
+def read_layout(value: object, items: Mapping[str, Sequence[tuple[int, int]]], text: int | None) -> Layout:
+    """The runs of a sample.
 
     Args:
-        sample: without them. value: the key "layout". has_text: the line says how many tokens of text there are.
+        value: the key "layout". items: stream -> (what enters the encoder, tokens) of each item. text: tokens of text;
+            None: as many as the runs have.
     Raises:
         ConfigError: not runs, or runs that are not the sample's text and items.
     """
-    runs: list[tuple[str, int, int]] = []
-    items = {"vision": sample.images or (), "audio": sample.audio or ()}
-    left = {(name, number): tokens for name, own in items.items() for number, (_, tokens) in enumerate(own)}
     if not isinstance(value, list):
-        raise ConfigError("not a layout", where="layout", expected='[["text", 40], ["vision", 0]]', got=repr(value)[:60])
-    for index, run in enumerate(value):
-        where = f"layout[{index}]"
-        if not isinstance(run, list) or len(run) not in (2, 3):
-            raise ConfigError("not a run", where=where, expected='["text", tokens] or ["vision", number]', got=repr(run)[:60])
-        kind = check_word(run[0], KINDS, "kind of run", where)
-        if kind == "text":
-            runs.append((kind, -1, check_count(run[1], where, least=0)))
-            continue
-        key = kind, check_count(run[1], where, least=0)
-        if key not in left:
+        raise ConfigError(
+            "not a layout", where="layout", expected='[["text", 40], ["vision", 0]]', got=repr(value)[:60]
+        )
+    left = {(name, number): tokens for name, own in items.items() for number, (_, tokens) in enumerate(own)}
+    runs = [_read_run(run, left, f"layout[{index}]") for index, run in enumerate(value)]
+    for key, tokens in left.items():
+        if tokens:
+            whole = items[key[0]][key[1]][1]
             raise ConfigError(
-                f"no such {kind} item in the sample",
-                where=where,
-                expected=f"a number below {len(items[kind])}",
-                got=run[1],
+                f"runs do not sum to the length of {key[0]} item {key[1]}",
+                where="layout",
+                expected=f"{whole} tokens",
+                got=whole - tokens,
             )
-        tokens = check_count(run[2], where) if len(run) == 3 else left[key]
-        left[key] -= tokens
-        runs.append((*key, tokens))
-    wrong = next((key for key, tokens in left.items() if tokens), None)
-    if wrong is not None:
-        all_tokens = items[wrong[0]][wrong[1]][1]
+    found = text_of(runs)
+    if text is not None and found != text:
+        raise ConfigError("runs do not sum to the tokens of text", where="layout", expected=f"{text} tokens", got=found)
+    return tuple(runs)
+
+
+def text_of(runs: Sequence[tuple[str, int, int]]) -> int:
+    """Tokens of text in runs."""
+    return sum(tokens for kind, _, tokens in runs if kind == "text")
+
+
+def _read_run(run: object, left: dict[tuple[str, int], int], where: str) -> tuple[str, int, int]:
+    """A run. ``left``: tokens that items still lack, written."""
+    if not isinstance(run, list) or len(run) not in (2, 3):
+        expected = '["text", tokens] or ["vision", number]'
+        raise ConfigError("not a run", where=where, expected=expected, got=repr(run)[:60])
+    kind = check_word(run[0], KINDS, "kind of run", where)
+    number = check_count(run[1], where, least=0)
+    if kind == "text":
+        return kind, -1, number
+    if (kind, number) not in left:
+        count = sum(name == kind for name, _ in left)
         raise ConfigError(
-            f"runs do not sum to the length of {wrong[0]} item {wrong[1]}",
-            where="layout",
-            expected=f"{all_tokens} tokens",
-            got=all_tokens - left[wrong],
+            f"no such {kind} item in the sample", where=where, expected=f"a number below {count}", got=number
         )
-    text = sum(tokens for kind, _, tokens in runs if kind == "text")
-    if has_text and text != sample.text_tokens:
-        raise ConfigError(
-            "runs do not sum to the tokens of text", where="layout", expected=sample.text_tokens, got=text
-        )
-    return replace(sample, layout=tuple(runs), text_tokens=text)
+    tokens = check_count(run[2], where) if len(run) == 3 else left[kind, number]
+    left[kind, number] -= tokens
+    return kind, number, tokens

@@ -98,9 +98,7 @@ def rank_columns(
 _COLUMNS = memo.Table["dict[str, IntArray]"]("tiles of masks on context ranks, by runs, kernels and plan", 8192)
 
 
-def _of_microbatch(
-    spans: dict[str, Spans], kernels: Sequence[MaskedKernel], plan: ContextPlan
-) -> dict[str, IntArray]:
+def _of_microbatch(spans: dict[str, Spans], kernels: Sequence[MaskedKernel], plan: ContextPlan) -> dict[str, IntArray]:
     found: dict[str, IntArray] = {}
     cuts = {stream: plan.cut(own, is_text=stream == "text") for stream, own in spans.items()}
     if "text" in spans and plan.cp > 1 and plan.balance is not Balance.ZIGZAG:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -38,10 +38,10 @@ from numpy.typing import NDArray
 
 from semu.checks import check_count, check_number, check_resolution, check_word
 from semu.errors import ConfigError
-from semu.workload.layouts import with_layout
+from semu.workload.layouts import Layout, read_layout, text_of
 from semu.workload.mixed import FRAMES_TO_TOKENS
 from semu.workload.packing import offsets
-from semu.workload.samples import Items, Layout, Samples
+from semu.workload.samples import Items, Samples
 from semu.workload.t2v import DEFAULT_RESOLUTION, Clips, VideoTokenizer
 from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE
 
@@ -253,7 +253,11 @@ def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tupl
             resolution=check_resolution(value.get("resolution", DEFAULT_RESOLUTION), "resolution"),
             audio=tuple(_read_items(value["audio"], place, _AUDIO, sizes)) if "audio" in value else None,
         )
-        return with_layout(sample, value["layout"], "text_tokens" in value) if "layout" in value else sample
+        if "layout" not in value:
+            return sample
+        items = {"vision": sample.images or (), "audio": sample.audio or ()}
+        layout = read_layout(value["layout"], items, sample.text_tokens if "text_tokens" in value else None)
+        return replace(sample, layout=layout, text_tokens=text_of(layout))
     except ConfigError as error:
         if error.where is not None and error.where.startswith(place):
             raise

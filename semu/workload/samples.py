@@ -14,6 +14,7 @@ from semu import memo
 from semu.checks import check_word
 from semu.masks.spans import KINDS, TEXT, Spans
 from semu.workload.batch import Microbatch
+from semu.workload.layouts import Layout
 from semu.workload.packing import offsets, pack_in_order
 
 IntArray = NDArray[np.int64]
@@ -84,10 +85,6 @@ def described_placement(value: Placement | str) -> dict[str, object]:
     """For result.json: nothing where items stand before the text."""
     word = Placement(value)
     return {} if word is Placement.PREFIX else {"placement": word.value}
-
-
-Layout = tuple[tuple[str, int, int], ...]
-"""Runs of a sample: kind, number of the item in its stream (text: -1), tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +188,9 @@ def _runs_of(samples: Samples, first: int, last: int) -> IntArray:
     parts = [np.zeros((4, 0), np.int64)]
     order = [np.zeros((2, 0), np.int64)]  # sample, then place among its runs
     text = samples.text_tokens[first:last]
-    owner, place, numbers, kinds, tokens = (np.concatenate(row) for row in zip(*_placed(samples, first, last), strict=True))
+    owner, place, numbers, kinds, tokens = (
+        np.concatenate(row) for row in zip(*_placed(samples, first, last), strict=True)
+    )
     by_place = np.lexsort((np.arange(len(owner)), place, owner))
     owner, place, numbers, kinds, tokens = (row[by_place] for row in (owner, place, numbers, kinds, tokens))
     rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
@@ -225,7 +224,7 @@ def _placed(samples: Samples, first: int, last: int) -> list[tuple[IntArray, Int
         owner = np.repeat(np.arange(last - first), items.counts[first:last])
         place = np.zeros(end - begin, np.int64)
         if samples.placement is Placement.EMBEDDED:
-            draws = _DRAWS.get((samples.seed, name, len(items.tokens)), lambda s=samples, n=name, i=items: _draw(s, n, i))
+            draws = _draw(samples.seed, name, len(items.tokens))
             place = np.floor(draws[begin:end] * (samples.text_tokens[first + owner] + 1)).astype(np.int64)
         numbers = taken + np.arange(end - begin)
         taken += end - begin
@@ -233,11 +232,10 @@ def _placed(samples: Samples, first: int, last: int) -> list[tuple[IntArray, Int
     return found
 
 
-def _draw(samples: Samples, name: str, items: Items) -> NDArray[np.float64]:
-    return np.random.Generator(np.random.PCG64([samples.seed, KINDS.index(name), 77])).random(len(items.tokens))
-
-
-_DRAWS = memo.Table["NDArray[np.float64]"]("places of items in texts, by seed, stream and number of items", 8)
+@memo.remembered(8)
+def _draw(seed: int, name: str, count: int) -> NDArray[np.float64]:
+    """Places of the items of a stream in their texts, as shares of it: float64[count]."""
+    return np.random.Generator(np.random.PCG64([seed, KINDS.index(name), 77])).random(count)
 
 
 def _as_recorded(runs: IntArray, layouts: Sequence[Layout | None]) -> IntArray:

@@ -44,7 +44,7 @@ def is_before_text(document: NDArray[np.int64], what: NDArray[np.int64], token: 
 def dense_tiles(
     mask: NDArray[np.bool_], spans: Spans, cut: Cut, *, by_owner: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs, tiles, partial tiles by row and owner, and rows by rank and tile of keys: as ``semu.masks.tiles.count``."""
+    """Pairs, tiles, partial tiles by row and owner, and rows by rank and tile of keys, as ``tiles.count``."""
     sequence = np.repeat(np.arange(len(spans.starts) - 1), np.diff(spans.starts))
     rank = np.repeat(cut.rank, np.diff(cut.bounds))
     rows = _tiled(cut.permutation, rank, sequence)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masks.dense import dense_mask, dense_tiles, drawn_spans
 
 from semu.errors import ConfigError
 from semu.masks.balance import Cut, cut_tokens
@@ -15,7 +16,6 @@ from semu.masks.spans import IntArray, Spans
 from semu.masks.tiles import count, packed, work_of_blocks
 from semu.nn.window import Window
 from semu.parallel.context import Balance
-from masks.dense import dense_mask, dense_tiles, drawn_spans
 
 WINDOWS = (None, Window.sliding(37), Window.chunked(70))
 

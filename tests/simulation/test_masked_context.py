@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def timed_one_by_one(program: StageProgram, latency: NDArray[np.float64], exchan
     after = [list(program.pred[program.pred_ptr[op] : program.pred_ptr[op + 1]]) for op in range(ops)]
     for stream in range(program.num_streams):
         own = np.flatnonzero(program.stream == stream)
-        for first, second in zip(own[:-1], own[1:], strict=True):
+        for first, second in pairwise(own):
             after[second].append(first)
     while True:
         before = end.copy()
@@ -106,7 +107,10 @@ def test_a_stage_ends_when_its_last_rank_does(kind: str, policy: str, cp: int, t
     shapes, model = prepared.evaluation.shapes, prepared.cost_model
     library = prepared.layout.library
     assert isinstance(prepared.evaluation.by_shape, RankedCosts)
-    for code, costs in ((FORWARD, prepared.evaluation.chunks[0].forward), (BACKWARD, prepared.evaluation.chunks[0].backward)):
+    for code, costs in (
+        (FORWARD, prepared.evaluation.chunks[0].forward),
+        (BACKWARD, prepared.evaluation.chunks[0].backward),
+    ):
         program = program_of(prepared.layout, 0, code)
         assert costs is not None
         exchange = []

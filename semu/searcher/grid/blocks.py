@@ -17,8 +17,8 @@ from semu.compile.join import build_stages
 from semu.compile.layout import Layout, build_layout
 from semu.compile.module_sharding import spreads
 from semu.compile.stage import StageCosts, StageProgram
-from semu.costs.ranks import Ranked
 from semu.costs.evaluation import BatchShapes, cost_model_of, distinct_shapes
+from semu.costs.ranks import Ranked
 from semu.costs.roofline import CostModel
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts

@@ -17,6 +17,7 @@ from semu.parallel.axes import COUNTS, GPU_AXES, PEERS
 from semu.parallel.config import Parallel
 from semu.parallel.context import Balance
 from semu.present.report import Report
+from semu.simulation.contexts.notes import context_notes
 from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.host import host_memory, host_notes
@@ -82,7 +83,11 @@ def assemble_report(iteration: Iteration) -> Report:
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(layout, hosts)),
+        warnings=(
+            *_warnings(layout, parameters, run.num_replicas),
+            *host_notes(layout, hosts),
+            *context_notes(iteration, time_s),
+        ),
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,

@@ -232,7 +232,8 @@ def count_work(costed: CostedJob) -> Work:
             hardware += times * flop[0]
             model += times * flop[1]
             full += times * flop[2]
-    return Work(*(float(total) / len(seen) for total in (model, hardware, full)), _tokens(costed))
+    n = len(seen)
+    return Work(float(model) / n, float(hardware) / n, float(full) / n, _tokens(costed))
 
 
 def _of_ranks(ranks: Mapping[str, NDArray[np.int64]]) -> list[dict[str, NDArray[np.int64]]]:

@@ -33,9 +33,7 @@ from semu.nn.trace.sharding import ContextKind
 from semu.nn.trace.tensor import Tensor, laid_out_like
 
 
-def context_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: ParameterUse | None = None
-) -> Tensor:
+def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: ParameterUse | None = None) -> Tensor:
     """Attention of this rank's queries to the keys of all context ranks.
 
     Args:

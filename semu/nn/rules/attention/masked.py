@@ -171,11 +171,10 @@ def _check(q: Tensor, is_fused: bool, has_levels: bool) -> None:
         )
     if has_levels:
         raise ConfigError(
-            f"masks, windows and policies ({q.trace.where}) with a ring between groups of context ranks are not modelled"
-            " by this version",
+            f"masks, windows and policies ({q.trace.where}) with a ring between groups of context ranks are not "
+            "modelled by this version",
             where="parallel.cp_inner",
             expected="1, or all context ranks",
             got="groups",
             nearest=1,
         )
-

@@ -63,4 +63,3 @@ def _sinks(q: Tensor, sinks: Parameter) -> ParameterUse:
     if sinks.shape != (q.shape[1],):
         raise GraphError("one sink per head", where=q.trace.where, expected=f"[{q.shape[1]}]", got=list(sinks.shape))
     return q.trace.parameter(sinks, (q.shards[1],))
-
