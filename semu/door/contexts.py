@@ -15,7 +15,8 @@ from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
 from semu.parallel.axes import FOLLOWING
 from semu.parallel.context import Balance
-from semu.simulation.contexts.study import ContextStudy, study
+from semu.simulation.contexts.policies import study
+from semu.simulation.contexts.result import ContextStudy
 
 
 def context(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
-from semu.parallel.context import Balance
+from semu.parallel.context import Balance, largest_block
 
 if TYPE_CHECKING:
     from semu.masks.spans import IntArray, Spans
@@ -90,7 +90,7 @@ def cut_tokens(
             where="parallel.cp_block",
             expected=f"blocks of at most {max(spans.num_tokens // num_ranks, 1)} tokens",
             got=block,
-            nearest=max(spans.num_tokens // num_ranks, 1),
+            nearest=largest_block(spans.num_tokens // num_ranks),
         )
     if policy is Balance.STRIPED:
         return Cut(bounds, (np.arange(count) % num_ranks).astype(np.int32), num_ranks)

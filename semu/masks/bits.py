@@ -1,8 +1,8 @@
 """Masks as one int64 a token (Cornstarch, 3.4.2): import of files, export of spans.
 
 Bits 0 to 61 name what a token belongs to and looks at; bit 62 or 63 marks a causal token (text), 62 is written. A
-causal query sees the keys up to it with which it shares a bit; any other query sees, before and behind it, the keys with the
-same bits. A token without bits sees nothing. Sequences do not see one another, so that each has 62 bits to itself.
+causal query sees the keys up to it with which it shares a bit; any other query sees, before and behind it, the keys
+with the same bits. A token without bits sees nothing. Sequences do not see one another: each has 62 bits to itself.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Parallel(ParallelSizes):
             ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
         cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
             (``semu.masks.balance``).
-        cp_block: tokens of a block, where a policy deals blocks: a multiple of 128.
+        cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
         attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
             (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
         cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.

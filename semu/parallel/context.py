@@ -67,19 +67,26 @@ def check_balance(balance: Balance | str, block: int, split: int) -> Balance:
     """The policy of context ranks.
 
     Raises:
-        ConfigError: an unknown policy, a block that is no multiple of a tile, a split below 0.
+        ConfigError: an unknown policy, a block that divides no tile and that no tile divides, a split below 0.
     """
     check_integer(block, "parallel.cp_block", "tokens of a block")
     check_integer(split, "parallel.attention_split", "parts of a row's keys", least=0)
-    if block % TILE_EDGE:
+    if block % TILE_EDGE and TILE_EDGE % block:
         raise ConfigError(
-            f"a block of {block} tokens does not divide into tiles of {TILE_EDGE}",
+            f"a block of {block} tokens does not divide into tiles of {TILE_EDGE}, nor a tile into blocks",
             where="parallel.cp_block",
-            expected=f"a multiple of {TILE_EDGE}",
+            expected=f"a multiple or a divisor of {TILE_EDGE}",
             got=block,
-            nearest=max(round(block / TILE_EDGE), 1) * TILE_EDGE,
+            nearest=largest_block(block),
         )
     return check_member(balance, Balance, "parallel.cp_balance", "policy of context ranks")
+
+
+def largest_block(tokens: int) -> int:
+    """The largest legal block of at most so many tokens, at least 1."""
+    if tokens >= TILE_EDGE:
+        return tokens // TILE_EDGE * TILE_EDGE
+    return max(size for size in range(1, TILE_EDGE) if TILE_EDGE % size == 0 and size <= max(tokens, 1))
 
 
 def check_exchange(cp: int, kind: str, balance: Balance, overlap: str, heads: str) -> None:

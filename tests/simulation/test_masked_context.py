@@ -210,7 +210,7 @@ def test_heads_one_by_one_hide_their_gathers() -> None:
     ("options", "where", "nearest"),
     [
         ({"cp_kind": "all_to_all", "cp_balance": "lpt"}, "parallel.cp_balance", "zigzag"),
-        ({"cp_block": 100}, "parallel.cp_block", 128),
+        ({"cp_block": 100}, "parallel.cp_block", 64),
         ({"cp_balance": "lptt"}, "parallel.cp_balance", "lpt"),
         ({"cp_overlap": "heads"}, "parallel.cp_overlap", "none"),
         ({"cp_kind": "all_gather", "cp_gather_heads": "query"}, "parallel.cp_gather_heads", "kv"),

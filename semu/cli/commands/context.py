@@ -24,7 +24,7 @@ def context_command(arguments: argparse.Namespace) -> int:
         from semu.door.contexts import save_study, with_context
         from semu.parallel.context import Balance
         from semu.simulation.contexts.permutations import write_permutations
-        from semu.simulation.contexts.study import study
+        from semu.simulation.contexts.policies import study
 
         job = run.job()
         say_notes(run)

@@ -13,7 +13,8 @@ from semu.present.plots.style import FONT_SIZE, INK, PALETTE, TEXT, area_key, fr
 
 _SQUARE_IN = 4.9
 _GAP_IN = 0.75
-_BARS_IN = _SQUARE_IN
+_HEAD_IN = 0.35
+_LIGHTER = 0.55
 _EMPTY = (1.0, 1.0, 1.0)
 
 
@@ -56,12 +57,12 @@ def draw_mask(path: str | os.PathLike[str], picture: MaskPicture) -> None:
     """
     legend = {
         "full tile": area_key(PALETTE[0]),
-        "tile that the mask cuts": area_key(mix(PALETTE[0], 0.45)),
+        "tile that the mask cuts": area_key(mix(PALETTE[0], _LIGHTER)),
         "skipped": area_key("white", edgecolor="#9AA3AB", linewidth=0.8),
         "mean of the ranks": area_key(INK),
     }
     bars = 1.5
-    sheet = make_sheet(_SQUARE_IN + _GAP_IN + bars + 0.1, picture.title, picture.subtitle, legend)
+    sheet = make_sheet(_SQUARE_IN + _GAP_IN + bars + _HEAD_IN, picture.title, picture.subtitle, legend)
     height = sheet.height_in
     count = len(picture.panels)
     side = (WIDTH_IN - LEFT_IN - RIGHT_IN - 1.0 * (count - 1)) / count
@@ -80,13 +81,14 @@ def draw_mask(path: str | os.PathLike[str], picture: MaskPicture) -> None:
         axes.axhline(panel.work.mean(), color=INK, linewidth=1.0)
         axes.set_ylim(0, max(float(other.work.max()) for other in picture.panels) * 1.08)
         axes.set_xlim(-0.6, picture.ranks - 0.4)
+        axes.set_xticks(ranks if picture.ranks <= 16 else range(0, picture.ranks, 8))
         frame(axes, "context rank", "tiles", labelsize=FONT_SIZE - 2)
     sheet.save(path)
 
 
 def _color(rank: int) -> tuple[float, float, float]:
     """A colour of a rank: the palette, then lighter."""
-    return mix(PALETTE[rank % len(PALETTE)], 1.0 - 0.25 * (rank // len(PALETTE) % 3))
+    return mix(PALETTE[rank % len(PALETTE)], 0.25 * (rank // len(PALETTE) % 3))
 
 
 def _colors(picture: MaskPicture, panel: MaskPanel) -> NDArray[np.float64]:
@@ -96,5 +98,5 @@ def _colors(picture: MaskPicture, panel: MaskPanel) -> NDArray[np.float64]:
     own = np.broadcast_to(palette[panel.owner][:, None], image.shape)
     full, cut = picture.state == 2, picture.state == 1
     image[full] = own[full]
-    image[cut] = 1.0 - 0.45 * (1.0 - own[cut])
+    image[cut] = 1.0 - (1.0 - _LIGHTER) * (1.0 - own[cut])
     return image

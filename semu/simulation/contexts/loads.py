@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import stages_of_chunk
 from semu.costs.ranked import RankedCosts, exchange_of
+from semu.graph.dim import symbols_of
 from semu.hardware.kinds import OpKind
 
 ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
@@ -20,7 +21,7 @@ class Loads:
     """Sums over the microbatches of an iteration, the microbatches as they come.
 
     Attributes:
-        attention_s: float64[cp, num_shapes], time in attention kernels of all layers, both ways [s].
+        attention_s: float64[cp, num_shapes], time in attention kernels over text, of all layers, both ways [s].
         tiles: int64[cp, num_shapes], tiles of all distinct kernels of a layer. uses: int64[num_shapes], microbatches.
         wire_bytes: float64[num_shapes], bytes that a rank sends to context ranks.
     """
@@ -39,7 +40,11 @@ class Loads:
         for chunk in costed.layout.chunks:
             for _, program in stages_of_chunk(costed.layout, chunk.chunk.index, splits=False):
                 calls += np.bincount(program.rows, minlength=len(calls))
-        rows = np.array([op.kind in ATTENTION for op in library.operators]) & (calls > 0)
+        is_over_text = [
+            op.kind in ATTENTION and any(name.startswith("text.") for name in symbols_of(op.flop))
+            for op in library.operators
+        ]
+        rows = np.array(is_over_text) & (calls > 0)
         exchange = [exchange_of(*of) for of in zip(library.operators, library.groups, strict=True)]
         sent = (np.array(exchange) > 0) & (calls > 0)
         latency = by_shape.on_ranks if isinstance(by_shape, RankedCosts) else by_shape.latency[None]

@@ -24,7 +24,7 @@ def context_notes(costed: CostedJob, iteration_time_s: float) -> list[str]:
     kernels = masked_in(costed.layout.library.symbols)
     if kernels and any(kernel.mask != "causal" for kernel in kernels):
         notes.append(
-            "attention under a mask: a tile in which a mask hides some pairs is taken to last as long as another (default)"
+            "attention under a mask: a tile in which it hides some pairs is taken to last as long as another (default)"
         )
     if not costed.evaluation.shapes.ranks:
         return notes

@@ -12,14 +12,14 @@ from semu.masks.tile_lists import TileLists
 from semu.present.plots.mask import MaskPanel, MaskPicture
 
 if TYPE_CHECKING:
-    from semu.simulation.contexts.study import ContextStudy
+    from semu.simulation.contexts.result import ContextStudy
 
 _MOST_TILES = 512
 """Tiles of an edge that are drawn; more are drawn as squares of several."""
 
 
 def mask_picture(found: ContextStudy) -> MaskPicture:
-    """The job's policy and the best one, or that and the next; first microbatch."""
+    """The job's policy beside the best one, or, where that is it, the slowest; largest microbatch."""
     plan, spans = found.plan, found.spans
     able = sorted((row for row in found.rows if not row.refused), key=lambda row: row.iteration_s)
     own = found.own if found.own is not None and not found.own.refused else able[-1]

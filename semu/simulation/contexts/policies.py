@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,93 +17,10 @@ from semu.masks.tiles import count, work_of_blocks
 from semu.nn.trace.sharding import ContextKind
 from semu.parallel.context import Balance
 from semu.simulation.contexts.loads import Loads
+from semu.simulation.contexts.result import ContextStudy, PolicyRow
 from semu.simulation.preparation import prepare
 from semu.workload.batch import Microbatch
 from semu.workload.masked import ContextPlan
-
-
-@dataclass(frozen=True)
-class PolicyRow:
-    """One policy on the batch.
-
-    Attributes:
-        policy: its word. refused: why it cannot deal the batch; empty: it can, else all numbers are 0.
-        tiles: largest over mean of the ranks' tiles (rows of queries; forward). columns: the same by the most rows that
-            read a tile of keys, over the mean (dK and dV). tokens: largest over mean of the ranks' tokens.
-        padding: share of the gathered buffers that is no token. partial: share of the tiles that the mask cuts.
-        wire_bytes: that a rank sends to context ranks in an iteration.
-        attention_s: time in attention of the busiest rank, all microbatches of the busiest replica [s].
-        iteration_s: the iteration [s]. memory_bytes: its peak.
-    """
-
-    policy: str
-    refused: str = ""
-    tiles: float = 0.0
-    columns: float = 0.0
-    tokens: float = 0.0
-    padding: float = 0.0
-    partial: float = 0.0
-    wire_bytes: float = 0.0
-    attention_s: float = 0.0
-    iteration_s: float = 0.0
-    memory_bytes: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class ContextStudy:
-    """Policies on a job's batch.
-
-    Attributes:
-        job: as it is. rows: per policy. bound: tiles of the busiest rank over the mean that no policy of whole blocks
-            can go below: one block binds, or 1. tokens, sequences, documents: of the batch. empty: tokens that see nothing.
-        plan: of the job. spans: of its first microbatch. owners: policy -> rank of every token of that.
-    """
-
-    job: TrainingJob
-    rows: tuple[PolicyRow, ...]
-    bound: float
-    tokens: int
-    sequences: int
-    documents: int
-    empty: int
-    plan: ContextPlan
-    spans: Spans
-    owners: dict[str, NDArray[np.int32]]
-
-    @property
-    def best(self) -> PolicyRow:
-        """The policy with the shortest iteration."""
-        able = [row for row in self.rows if not row.refused]
-        return min(able, key=lambda row: row.iteration_s)
-
-    @property
-    def own(self) -> PolicyRow | None:
-        """The job's own policy, where it was asked for."""
-        return next((row for row in self.rows if row.policy == self.plan.balance.value), None)
-
-    def to_json(self) -> dict[str, object]:
-        """Plain numbers, for ``context.json``."""
-        return {
-            "mask": self.plan.mask,
-            "cp": self.plan.cp,
-            "cp_kind": self.job.parallel.context_kind.value,
-            "cp_block": self.plan.block,
-            "policy": self.plan.balance.value,
-            "best": self.best.policy,
-            "lower_bound": self.bound,
-            "batch": {
-                "tokens": self.tokens,
-                "sequences": self.sequences,
-                "documents": self.documents,
-                "tokens_that_see_nothing": self.empty,
-            },
-            "policies": [vars(row) for row in self.rows],
-        }
-
-    def __repr__(self) -> str:
-        from semu.simulation.contexts.text import study_text
-
-        return study_text(self)
 
 
 def study(
@@ -128,12 +45,12 @@ def study(
         job.num_microbatches * job.parallel.replicas, job.training.micro_batch, job.training.seq_len
     )
     rows, owners = [], {}
-    first = items[0].spans()
+    largest = max(items, key=lambda item: item.tokens("text")).spans()
     for policy in chosen:
         say(f"policy {policy.value}")
         try:
             rows.append(_row(job, policy, items))
-            owners[policy.value] = _owner(replace(plan, balance=policy), first)
+            owners[policy.value] = _owner(replace(plan, balance=policy), largest)
         except ConfigError as error:
             if error.where not in ("parallel.cp_block", "parallel.cp_balance"):
                 raise
@@ -152,7 +69,7 @@ def study(
         sum(len(own.document_starts) - 1 for own in every),
         sum(_empty(plan, own) for own in every),
         plan,
-        first,
+        largest,
         owners,
     )
 
