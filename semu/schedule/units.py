@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
+from semu.schedule.gangs import barrier_edges
 from semu.schedule.graph import PipelineGraph, fan_out, graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey
@@ -273,6 +274,10 @@ class PipelineUnits:
             waits = np.flatnonzero(sends.behind >= 0)
             waits = waits[np.argsort(sends.unit[waits])]
             pieces.append(np.stack((sends.unit[waits], stages[sends.behind[waits]]), axis=1))
+        if self.shape.chunk_gang:
+            repeat, place = np.divmod(stages, self.size)
+            columns = StageColumns(ptr, self.chunks_of(stages), self.codes[repeat, place], self.parts[repeat, place])
+            pieces.append(stages[np.stack(barrier_edges(self.shape, columns), axis=1)])
         return np.concatenate(pieces).astype(np.int32)
 
     def sends(self, stages: NDArray[np.integer], ptr: I64) -> Sends:
