@@ -21,6 +21,8 @@ from semu.schedule.schedule import Schedule, StageColumns
 from semu.schedule.shape import PipelineShape, StageKey
 
 I64 = NDArray[np.int64]
+AHEAD = 4
+"""So many stages of a rank are looked at, when ranks meet anyway, for what they read of gangs that read nothing."""
 
 
 def barrier_edges(shape: PipelineShape, columns: StageColumns) -> tuple[I64, I64]:
@@ -143,9 +145,10 @@ class _Weaver:
             if due is not None and (begun is None or due.at <= begun[0]):
                 self.wanted.remove(due)
                 self._run_gang(due)
-                for late in sorted(self.deferred):
-                    self._run_gang(late)
-                self.deferred = []
+                self._ask(AHEAD)
+                for one in sorted([*self.deferred, *(w for w in self.wanted if w.late == 2)]):
+                    self._run_gang(one)
+                self.wanted, self.deferred = [w for w in self.wanted if w.late < 2], []
             elif begun is not None:
                 self._run_stage(*begun)
             elif self.deferred:
@@ -200,11 +203,16 @@ class _Weaver:
         for number in self.touching[stage.chunk]:
             self._ask_of(number, stage.microbatch)
 
-    def _ask(self) -> None:
-        """Find the gangs' stages that the next stage of a rank reads."""
+    def _ask(self, ahead: int = 1) -> None:
+        """Find the gangs' stages that the next stages of a rank read.
+
+        Args:
+            ahead: how many.
+        """
         for rank, order in enumerate(self.orders):
-            if self.at[rank] < len(order) and order[self.at[rank]].phase is Phase.FORWARD:
-                stage = order[self.at[rank]]
+            for stage in order[self.at[rank] : self.at[rank] + ahead]:
+                if stage.phase is not Phase.FORWARD:
+                    continue
                 for source in self.shape.sources[stage.chunk]:
                     if self.shape.chunk_gang[source] >= 0:
                         self._want(self.shape.chunk_gang[source], Phase.FORWARD, stage.microbatch, self.last_start[rank])
