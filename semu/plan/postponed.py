@@ -82,6 +82,7 @@ def _sorted(stages: SimulatedStages, time: F64, behind: I64) -> I64:
         (transfers, stages.consumer),
         (behind[put_off], transfers[put_off]),
         *((order[:-1], order[1:]) for order in stages.orders),
+        stages.barriers,
     ]
     before = np.concatenate([edge[0] for edge in edges]).astype(np.int64)
     after = np.concatenate([edge[1] for edge in edges]).astype(np.int64)
@@ -113,6 +114,9 @@ def _timed(stages: SimulatedStages, position: I64) -> SimulatedStages:
     arriving: dict[int, list[int]] = {}
     for transfer, (_, consumer) in ends.items():
         arriving.setdefault(consumer, []).append(transfer)
+    barriers: dict[int, list[int]] = {}
+    for before, after in zip(*(side.tolist() for side in stages.barriers), strict=True):
+        barriers.setdefault(after, []).append(before)
     rank = stages.rank.tolist()
     held = np.zeros(n, dtype=np.bool_)
     held[stages.transfers] = True
@@ -132,6 +136,7 @@ def _timed(stages: SimulatedStages, position: I64) -> SimulatedStages:
             own = rank[unit]
             begin = max([clock[own], *(end[transfer] for transfer in arriving.get(unit, ()))])
             begin = begin if overlapped else max(begin, sent[own])
+            begin = max([begin, *(end[other] for other in barriers.get(unit, ()))])
             end[unit] = clock[own] = begin + lasts[unit]
         start[unit] = begin
     return replace(stages, start=np.array(start), end=np.array(end))

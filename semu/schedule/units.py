@@ -274,11 +274,18 @@ class PipelineUnits:
             waits = np.flatnonzero(sends.behind >= 0)
             waits = waits[np.argsort(sends.unit[waits])]
             pieces.append(np.stack((sends.unit[waits], stages[sends.behind[waits]]), axis=1))
-        if self.shape.chunk_gang:
-            repeat, place = np.divmod(stages, self.size)
-            columns = StageColumns(ptr, self.chunks_of(stages), self.codes[repeat, place], self.parts[repeat, place])
-            pieces.append(stages[np.stack(barrier_edges(self.shape, columns), axis=1)])
+        pieces.append(self.barriers(orders))
         return np.concatenate(pieces).astype(np.int32)
+
+    def barriers(self, orders: Sequence[I32]) -> I64:
+        """Edges that let stages of gangs begin together: int64[k, 2], (before, after). ``orders``: as ``order_edges``."""
+        if not self.shape.chunk_gang:
+            return np.zeros((0, 2), dtype=np.int64)
+        stages = np.concatenate(orders).astype(np.int64)
+        repeat, place = np.divmod(stages, self.size)
+        codes, parts = (table[repeat, place].astype(np.int64) for table in (self.codes, self.parts))
+        columns = StageColumns(np.cumsum([0, *map(len, orders)]), self.chunks_of(stages).astype(np.int64), codes, parts)
+        return stages[np.stack(barrier_edges(self.shape, columns), axis=1)]
 
     def sends(self, stages: NDArray[np.integer], ptr: I64) -> Sends:
         """Transfers of stages in an order.

@@ -29,6 +29,10 @@ def run_dry(
     is_posted: U8,
     is_done: U8,
     cursor: I64,
+    meeting: I64,
+    meeting_ptr: I64,
+    meeting_rank: I64,
+    meeting_left: I64,
 ) -> None:
     """Run the actions of all ranks as far as they go.
 
@@ -46,6 +50,8 @@ def run_dry(
         is_first: bool[num_lanes], whether all before it in its stream are done; written.
         is_posted: bool[num_batches], false; written. is_done: bool[m], false; written, whether a message has moved.
         cursor: int64[num_ranks], 0; written: actions that each rank has done.
+        meeting: int64[a], where a rank waits for all others of the meeting, -1: nowhere. meeting_ptr, meeting_rank: CSR
+            of the ranks of meetings. meeting_left: int64[num_meetings], ranks that have yet to come; written.
     """
     num_ranks, num_lanes = len(cursor), len(lane_batch)
     ranks = empty(num_ranks, np.int64)
@@ -53,6 +59,7 @@ def run_dry(
         ranks[rank] = rank
     queued = np.ones(num_ranks, dtype=np.bool_)
     num_queued = num_ranks
+    has_come = np.zeros(num_ranks, dtype=np.bool_)
     lanes = empty(num_lanes, np.int64)
     num_lanes = 0
     while num_queued > 0:
@@ -63,6 +70,20 @@ def run_dry(
             action = ptr[rank] + cursor[rank]
             if awaited[action] >= 0 and batch_left[awaited[action]] > 0:
                 break
+            place = meeting[action]
+            if place >= 0:
+                if not has_come[rank]:
+                    has_come[rank] = True
+                    meeting_left[place] -= 1
+                if meeting_left[place] > 0:
+                    break
+                has_come[rank] = False
+                for at in range(meeting_ptr[place], meeting_ptr[place + 1]):
+                    other = meeting_rank[at]
+                    if has_come[other] and not queued[other]:
+                        queued[other] = True
+                        ranks[num_queued] = other
+                        num_queued += 1
             cursor[rank] += 1
             batch = posted[action]
             if batch < 0:
