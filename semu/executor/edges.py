@@ -24,8 +24,8 @@ class Edge:
         items: which items of the finer module it carries on this replica; None: all that the source makes.
         is_empty: nothing is handed over on this replica. has_gradient: gradients come back.
         message, gradient: the messages that carry it, -1: it stays on the rank.
-        is_exchanged: one end is a member of a gang that has it, or gives it, through another member: when the ranks of the
-            gang meet before the stage.
+        is_exchanged: one end is a member of a gang that has it, or gives it, through another member, when the ranks of
+            the gang meet.
     """
 
     source: int
@@ -71,7 +71,7 @@ class ChunkPlace:
 
     Attributes:
         is_exchanged: a member of a gang that gets the result of ``before`` from another member.
-        reader: of such a member of a gang, the chunk that reads what the gang makes; -1: one that it hands on to itself.
+        reader: of a gang that others read, the chunk that reads it, where another member hands on to it; else -1.
     """
 
     before: int
@@ -194,8 +194,7 @@ def linked_stages(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], rep
     for stage in stages:
         before, is_exchanged = places[stage.chunk].before, places[stage.chunk].is_exchanged
         if is_exchanged:
-            source = stages[by_place[before, stage.microbatch][0]]
-            stage.reads.append([_exchanged(source, stage)])
+            stage.reads.append([_exchanged(stages[by_place[before, stage.microbatch][0]], stage)])
         if (reader := places[stage.chunk].reader) >= 0:
             stage.readers.append(_exchanged(stage, stages[by_place[reader, stage.microbatch][0]]))
         if before >= 0 and not is_exchanged:

@@ -1,8 +1,8 @@
 """``RankGroup``: what layers that several pipeline ranks run together, each with its part, need of one another.
 
-The two halves of a split product (1909.08053 §3, Megatron-LM's *f* and *g*) over the ranks of a gang: ``enter`` before a
-product that every rank has columns of, ``sum`` behind one that every rank has rows of. Plans have the ranks meet before
-each of a gang's stages, so collectives inside a stage find all ranks there.
+The two halves of a split product (1909.08053 §3, Megatron-LM's *f* and *g*) over the ranks of a gang: ``enter`` before
+a product that every rank has columns of, ``sum`` behind one that every rank has rows of. Plans have the ranks meet
+before each of a gang's stages, so collectives inside a stage find all ranks there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class RankGroup:
         communicator: this rank's. ranks: the members; None: all pipeline ranks. timeout_s: for every exchange [s].
     """
 
-    def __init__(self, communicator: Communicator, ranks: Sequence[int] | None = None, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, communicator: Communicator, ranks: Sequence[int] | None = None, timeout_s: float = 300.0
+    ) -> None:
         self.communicator, self.timeout_s = communicator, timeout_s
         self.ranks = tuple(ranks) if ranks is not None else tuple(range(communicator.num_ranks))
 
@@ -33,11 +35,13 @@ class RankGroup:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all members; backward: every member's part has the gradient of the sum."""
-        return _Sum.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+        found: torch.Tensor = _Sum.apply(x, self)
+        return found
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """The same tensor; backward: the sum of the members' gradients."""
-        return _Enter.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+        found: torch.Tensor = _Enter.apply(x, self)
+        return found
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
         """A new tensor, the sum over all members; on torch's meta device, where nothing is exchanged, the same."""

@@ -40,8 +40,8 @@ class ModuleStages:
     called with the outputs of the chunk before. Outputs that are no floating-point tensors get no gradient.
 
     Attributes:
-        stem, head: of a gang (``parallel.vocabulary = "pipeline"``) this rank's part, which exchanges what it needs by a
-            ``RankGroup``; its loss is the same on all ranks.
+        stem, head: of a gang (``parallel.vocabulary = "pipeline"``) this rank's part, which exchanges what it needs by
+            a ``RankGroup``; its loss is the same on all ranks.
         sources: modules that it reads, in order. load: its data; None: it has none of its own.
         loss: on its last chunk; None: it has none, and readers instead.
         rows: where its reader cuts items finer than it does, where they begin in its output; as it stands, an item is
@@ -141,9 +141,7 @@ def split_model(
     return PipelineModel(modules, made, shapes, plan.model_hash, skeletons)
 
 
-def _check_shared(
-    plan: ExecutionPlan, parts: Sequence[tuple[ModuleStages, int, int, bool, bool]], rank: int
-) -> None:
+def _check_shared(plan: ExecutionPlan, parts: Sequence[tuple[ModuleStages, int, int, bool, bool]], rank: int) -> None:
     """Nobody adds up gradients of a parameter that two ranks have, or that copies of the model have twice each."""
     flows = {chunk.flow for chunk in plan.chunks}
     owner: dict[int, int] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from semu.errors import ConfigError
 from semu.nn.layers.elementary import Embedding
@@ -65,9 +66,7 @@ def check_vocabulary(model: Model, parallel: Parallel) -> None:
             )
 
 
-def deal_between(
-    parallel: Parallel, weights: Sequence[float], boundaries: Sequence[int] | None = None
-) -> list[Chunk]:
+def deal_between(parallel: Parallel, weights: Sequence[float], boundaries: Sequence[int] | None = None) -> list[Chunk]:
     """Chunks of a module whose first block, the embedding, and last block, the head, are gangs of all ranks.
 
     Args:
@@ -92,7 +91,7 @@ def deal_between(
 def _inner(boundaries: Sequence[int], num_blocks: int) -> list[int]:
     """The same boundaries among the blocks between the first and the last one."""
     inner = [min(max(boundary, 1), num_blocks - 1) for boundary in boundaries]
-    empty = next((n for n, (begin, end) in enumerate(zip(inner, inner[1:], strict=False)) if begin == end), None)
+    empty = next((n for n, (begin, end) in enumerate(pairwise(inner)) if begin == end), None)
     if empty is not None:
         raise ConfigError(
             f"stage {empty} has no layer beside embedding and head, which all ranks hold",

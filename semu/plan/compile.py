@@ -183,8 +183,8 @@ def _messages(stages: SimulatedStages, contents: PlanContents, order: LaunchOrde
 def _actions(stages: SimulatedStages, order: LaunchOrder) -> tuple[tuple[RankActions, ...], list[tuple[F64, F64]]]:
     """Actions of every rank, and when they begin and end [s].
 
-    Before a stage stand, in this order, launches, waits for what has been sent, and waits for what the stage takes; then,
-    where the stage is a gang's, the ranks of the gang meet.
+    Before a stage stand, in this order, launches, waits for what has been sent, and waits for what the stage takes;
+    then, where the stage is a gang's, the ranks of the gang meet.
     """
     orders, m = stages.orders, len(order.transfer)
     lengths = [len(own) for own in orders]
@@ -199,7 +199,9 @@ def _actions(stages: SimulatedStages, order: LaunchOrder) -> tuple[tuple[RankAct
     stage_rank = np.repeat(np.arange(len(orders)), lengths)
     turn = np.concatenate([np.arange(length) for length in lengths]) if lengths else np.zeros(0, dtype=np.int64)
     meets = np.flatnonzero(stages.in_gang[unit] & (stages.code[unit] < WEIGHT))
-    exchange = np.where(stages.code[unit[meets]] == FORWARD, ActionKind.EXCHANGE.code, ActionKind.EXCHANGE_GRADIENT.code)
+    exchange = np.where(
+        stages.code[unit[meets]] == FORWARD, ActionKind.EXCHANGE.code, ActionKind.EXCHANGE_GRADIENT.code
+    )
     rank = np.concatenate([*(own[0] for own in columns), stage_rank[meets], stage_rank])
     gap = np.concatenate([*(own[1] for own in columns), turn[meets], turn])
     place = np.repeat([*(own[2] for own in columns), 3, 4], [m] * len(columns) + [len(meets), len(unit)])

@@ -75,7 +75,10 @@ class PlanData:
 
     def _check_gangs(self) -> None:
         for number, gang in enumerate(self.gangs):
-            layers = {(c.module, c.first_layer, c.num_layers, c.has_backward, c.flow) for c in map(self.chunks.__getitem__, gang)}
+            layers = {
+                (c.module, c.first_layer, c.num_layers, c.has_backward, c.flow)
+                for c in map(self.chunks.__getitem__, gang)
+            }
             ranks = [self.chunks[chunk].rank for chunk in gang]
             if len(layers) > 1 or len(set(ranks)) < len(ranks):
                 raise ScheduleError(

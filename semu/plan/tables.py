@@ -149,7 +149,7 @@ class RankActions:
     """What one rank does, in order; a actions.
 
     Attributes:
-        kind: int8[a], ``ActionKind.code``. target: int32[a], a pair for stages and exchanges, a message for communication.
+        kind: int8[a], ``ActionKind.code``. target: int32[a], a pair for stages and exchanges, else a message.
         batch: int32[a], consecutive launches (isend, irecv) with the same number >= 0 are one batched operation;
             -1: for itself. A compiled plan numbers all: a message has one number at both its ends, and numbers rise
             along every rank.

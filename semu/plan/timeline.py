@@ -71,6 +71,12 @@ class SimulatedStages:
         found = self.units.barriers(self.orders)
         return found[:, 0], found[:, 1]
 
+    @cached_property
+    def fellows(self) -> tuple[I64, I64]:
+        """Stage units of which each two begin together, every pair both ways; int64[k] each."""
+        found = self.units.fellows(self.orders)
+        return found[:, 0], found[:, 1]
+
     def _table(self, of_stages: NDArray[np.integer]) -> I64:
         """A column of all units. ``of_stages``: int[repeats, num_stages]."""
         units = self.units

@@ -1,13 +1,13 @@
 """Gangs: chunks whose stages begin together on all their ranks, as barriers; and schedules with gangs woven in.
 
-A gang is how several pipeline ranks hold a chunk (FlexPipe §4.1, a stage shared by several actors): its members exchange
-what they need of one another inside the stage. A stage of a member begins when every member's rank has ended what it
+A gang is how several pipeline ranks hold a chunk (FlexPipe §4.1, a stage shared by several actors): its members give
+one another what they need inside the stage. A stage of a member begins when every member's rank has ended what it
 runs before. Two ranks that run gangs in different orders wait for each other for ever; ``check_schedule`` finds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,16 +25,14 @@ AHEAD = 4
 """So many stages of a rank are looked at, when ranks meet anyway, for what they read of gangs that read nothing."""
 
 
-def barrier_edges(shape: PipelineShape, columns: StageColumns) -> tuple[I64, I64]:
-    """Positions (before, after) in a schedule's stages: a stage of a gang waits for what runs before its fellows.
+def fellows(shape: PipelineShape, columns: StageColumns) -> tuple[I64, I64]:
+    """Positions in a schedule's stages of every two that begin together: int64[k] each, every pair both ways.
 
     Args:
         shape: with gangs or without. columns: the schedule's stages, rank after rank.
-    Returns:
-        int64[k] each, by ``after``.
     """
-    none = np.zeros(0, dtype=np.int64)
     if not shape.chunk_gang:
+        none = np.zeros(0, dtype=np.int64)
         return none, none
     gang = np.array(shape.chunk_gang, dtype=np.int64)[columns.chunk]
     mine = np.flatnonzero((gang >= 0) & (columns.phase < WEIGHT))
@@ -42,14 +40,37 @@ def barrier_edges(shape: PipelineShape, columns: StageColumns) -> tuple[I64, I64
     group = np.unique(kinds, axis=1, return_inverse=True)[1].ravel()
     order = np.argsort(group, kind="stable")
     mine, group = mine[order], group[order]
-    is_first = np.zeros(len(columns.chunk), dtype=np.bool_)
-    is_first[columns.ptr[:-1][np.diff(columns.ptr) > 0]] = True
     member, other = fan_out(np.bincount(group), group)
-    after, fellow = mine[member], mine[other]
-    kept = (fellow != after) & ~is_first[fellow]
-    before, after = fellow[kept] - 1, after[kept]
-    order = np.lexsort((before, after))
-    return before[order], after[order]
+    apart = member != other
+    return mine[other[apart]], mine[member[apart]]
+
+
+def barrier_edges(shape: PipelineShape, columns: StageColumns) -> tuple[I64, I64]:
+    """Positions (before, after) in a schedule's stages: a stage of a gang waits for what runs before its fellows.
+
+    Args:
+        shape, columns: as ``fellows``.
+    Returns:
+        int64[k] each.
+    """
+    fellow, stage = fellows(shape, columns)
+    is_first = np.isin(fellow, columns.ptr[:-1])
+    return fellow[~is_first] - 1, stage[~is_first]
+
+
+def awaited_by_gangs(shape: PipelineShape, columns: StageColumns, waits: I64) -> tuple[I64, I64]:
+    """What a stage of a gang waits for besides stages, its fellows wait for too.
+
+    Args:
+        waits: int64[n], positions of stages that wait for something.
+    Returns:
+        int64[k] each: positions in ``waits``, and of the fellows.
+    """
+    fellow, stage = fellows(shape, columns)
+    order = np.argsort(fellow, kind="stable")
+    sizes = np.bincount(fellow, minlength=len(columns.chunk))
+    wait, entry = fan_out(sizes, waits)
+    return wait, stage[order[entry]]
 
 
 def with_barriers(
@@ -66,7 +87,7 @@ def with_barriers(
     columns = StageColumns(ptr, graph.chunk[pair].astype(np.int64), phase, graph.part[pair].astype(np.int64))
     before, after = (stages[places] for places in barrier_edges(graph.shape, columns))
     before = before - (before % 4 == INPUT)  # a B stands for its I
-    every = np.concatenate((np.repeat(np.arange(graph.num_stages), np.diff(graph.pred_ptr)), after))
+    every: I64 = np.concatenate((np.repeat(np.arange(graph.num_stages), np.diff(graph.pred_ptr)), after))
     preds = np.concatenate((graph.pred, before)).astype(np.int32)
     place = np.concatenate((np.arange(len(graph.pred)), np.full(len(before), -1)))
     order = np.lexsort((preds, every))
@@ -109,9 +130,9 @@ class _Wanted:
 class _Weaver:
     """Runs the orders of the other chunks and puts gangs in between, as time goes on.
 
-    A gang's stage is wanted as soon as what it reads is there; one that reads nothing (an embedding) when the stage that
-    reads it is the next of its rank; the backward that nothing waits for runs behind the next gang's stage, or at the
-    end. From then on ranks begin nothing else: they end what they run, and meet. So all ranks run gangs in one order.
+    A gang's stage is wanted as soon as what it reads is there; one that reads nothing (an embedding) when the stage
+    that reads it is the next of its rank; the backward that nothing waits for runs behind the next gang's stage, or at
+    the end. From then on ranks begin nothing else: they end what they run, and meet. So all run gangs in one order.
     """
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, seconds: Callable[[StageKey], float]) -> None:
@@ -215,7 +236,9 @@ class _Weaver:
                     continue
                 for source in self.shape.sources[stage.chunk]:
                     if self.shape.chunk_gang[source] >= 0:
-                        self._want(self.shape.chunk_gang[source], Phase.FORWARD, stage.microbatch, self.last_start[rank])
+                        self._want(
+                            self.shape.chunk_gang[source], Phase.FORWARD, stage.microbatch, self.last_start[rank]
+                        )
 
     def _ask_of(self, number: int, m: int) -> None:
         """Ask for a gang's stages that have what they read."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
-from semu.schedule.gangs import barrier_edges
+from semu.schedule.gangs import awaited_by_gangs, barrier_edges
 from semu.schedule.graph import fan_out, pointers
 from semu.schedule.phases import NOTHING, PHASES, WEIGHT
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey, stage_keys
@@ -213,6 +213,11 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
     sends = units.sends(unit, columns.ptr)
     nodes = np.concatenate((unit, sends.unit))
     barriers = barrier_edges(shape, columns)
+    if shape.chunk_gang and not overlapped_sends:
+        waits = np.flatnonzero(sends.behind >= 0)
+        wait, fellow = awaited_by_gangs(shape, columns, sends.behind[waits])
+        more = len(unit) + waits[wait], fellow
+        barriers = np.concatenate((barriers[0], more[0])), np.concatenate((barriers[1], more[1]))
     pred_ptr, pred = _predecessors(units, nodes, sends, barriers, overlapped_sends=overlapped_sends)
     per_pair = np.bincount(sends.pair)
     return PipelineProblem(
@@ -237,7 +242,7 @@ def _predecessors(
     those that run before the stages of its gang on other ranks.
 
     Args:
-        nodes: int64[num_nodes], units. barriers: as ``barrier_edges``.
+        nodes: int64[num_nodes], units. barriers: nodes (before, after), as ``barrier_edges``.
     """
     n = len(nodes) - len(sends.unit)
     node = np.empty(units.num_units, dtype=np.int64)

@@ -59,7 +59,7 @@ class PipelineShape:
             not exist.
         joins: a stage needs all of another module's stages of its microbatch, whichever share a part of it, as the
             simulation of a job executes them.
-        chunk_gang: per chunk, the number of the gang that it is a member of, -1 for none. Members of a gang lie on ranks of
+        chunk_gang: per chunk, the number of its gang, -1 for none. Members of a gang lie on ranks of
             their own, hold parts of the same layers and run together: their stages of a microbatch and phase begin at
             once (but weight gradients), and what arrives at one of them it gives to the others. They read chunks of
             their own ranks. Empty: there are no gangs.

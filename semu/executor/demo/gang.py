@@ -70,6 +70,7 @@ class PartialLoss:
         self.group, self.width = group, width
 
     def __call__(self, output: torch.Tensor, microbatch: int, first: int, _last: int) -> torch.Tensor:
+        """As ``semu.executor.model.Loss``."""
         items, rows, _ = output.shape
         goal = pattern_of(items, rows, self.width, microbatch, first, output)
         begin, end = bounds_of(self.width, self.group)

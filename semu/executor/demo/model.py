@@ -347,4 +347,3 @@ def part_named(whole: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | N
         return found
     axis, first, last = map(int, part.split(":"))
     return found.narrow(axis, first, last - first)
-

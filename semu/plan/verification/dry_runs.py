@@ -1,8 +1,9 @@
 """``dry_run``: whether the actions of all ranks come to their ends, whatever time they take.
 
 Sends are rendezvous: a message moves only after both its launches; a wait blocks its rank until all of its batch has
-moved, an exchange until all ranks of its gang have come; nothing else blocks. What is launched together is one operation, as with ncclGroupEnd, and a wait for a part of
-it waits for it all, as with the one handle that torch.distributed gives for a batch on NCCL.
+moved, an exchange until all ranks of its gang have come; nothing else blocks. What is launched together is one
+operation, as with ncclGroupEnd, and a wait for a part of it waits for it all, as with the one handle that
+torch.distributed gives for a batch on NCCL.
 
 One run is enough. Every action comes after the one before it on its rank. A wait comes after the moves of its batch;
 a move after the two launches of its message and after the moves before it on the streams of its two ends. Which launch
@@ -131,10 +132,7 @@ def dry_run(columns: ActionColumns, streams: Streams) -> DryRun:
         is_posted,
         is_done,
         cursor,
-        meeting,
-        meeting_ptr,
-        meeting_rank,
-        np.diff(meeting_ptr),
+        (meeting, meeting_ptr, meeting_rank, np.diff(meeting_ptr)),
     )
     return DryRun(
         columns, streams, cursor, batch.reshape(2, -1), lane.reshape(2, -1), lane_stream, is_first, is_posted, is_done

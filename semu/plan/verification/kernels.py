@@ -29,10 +29,7 @@ def run_dry(
     is_posted: U8,
     is_done: U8,
     cursor: I64,
-    meeting: I64,
-    meeting_ptr: I64,
-    meeting_rank: I64,
-    meeting_left: I64,
+    meetings: tuple[I64, I64, I64, I64],
 ) -> None:
     """Run the actions of all ranks as far as they go.
 
@@ -50,9 +47,10 @@ def run_dry(
         is_first: bool[num_lanes], whether all before it in its stream are done; written.
         is_posted: bool[num_batches], false; written. is_done: bool[m], false; written, whether a message has moved.
         cursor: int64[num_ranks], 0; written: actions that each rank has done.
-        meeting: int64[a], where a rank waits for all others of the meeting, -1: nowhere. meeting_ptr, meeting_rank: CSR
-            of the ranks of meetings. meeting_left: int64[num_meetings], ranks that have yet to come; written.
+        meetings: int64[a], the meeting at which a rank waits for all others of it, -1: none; CSR of the ranks of meetings;
+            int64[num_meetings], ranks that have yet to come, which is written.
     """
+    meeting, meeting_ptr, meeting_rank, meeting_left = meetings
     num_ranks, num_lanes = len(cursor), len(lane_batch)
     ranks = empty(num_ranks, np.int64)
     for rank in range(num_ranks):

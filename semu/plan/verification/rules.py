@@ -4,9 +4,9 @@ That numbers name something is checked where a plan is made. Checks, in this ord
 part of a microbatch runs each layer once and items belong to one part; that messages join stages that read each other,
 none too few or too many, with the right peers, tags, sizes and items; that every stage runs once, on its rank, in an
 order that its results allow; that every message is launched and waited for once at both ends, after it is computed,
-before it is used (so that every buffer is freed); that the ranks of a gang meet before each of its stages; that sends and receives of two ranks pair up by order alone; that
-nothing deadlocks under rendezvous sends (``dry_run`` tells why one run shows it); that memory suffices. Sources:
-PipeWeaver §7.3, DIP §6.3.
+before it is used (so that every buffer is freed); that the ranks of a gang meet before each of its stages; that sends
+and receives of two ranks pair up by order alone; that nothing deadlocks under rendezvous sends (``dry_run`` tells why
+one run shows it); that memory suffices. Sources: PipeWeaver §7.3, DIP §6.3.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ _TIED_GROUPS = memo.ScopedTable[CommGroup]("groups of pipeline ranks in a place,
 
 
 def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
-    """Elements of every trained parameter that several pipeline ranks hold, and these ranks. What a gang holds is split,
-    or has the same gradient on all its ranks."""
+    """Elements of every trained parameter that several pipeline ranks hold, and these ranks. What a gang holds is split
+    or has one gradient on all its ranks."""
     num_ranks = layout.job.parallel.pp // layout.cut.copies
     every = [(chunk, held.parameter) for rank in range(num_ranks) for chunk, _, held in layout.held_by(rank)]
     times = Counter([parameter for _, parameter in every])

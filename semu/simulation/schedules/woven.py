@@ -26,10 +26,10 @@ def woven_schedule(family: ScheduleFamily, study: PipelineStudy, limit: float | 
         base = family.on_job(inner, limit, ends_apart=ends_apart)
     else:
         base = family(inner.shape)
-    return woven(base, study)
+    return with_gangs(base, study)
 
 
-def woven(base: Schedule, study: PipelineStudy) -> Schedule:
+def with_gangs(base: Schedule, study: PipelineStudy) -> Schedule:
     """An order of the layers with the gangs between them, by the times of the job's stages.
 
     Args:
@@ -49,4 +49,3 @@ def layers_study(study: PipelineStudy) -> PipelineStudy:
     graph = graph_of(study.shape)
     stages = [s for chunk in kept for s in range(4 * int(graph.first[chunk]), 4 * int(graph.first[chunk + 1]))]
     return PipelineStudy(inner, study.costs.of_stages(stages))
-
