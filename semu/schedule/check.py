@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
-from semu.schedule.gangs import with_barriers
+from semu.schedule.gangs.barriers import with_barriers
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.phases import BACKWARD, INPUT, PHASES, WEIGHT
 from semu.schedule.schedule import Schedule

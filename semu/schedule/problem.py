@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
-from semu.schedule.gangs import awaited_by_gangs, barrier_edges
+from semu.schedule.gangs.barriers import awaited_by_gangs, barrier_edges
 from semu.schedule.graph import fan_out, pointers
 from semu.schedule.phases import NOTHING, PHASES, WEIGHT
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey, stage_keys

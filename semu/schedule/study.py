@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from semu.errors import MemoryLimitError, ScheduleError
 from semu.frames import Tabular
 from semu.schedule.costs import StudyCosts, idle_share
-from semu.schedule.gangs import with_barriers
+from semu.schedule.gangs.barriers import with_barriers
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
-from semu.schedule.gangs import awaited_by_gangs, barrier_edges, fellows
+from semu.schedule.gangs.barriers import awaited_by_gangs, barrier_edges, fellows
 from semu.schedule.graph import PipelineGraph, fan_out, graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schedule.gang_shapes import reference_times, with_gangs
 
 from semu.errors import ScheduleError
-from semu.schedule.gangs import weave, without_gangs
+from semu.schedule.gangs.weaving import weave, without_gangs
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import CODE_OF_PHASE
 from semu.schedule.registry import ALL_SCHEDULES

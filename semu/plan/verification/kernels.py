@@ -47,8 +47,8 @@ def run_dry(
         is_first: bool[num_lanes], whether all before it in its stream are done; written.
         is_posted: bool[num_batches], false; written. is_done: bool[m], false; written, whether a message has moved.
         cursor: int64[num_ranks], 0; written: actions that each rank has done.
-        meetings: int64[a], the meeting at which a rank waits for all others of it, -1: none; CSR of the ranks of meetings;
-            int64[num_meetings], ranks that have yet to come, which is written.
+        meetings: int64[a], the meeting at which a rank waits for all others of it, -1: none; CSR of the ranks of
+            meetings; int64[num_meetings], ranks that have yet to come, which is written.
     """
     meeting, meeting_ptr, meeting_rank, meeting_left = meetings
     num_ranks, num_lanes = len(cursor), len(lane_batch)

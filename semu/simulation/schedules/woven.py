@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semu.schedule.family import ScheduleFamily
-from semu.schedule.gangs import weave, without_gangs
+from semu.schedule.gangs.weaving import weave, without_gangs
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import CODE_OF_PHASE
 from semu.schedule.schedule import Schedule
