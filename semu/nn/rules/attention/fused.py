@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
+from semu.hardware.attention_kernels import computed_head_dim
 from semu.hardware.kinds import DType
 from semu.nn.masked_kernel import TILE_EDGE, MaskedKernel
 from semu.nn.rules.attention.unfused import attention_sizes
@@ -73,12 +74,10 @@ class AttentionKernel:
         Returns:
             [query tokens, heads, d_v]; one fp32 log-sum-exp per query and head, [tokens, heads] local.
         FLOP:
-            2 pairs heads (d + d_v), halved where masked.
+            2 pairs heads (d + d_v), halved where masked; what zeros in padded heads add is no model FLOP.
         """
-        trace = q.trace
-        width = self.d + self.d_v
-        flop = self._flop(q, width)
-        wasted, hidden = self._beside_model(flop, width)
+        trace, run = q.trace, self._as_computed(q)
+        needed, flop = self._needed(q, self.d + self.d_v), self._flop(q, run.d + run.d_v)
         y = trace.emit(
             OpKind.ATTENTION_FORWARD,
             [q, *keys, *self.parameters],
@@ -86,14 +85,14 @@ class AttentionKernel:
             like=q if into is None else None,
             updates=into or (),
             flop=flop,
-            recomputed_flop=wasted,
-            causal_flop=hidden,
+            recomputed_flop=flop - needed,
+            causal_flop=needed if self.is_causal and self.tiles is None else 0,
             mem_bytes=self.query_bytes(q)
             + self.key_bytes(q)
             + self.out_bytes(q)
             + self.statistics_bytes
             + self.parts_bytes,
-            key=self.key,
+            key=run.key,
             name=name,
             extra_outputs=[(q.local_shape[:2], DType.FP32)] if into is None else (),
         )
@@ -119,27 +118,32 @@ class AttentionKernel:
         Returns:
             Gradient of the queries; those of keys and values.
         FLOP:
-            2 pairs heads (3 d + 2 d_v), halved where masked; the third q k^T is no model FLOP.
+            2 pairs heads (3 d + 2 d_v), halved where masked; the third q k^T is no model FLOP, nor are padded heads.
         """
-        trace = q.trace
-        width = 2 * self.d + 2 * self.d_v
-        flop, scores = self._flop(q, self.d + width), self._flop(q, self.d)
-        wasted, hidden = self._beside_model(flop - scores, width)
+        trace, run = q.trace, self._as_computed(q)
+        needed, flop = self._needed(q, 2 * self.d + 2 * self.d_v), self._flop(q, 3 * run.d + 2 * run.d_v)
         grad_q = trace.emit(
             OpKind.ATTENTION_BACKWARD,
             [*reads, *self.parameters],
             like=q if into is None else None,
             updates=[into] if into is not None else (),
             flop=flop,
-            recomputed_flop=scores + wasted,
-            causal_flop=hidden,
+            recomputed_flop=flop - needed,
+            causal_flop=needed if self.is_causal and self.tiles is None else 0,
             mem_bytes=2 * (self.query_bytes(q) + self.key_bytes(q) + self.out_bytes(q)) + self.statistics_bytes,
-            key=self.key if self.tiles is None else self._key_of("column_span"),
+            key=run.key if self.tiles is None else run._key_of("column_span"),
             name=name,
             gradients=[use for use in self.parameters if use.gradient is not None],
             extra_outputs=key_gradients,
         )
         return grad_q if into is None else into, trace.side_outputs(len(key_gradients))
+
+    def _as_computed(self, q: Tensor) -> AttentionKernel:
+        """With the sizes of a head that the kernel is compiled for."""
+        sizes = q.trace.options.head_dims
+        if not sizes:
+            return self
+        return replace(self, d=computed_head_dim(sizes, self.d), d_v=computed_head_dim(sizes, self.d_v))
 
     @property
     def key(self) -> tuple[Dim, ...]:
@@ -193,12 +197,11 @@ class AttentionKernel:
             return 0
         return self.tiles.size("parts") * (TILE_EDGE * self.heads * (self.d_v + 1) * DType.FP32.size_bytes)
 
-    def _beside_model(self, flop: Dim, width: int) -> tuple[Dim, Dim]:
-        """Of the model's FLOP as tiles compute them: what of it pairs that the mask hides cost, and what causality
-        would leave out."""
+    def _needed(self, q: Tensor, width: int) -> Dim:
+        """FLOP of the model: those of pairs that the mask lets through."""
         if self.tiles is None:
-            return 0, flop if self.is_causal else 0
-        return flop - 2 * self.tiles.size("pairs") * self.heads * width, 0
+            return self._flop(q, width)
+        return 2 * self.tiles.size("pairs") * self.heads * width
 
     def _flop(self, q: Tensor, width: int) -> Dim:
         if self.tiles is not None:
