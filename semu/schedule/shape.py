@@ -61,6 +61,8 @@ class PipelineShape:
             simulation of a job executes them.
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
+        combines: in the steady phase of 1F1B, interleaved or not, the forward and the backward of a turn run as one
+            (``semu.schedule.combined``); every rank runs one more forward before it.
     """
 
     num_ranks: int
@@ -75,6 +77,7 @@ class PipelineShape:
     microbatch_flow: tuple[int, ...] = ()
     part_counts: tuple[tuple[int, ...], ...] = ()
     joins: bool = False
+    combines: bool = False
 
     def __post_init__(self) -> None:
         for field, what, default, least in (

@@ -13,12 +13,10 @@ first rank those of L (1 + (p - 1) / (p v)) of the model's L layers (2205.05198 
 
 from __future__ import annotations
 
-import numpy as np
-
 from semu.parallel.pipeline import nearest_multiple
 from semu.schedule.family import Misfit, ScheduleFamily
 from semu.schedule.placement import Placement
-from semu.schedule.rules.turns import Turns, one_forward_one_backward, turn_columns
+from semu.schedule.rules.turns import interleaved_turns, turn_columns
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns
 
 
@@ -37,7 +35,7 @@ def interleaved_columns(shape: PipelineShape) -> StageColumns:
     """The stages of ``interleaved`` as arrays."""
     p, m = shape.num_ranks, shape.num_microbatches
     interleaved_family.check(p, m, shape.num_slots)
-    return turn_columns(shape, _turns(p, m, shape.num_slots))
+    return turn_columns(shape, interleaved_turns(shape)[0])
 
 
 def is_surely_legal(shape: PipelineShape) -> bool:
@@ -52,14 +50,6 @@ def is_surely_legal(shape: PipelineShape) -> bool:
     group = [slot * p + rank for slot, rank in zip(shape.chunk_slot, shape.chunk_rank, strict=True)]
     reads_earlier = all(source < chunk for chunk, sources in enumerate(shape.sources) for source in sources)
     return reads_earlier and group == sorted(group)
-
-
-def _turns(p: int, m: int, v: int) -> Turns:
-    """Forwards: p microbatches through one slot, the same through the next."""
-    step, behind = np.arange(m * v), p - 1 - np.arange(p)
-    warm_up = np.minimum(2 * behind + (v - 1) * p if v > 1 else behind, m * v)
-    slot, microbatch = (step // p % v, step // (p * v) * p + step % p) if v > 1 else (np.zeros_like(step), step)
-    return one_forward_one_backward(warm_up, slot, microbatch, v)
 
 
 def _groups_of_p(p: int, m: int, v: int) -> Misfit | None:

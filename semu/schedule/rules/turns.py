@@ -42,9 +42,28 @@ def one_forward_one_backward(warm_up: I64, slot: I64, microbatch: I64, num_slots
     return Turns(phase[order], both[0][order], both[1][order])
 
 
+def interleaved_turns(shape: PipelineShape) -> tuple[Turns, I64]:
+    """Turns of 1F1B, interleaved where ranks have several virtual stages: p microbatches through one slot, the same
+    through the next; and int64[num_ranks], the forwards of each rank before its first backward's turn begins."""
+    p, m, v = shape.num_ranks, shape.num_microbatches, shape.num_slots
+    step, behind = np.arange(m * v), p - 1 - np.arange(p)
+    warm_up = np.minimum((2 * behind + (v - 1) * p if v > 1 else behind) + shape.combines, m * v)
+    slot, microbatch = (step // p % v, step // (p * v) * p + step % p) if v > 1 else (np.zeros_like(step), step)
+    return one_forward_one_backward(warm_up, slot, microbatch, v), warm_up
+
+
 def turn_columns(shape: PipelineShape, turns: Turns) -> StageColumns:
+    """The stages that run in the turns of every rank."""
+    return turn_stages(shape, turns)[1]
+
+
+def turn_stages(shape: PipelineShape, turns: Turns) -> tuple[I64, StageColumns]:
     """The stages that run in the turns of every rank: all chunks of the virtual stage, forwards in the order of data
-    flow, backwards against it, and of each chunk all parts of the microbatch."""
+    flow, backwards against it, and of each chunk all parts of the microbatch.
+
+    Returns:
+        int64[num_stages], the turn of each stage, rank after rank; and the stages.
+    """
     held = [shape.chunks_of(rank, slot) for rank in range(shape.num_ranks) for slot in range(shape.num_slots)]
     back = [[chunk for chunk in reversed(chunks) if shape.has_backward[chunk]] for chunks in held]
     rank = np.arange(shape.num_ranks)[:, None]
@@ -59,4 +78,4 @@ def turn_columns(shape: PipelineShape, turns: Turns) -> StageColumns:
         turn, chunk, phase = turn[stage], chunk[stage], phase[stage]
         part = part[stage] * np.array(shape.chunk_split, dtype=np.int64)[chunk] + within
     per_rank = np.bincount(turn // row.shape[1], minlength=shape.num_ranks) if row.size else np.zeros(len(row), int)
-    return StageColumns(np.concatenate(([0], np.cumsum(per_rank))), chunk, phase, part)
+    return turn, StageColumns(np.concatenate(([0], np.cumsum(per_rank))), chunk, phase, part)

@@ -1,0 +1,97 @@
+"""Layers of experts that run in pairs: where their exchanges and computation stand, and stages with what is exposed.
+
+``hidden_exchanges`` says how such a pair runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from semu.compile.hidden_exchanges import HiddenExchanges, LayerParts, Rows
+from semu.compile.stage import StageProgram
+from semu.compile.template import HalfTemplate, Template
+from semu.graph.operator import Phase
+from semu.hardware.device import DeviceKind
+
+EXPERT_STREAMS = ("ep", "etp")
+"""Streams of the communicators that move tokens to experts."""
+
+
+def layer_parts(template: Template, *, delays: bool) -> LayerParts | None:
+    """The parts of a layer; None: it has no experts on other ranks, or they are not trained.
+
+    Args:
+        delays: weight gradients run behind the gradients of inputs.
+    """
+    ways = _ways(template.forward), _ways(template.backward)
+    if not all(ways):
+        return None
+    first = len(template.forward.operators)
+    (dispatch, combine), (combine_back, dispatch_back) = ways
+    outside, between = _compute(template.forward, dispatch, combine)
+    outside_back, between_back = _compute(template.backward, combine_back, dispatch_back)
+
+    def _split(positions: Rows) -> tuple[Rows, Rows]:
+        operators = template.backward.operators
+        late = tuple(p for p in positions if delays and operators[p].phase is Phase.WEIGHT_GRADIENT)
+        return tuple(p + first for p in positions if p not in late), tuple(p + first for p in late)
+
+    attention_back, attention_weights = _split(outside_back)
+    experts_back, experts_weights = _split(between_back)
+    return LayerParts(
+        dispatch,
+        combine,
+        tuple(p + first for p in combine_back),
+        tuple(p + first for p in dispatch_back),
+        outside,
+        between,
+        attention_back,
+        experts_back,
+        attention_weights,
+        experts_weights,
+    )
+
+
+def _ways(half: HalfTemplate) -> tuple[Rows, Rows] | tuple[()]:
+    """The exchanges to the experts and back, or the other way round; nothing where there are not two in a row each."""
+    found: list[list[int]] = []
+    for position, operator in enumerate(half.operators):
+        if operator.stream.device.kind is not DeviceKind.LINK or operator.stream.name not in EXPERT_STREAMS:
+            continue
+        if found and position == found[-1][-1] + 1:
+            found[-1].append(position)
+        else:
+            found.append([position])
+    return (tuple(found[0]), tuple(found[1])) if len(found) == 2 else ()
+
+
+def _compute(half: HalfTemplate, first: Rows, second: Rows) -> tuple[Rows, Rows]:
+    """Positions of compute operators outside two exchanges, and between them."""
+    compute = [p for p, op in enumerate(half.operators) if op.stream.device.kind is not DeviceKind.LINK]
+    return (
+        tuple(p for p in compute if p < first[0] or p > second[-1]),
+        tuple(p for p in compute if first[-1] < p < second[0]),
+    )
+
+
+def hidden_template(template: Template, parts: LayerParts) -> Template:
+    """The exchanges of a layer again, to be costed by their exposed parts; nothing else."""
+    operators = [template.operators[position] for position in parts.exchanges]
+    return Template.of_transfers(operators, (), (), template.groups)
+
+
+def hiding_programs(hidden: Sequence[HiddenExchanges]) -> Callable[[StageProgram], StageProgram]:
+    """Stage -> the same with the exposed parts in the place of its exchanges, one object for one."""
+    row_of = {row: by for layer in hidden for row, by in layer.row_of.items()}
+    made: dict[StageProgram, StageProgram] = {}
+
+    def _of(program: StageProgram) -> StageProgram:
+        if program not in made:
+            rows = np.array([row_of.get(row, row) for row in program.rows.tolist()], dtype=program.rows.dtype)
+            made[program] = replace(program, rows=rows)
+        return made[program]
+
+    return _of

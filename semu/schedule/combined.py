@@ -1,0 +1,57 @@
+"""``combined_stages``: which forwards and backwards run as one where exchanges of experts' tokens hide (Megatron-LM's
+``combined_1f1b``).
+
+    rank 0 |F0F1F2 [F3|B0][F4|B1][F5|B2] B3--B4--B5--|    one rank: one forward before, one backward behind
+
+In the steady phase of 1F1B the forward of a turn and the backward of the next run layer by layer in one: both begin when
+the inputs of both are there, and what either sends leaves when both are done. Every rank runs one more forward than 1F1B
+before its steady phase, so that no two of a pair need one another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.schedule.phases import FORWARD
+from semu.schedule.rules.turns import Turns, interleaved_turns, turn_stages
+from semu.schedule.shape import PipelineShape
+
+I64 = NDArray[np.int64]
+
+
+class CombinedStages(NamedTuple):
+    """Stages that run in pairs of turns; int64[n] each, in the order in which ranks run them.
+
+    Attributes:
+        chunk, phase, microbatch: the stages. pair: number of the pair that each is part of.
+    """
+
+    chunk: I64
+    phase: I64
+    microbatch: I64
+    pair: I64
+
+
+def combined_stages(shape: PipelineShape) -> CombinedStages:
+    """The stages of a pipeline that run in pairs under 1F1B or interleaved 1F1B; none where ``shape.combines`` is false."""
+    turns, warm_up = interleaved_turns(shape)
+    ranks, count = turns.phase.shape
+    is_forward = turns.phase == FORWARD
+    number = np.where(is_forward, np.cumsum(is_forward, axis=1) - 1 - warm_up[:, None], 0)
+    number += np.where(is_forward, 0, np.cumsum(~is_forward, axis=1) - 1)
+    steady = (number >= 0) & (number < (count // 2 - warm_up)[:, None]) & shape.combines
+    pair = np.where(steady, number + np.arange(ranks)[:, None] * count, -1).ravel()
+    turn, stages = turn_stages(shape, Turns(*(np.broadcast_to(of, turns.phase.shape) for of in turns)))
+    mine = np.flatnonzero(pair[turn] >= 0)
+    return CombinedStages(stages.chunk[mine], stages.phase[mine], stages.microbatch[mine], pair[turn[mine]])
+
+
+def first_and_last(stages: CombinedStages) -> tuple[I64, I64]:
+    """Of every stage, the places of the first forward and of the last backward of its pair: int64[n] each."""
+    _, first, place = np.unique(stages.pair, return_index=True, return_inverse=True)
+    last = len(stages.pair) - 1 - np.unique(stages.pair[::-1], return_index=True)[1]
+    return first[place], last[place]
+
