@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,28 +15,38 @@ from semu.compile.stage import StageProgram
 from semu.compile.template import HalfTemplate, Template
 from semu.graph.operator import Phase
 from semu.hardware.device import DeviceKind
+from semu.hardware.kinds import OpKind
 
 EXPERT_STREAMS = ("ep", "etp")
 """Streams of the communicators that move tokens to experts."""
 
 
-def layer_parts(template: Template, *, delays: bool) -> LayerParts | None:
-    """The parts of a layer; None: it has no experts on other ranks, or they are not trained.
+@dataclass(frozen=True)
+class Hiding:
+    """How exchanges hide.
 
-    Args:
-        delays: weight gradients run behind the gradients of inputs.
+    Attributes:
+        delays: weight gradients run behind the gradients of inputs. serial: no other communication of a stage hides.
     """
+
+    delays: bool
+    serial: bool
+
+
+def layer_parts(template: Template, how: Hiding) -> LayerParts | None:
+    """The parts of a layer; None: it has no experts on other ranks, or they are not trained. Collectives of other groups
+    count as compute where nothing hides them: in the forward, and everywhere where no communication hides."""
     ways = _ways(template.forward), _ways(template.backward)
     if not all(ways):
         return None
     first = len(template.forward.operators)
     (dispatch, combine), (combine_back, dispatch_back) = ways
-    outside, between = _compute(template.forward, dispatch, combine)
-    outside_back, between_back = _compute(template.backward, combine_back, dispatch_back)
+    outside, between = _compute(template.forward, dispatch, combine, serial=True)
+    outside_back, between_back = _compute(template.backward, combine_back, dispatch_back, serial=how.serial)
 
     def _split(positions: Rows) -> tuple[Rows, Rows]:
         operators = template.backward.operators
-        late = tuple(p for p in positions if delays and operators[p].phase is Phase.WEIGHT_GRADIENT)
+        late = tuple(p for p in positions if how.delays and operators[p].phase is Phase.WEIGHT_GRADIENT)
         return tuple(p + first for p in positions if p not in late), tuple(p + first for p in late)
 
     attention_back, attention_weights = _split(outside_back)
@@ -68,9 +78,14 @@ def _ways(half: HalfTemplate) -> tuple[Rows, Rows] | tuple[()]:
     return (tuple(found[0]), tuple(found[1])) if len(found) == 2 else ()
 
 
-def _compute(half: HalfTemplate, first: Rows, second: Rows) -> tuple[Rows, Rows]:
-    """Positions of compute operators outside two exchanges, and between them."""
-    compute = [p for p, op in enumerate(half.operators) if op.stream.device.kind is not DeviceKind.LINK]
+def _compute(half: HalfTemplate, first: Rows, second: Rows, *, serial: bool) -> tuple[Rows, Rows]:
+    """Positions of what fills time outside two exchanges, and between them: computation, and with ``serial`` collectives
+    of other groups."""
+    compute = [
+        position
+        for position, operator in enumerate(half.operators)
+        if operator.stream.device.kind is not DeviceKind.LINK or (serial and operator.kind is not OpKind.P2P)
+    ]
     return (
         tuple(p for p in compute if p < first[0] or p > second[-1]),
         tuple(p for p in compute if first[-1] < p < second[0]),

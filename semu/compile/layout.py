@@ -9,6 +9,7 @@ from functools import cached_property
 
 from semu import memo
 from semu.compile.chunk import ChunkStages, combined_chunks
+from semu.compile.combined_layers import Hiding
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
 from semu.compile.optimizer_share import OptimizerShare, share_of_pool
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
@@ -382,13 +383,15 @@ def _trace(job: TrainingJob, state: ModelState, key: Hashable | None) -> _Traced
     return _TRACED.get(state, key, lambda: traced) if is_kept else traced
 
 
-def _hides(job: TrainingJob) -> bool | None:
-    """``JoinedLibrary``'s argument for a job."""
-    return job.training.overlap.delayed_weight_gradients if job.hides_exchanges else None
+def _hides(job: TrainingJob) -> Hiding | None:
+    """How exchanges of experts' tokens hide behind another microbatch; None: they do not."""
+    if not job.hides_exchanges:
+        return None
+    return Hiding(job.training.overlap.delayed_weight_gradients, serial=not job.overlaps_tensor_parallel)
 
 
 def library_of(
-    blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool, hides: bool | None = None
+    blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool, hides: Hiding | None = None
 ) -> JoinedLibrary:
     """The templates of a traced model; the same ones in the same order share what was joined of them before."""
     if not is_lasting:

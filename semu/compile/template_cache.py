@@ -14,7 +14,7 @@ from semu import memo
 from semu.compile.hidden_exchanges import HiddenExchanges
 from semu.compile.host_copies import HostCopyCosts
 from semu.compile.join import build_stages
-from semu.compile.combined_layers import hidden_template, layer_parts
+from semu.compile.combined_layers import Hiding, hidden_template, layer_parts
 from semu.compile.stage import StageProgram
 from semu.compile.template import Template, TemplateLibrary, compile_template, stream_names
 from semu.compile.zero_exchange import ExchangeCosts, ExchangePlan
@@ -119,8 +119,8 @@ class JoinedLibrary:
     Args:
         blocks: compiled blocks in the order of the library's templates.
         exchanges: what collectives, and copies from the host, inside stages move; their templates follow.
-        hides: layers of experts have their exchanges once more, as they hide behind another microbatch; true: with
-            delayed weight gradients; None: they have not.
+        hides: layers of experts have their exchanges once more, as they hide behind another microbatch; None: they
+            have not.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class JoinedLibrary:
         blocks: Sequence[CompiledBlock],
         exchanges: Sequence[ExchangeCosts | HostCopyCosts] = (),
         *,
-        hides: bool | None = None,
+        hides: Hiding | None = None,
     ) -> None:
         templates = [item.template for item in blocks]
-        parts = [None if hides is None else layer_parts(template, delays=hides) for template in templates]
+        parts = [None if hides is None else layer_parts(template, hides) for template in templates]
         layers = {number: own for number, own in enumerate(parts) if own is not None}
         first = len(templates) + len(exchanges)
         templates += [item.template() for item in exchanges]
