@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from semu.compile.combined_layers import hiding_programs
-from semu.compile.hidden_exchanges import HiddenExchanges
+from semu.compile.combined.hidden_exchanges import HiddenExchanges
+from semu.compile.combined.layers import hiding_programs
 from semu.compile.stage import StageProgram
 from semu.compile.tracer import Block
 from semu.parallel.pipeline import Chunk

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from semu import memo
 from semu.compile.chunk import ChunkStages, combined_chunks
-from semu.compile.combined_layers import Hiding
+from semu.compile.combined.layers import Hiding
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
 from semu.compile.optimizer_share import OptimizerShare, share_of_pool
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
@@ -122,7 +122,9 @@ class ModelCut:
 
     def recipe(self, num_microbatches: int) -> Recipe:
         """Every chunk runs whole microbatches as the job says."""
-        return _RECIPES.get(self, num_microbatches, lambda: Recipe.trivial(self.chunks, num_microbatches, self.combined))
+        return _RECIPES.get(
+            self, num_microbatches, lambda: Recipe.trivial(self.chunks, num_microbatches, self.combined)
+        )
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""

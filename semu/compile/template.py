@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.hidden_exchanges import HiddenExchanges
+from semu.compile.combined.hidden_exchanges import HiddenExchanges
 from semu.graph.dim import Dim, DimTable, symbols_of
 from semu.graph.graph import Graph
 from semu.graph.operator import Operator, Phase

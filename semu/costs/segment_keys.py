@@ -67,7 +67,8 @@ class SegmentKeys:
             for layer in self._model.library.hidden:
                 if layer.hidden <= row < layer.hidden + layer.count:
                     others = [self._operator(source) for source in layer.sources.tolist()]
-                    content = b"".join((b"hidden %d" % (row - layer.hidden), layer.key, content, *(own for own, _ in others)))
+                    place = b"hidden %d" % (row - layer.hidden)
+                    content = b"".join((place, layer.key, content, *(own for own, _ in others)))
                     symbols = symbols.union(*(own for _, own in others))
             self._operators[row] = content, symbols
         return self._operators[row]

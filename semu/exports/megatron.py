@@ -352,6 +352,10 @@ def _overlap(overlap: Mapping[str, Any], parallel: Mapping[str, Any], optimizer:
         yield "tp-comm-overlap", ""
     if parallel["pp"] > 1 and parallel["vpp"] > 1 and overlap.get("pipeline") is False:
         yield "no-overlap-p2p-communication", ""
+    if overlap.get("expert_parallel"):
+        yield "overlap-moe-expert-parallel-comm", ""
+        if overlap.get("delayed_weight_gradients"):
+            yield "delay-wgrad-compute", ""
 
 
 def changed_script(text: str, source: str, before: RunConfig, after: RunConfig) -> tuple[str, str]:

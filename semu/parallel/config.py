@@ -34,7 +34,7 @@ class Overlap:
             (``TrainingJob.overlaps_sends``).
         expert_parallel: exchanges of experts' tokens hide behind another microbatch: in the steady phase of 1F1B a
             forward stage and the backward stage behind it run as one, layer by layer (Megatron-LM's
-            ``--overlap-moe-expert-parallel-comm``; ``semu.compile.combined_layers``).
+            ``--overlap-moe-expert-parallel-comm``; ``semu.compile.combined.layers``).
         delayed_weight_gradients: there, weight gradients run behind the gradients of a layer's inputs, beside further
             exchanges (Megatron-LM's ``--delay-wgrad-compute``).
     """

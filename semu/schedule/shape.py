@@ -62,7 +62,7 @@ class PipelineShape:
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
         combines: in the steady phase of 1F1B, interleaved or not, the forward and the backward of a turn run as one
-            (``semu.schedule.combined``); every rank runs one more forward before it.
+            (``semu.schedule.rules.combined``); every rank runs one more forward before it.
     """
 
     num_ranks: int

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
-from semu.schedule.combined import combined_stages, first_and_last
 from semu.schedule.graph import PipelineGraph, fan_out, graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
+from semu.schedule.rules.combined import combined_stages, first_and_last
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey
 
 I32 = NDArray[np.int32]

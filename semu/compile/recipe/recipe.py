@@ -41,7 +41,9 @@ class Recipe:
     choice: tuple[I64, ...]
 
     @classmethod
-    def trivial(cls, chunks: Sequence[ChunkStages], num_microbatches: int, combined: Sequence[ChunkStages] = ()) -> Recipe:
+    def trivial(
+        cls, chunks: Sequence[ChunkStages], num_microbatches: int, combined: Sequence[ChunkStages] = ()
+    ) -> Recipe:
         """Every chunk runs every microbatch whole. ``combined``: the chunks as they run in pairs."""
         every, count = np.arange(num_microbatches, dtype=np.int64), range(len(chunks))
         return cls(

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compile.combined_layers import EXPERT_STREAMS
+from semu.compile.combined.layers import EXPERT_STREAMS
 from semu.compile.join import build_stages
 from semu.compile.layout import Layout, build_layout
 from semu.compile.module_sharding import spreads

@@ -56,6 +56,7 @@ def legal_arguments(draw: random.Random, free: list[Flag]) -> Arguments:
     for choose in (_model, _experts, _vocabulary, _precision, _recompute, _kernels, _sharding, _optimizer):
         choose(draw, found)
     _pipeline(draw, found, pp)
+    _combined(draw, found, pp)
     if (tp > 1 and draw.random() < 0.7) or ("num-experts" in found and tp > 1):
         found["sequence-parallel"] = ""
         if draw.random() < 0.3:
@@ -231,6 +232,17 @@ def _pipeline(draw: random.Random, found: Arguments, pp: int) -> None:
     elif kind == "accounts" and pp == 2:
         found |= {"account-for-embedding-in-pipeline-split": "", "account-for-loss-in-pipeline-split": ""}
     _maybe(draw, found, 0.3, no_overlap_p2p_communication="")
+
+
+def _combined(draw: random.Random, found: Arguments, pp: int) -> None:
+    """Forwards and backwards in one (``TransformerConfig``: which of the others it asks for)."""
+    exchanges = found.get("expert-model-parallel-size") == "2"
+    exchanges &= found.get("moe-token-dispatcher-type") in ("alltoall", "flex")
+    virtual = {"num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"} & found.keys()
+    is_narrow = bool({"bf16", "fp16"} & found.keys())
+    is_legal = exchanges and is_narrow and (pp == 1 or virtual) and found.get("recompute-granularity") != "full"
+    if is_legal and _maybe(draw, found, 0.6, overlap_moe_expert_parallel_comm=""):
+        _maybe(draw, found, 0.5, delay_wgrad_compute="")
 
 
 _VALUES: dict[str, Callable[[random.Random], str]] = {

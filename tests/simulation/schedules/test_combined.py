@@ -15,7 +15,6 @@ from operator import itemgetter
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from simulation.models.test_experts import moe
 
@@ -42,7 +41,8 @@ def job_of(
     """A small mixture on one node, ``count`` microbatches on every replica."""
     parallel = semu.Parallel(**sizes)
     cluster = semu.Cluster("h100", nodes=1, gpus_per_node=parallel.num_gpus, override=links or {})
-    overlap = semu.Overlap(param_gather=False, tensor_parallel=False, expert_parallel=hides, delayed_weight_gradients=delays)
+    asked = {"expert_parallel": hides, "delayed_weight_gradients": delays}
+    overlap = semu.Overlap(param_gather=False, tensor_parallel=False, **asked)
     options = {"micro_batch": 1, "seq_len": 512, "schedule": "interleaved" if parallel.vpp > 1 else "1f1b"}
     options |= {"global_batch": count * parallel.replicas, "overlap": overlap} | training
     return semu.TrainingJob(moe(3 * parallel.pp * parallel.vpp), cluster, parallel, semu.Training(**options))
@@ -281,7 +281,8 @@ def test_delayed_weight_gradients_hide_more() -> None:
     """An exchange of the backward that is longer than the experts' forward."""
     times = []
     for delays in (False, True):
-        checkpoint = prepare(job_of({"dp": 2, "ep": 2}, delays=delays, links={"nvlink_bytes_per_s": 2e10}, seq_len=4096))
+        links = {"nvlink_bytes_per_s": 2e10}
+        checkpoint = prepare(job_of({"dp": 2, "ep": 2}, delays=delays, links=links, seq_len=4096))
         times.append(combined(checkpoint, 0))
     assert times[1] < 0.99 * times[0]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from semu.compile.hidden_exchanges import HiddenExchanges, LayerParts, Rows
+from semu.compile.combined.hidden_exchanges import HiddenExchanges, LayerParts, Rows
 from semu.compile.stage import StageProgram
 from semu.compile.template import HalfTemplate, Template
 from semu.graph.operator import Phase
@@ -34,13 +34,16 @@ class Hiding:
 
 
 def layer_parts(template: Template, how: Hiding) -> LayerParts | None:
-    """The parts of a layer; None: it has no experts on other ranks, or they are not trained. Collectives of other groups
-    count as compute where nothing hides them: in the forward, and everywhere where no communication hides."""
-    ways = _ways(template.forward), _ways(template.backward)
-    if not all(ways):
-        return None
+    """The parts of a layer; None: it has no experts on other ranks, or they are not trained.
+
+    Collectives of other groups count as compute where nothing hides them: in the forward, and everywhere where no
+    communication hides.
+    """
     first = len(template.forward.operators)
-    (dispatch, combine), (combine_back, dispatch_back) = ways
+    there, back = _ways(template.forward), _ways(template.backward)
+    if there is None or back is None:
+        return None
+    (dispatch, combine), (combine_back, dispatch_back) = there, back
     outside, between = _compute(template.forward, dispatch, combine, serial=True)
     outside_back, between_back = _compute(template.backward, combine_back, dispatch_back, serial=how.serial)
 
@@ -65,8 +68,8 @@ def layer_parts(template: Template, how: Hiding) -> LayerParts | None:
     )
 
 
-def _ways(half: HalfTemplate) -> tuple[Rows, Rows] | tuple[()]:
-    """The exchanges to the experts and back, or the other way round; nothing where there are not two in a row each."""
+def _ways(half: HalfTemplate) -> tuple[Rows, Rows] | None:
+    """The exchanges to the experts and back, or the other way round; None where there are not two."""
     found: list[list[int]] = []
     for position, operator in enumerate(half.operators):
         if operator.stream.device.kind is not DeviceKind.LINK or operator.stream.name not in EXPERT_STREAMS:
@@ -75,12 +78,12 @@ def _ways(half: HalfTemplate) -> tuple[Rows, Rows] | tuple[()]:
             found[-1].append(position)
         else:
             found.append([position])
-    return (tuple(found[0]), tuple(found[1])) if len(found) == 2 else ()
+    return (tuple(found[0]), tuple(found[1])) if len(found) == 2 else None
 
 
 def _compute(half: HalfTemplate, first: Rows, second: Rows, *, serial: bool) -> tuple[Rows, Rows]:
-    """Positions of what fills time outside two exchanges, and between them: computation, and with ``serial`` collectives
-    of other groups."""
+    """Positions of what fills time outside two exchanges, and between them: computation, and with ``serial`` other
+    groups' collectives."""
     compute = [
         position
         for position, operator in enumerate(half.operators)

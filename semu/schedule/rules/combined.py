@@ -1,11 +1,11 @@
 """``combined_stages``: which forwards and backwards run as one where exchanges of experts' tokens hide (Megatron-LM's
 ``combined_1f1b``).
 
-    rank 0 |F0F1F2 [F3|B0][F4|B1][F5|B2] B3--B4--B5--|    one rank: one forward before, one backward behind
+    one rank |F0 [F1|B0][F2|B1][F3|B2] B3|
 
-In the steady phase of 1F1B the forward of a turn and the backward of the next run layer by layer in one: both begin when
-the inputs of both are there, and what either sends leaves when both are done. Every rank runs one more forward than 1F1B
-before its steady phase, so that no two of a pair need one another.
+In the steady phase of 1F1B a forward and the backward behind it run layer by layer in one: both begin when the inputs
+of both are there, and what either sends leaves when both are done. Every rank runs one more forward than 1F1B before
+its steady phase, so that no two of a pair need one another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CombinedStages(NamedTuple):
 
 
 def combined_stages(shape: PipelineShape) -> CombinedStages:
-    """The stages of a pipeline that run in pairs under 1F1B or interleaved 1F1B; none where ``shape.combines`` is false."""
+    """The stages of a pipeline that run in pairs under 1F1B, interleaved or not; none unless ``shape.combines``."""
     turns, warm_up = interleaved_turns(shape)
     ranks, count = turns.phase.shape
     is_forward = turns.phase == FORWARD
@@ -54,4 +54,3 @@ def first_and_last(stages: CombinedStages) -> tuple[I64, I64]:
     _, first, place = np.unique(stages.pair, return_index=True, return_inverse=True)
     last = len(stages.pair) - 1 - np.unique(stages.pair[::-1], return_index=True)[1]
     return first[place], last[place]
-

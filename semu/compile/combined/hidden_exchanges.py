@@ -1,4 +1,6 @@
-"""Exchanges of experts' tokens that hide behind another microbatch's layer (Megatron-LM, ``TransformerLayerSchedulePlan``).
+"""Exchanges of experts' tokens that hide behind another microbatch's layer.
+
+Source: Megatron-LM's ``TransformerLayerSchedulePlan`` (megatron-core 0.16).
 
 A layer of one microbatch runs forward beside the same kind of layer of another that runs backward, on two streams:
 
@@ -12,8 +14,11 @@ its compute and what of the exchanges is exposed. Weight gradients that run behi
     after experts_bw:    max(max(x + w, dispatch) + experts,  max(x, dispatch) + dispatch_bw)
     after attention_bw:  max(max(x + w, combine) + attention, max(x, combine) + combine_bw)
 
-for x, w the gradients of inputs and of weights. ``HiddenExchanges`` are rows of a library beside the exchanges' own: they
-take the exposed part only, and stages that run in pairs have them in the place of the exchanges.
+for x, w the gradients of inputs and of weights. ``HiddenExchanges`` are rows of a library beside the exchanges' own:
+they take the exposed part only, and stages that run in pairs have them in the place of the exchanges.
+
+Off: every layer's exchanges hide behind a layer of the same kind and shape, and the first and last layers of a stage as
+all others (with delayed weight gradients, one exchange of a stage begins later in Megatron-LM).
 """
 
 from __future__ import annotations
