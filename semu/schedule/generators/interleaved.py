@@ -16,8 +16,12 @@ from __future__ import annotations
 from semu.parallel.pipeline import nearest_multiple
 from semu.schedule.family import Misfit, ScheduleFamily
 from semu.schedule.placement import Placement
-from semu.schedule.rules.turns import interleaved_turns, turn_columns
+from semu.schedule.rules.alternate import Alternate
+from semu.schedule.rules.combined import COMBINED
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns
+
+MEGATRONS = Alternate(warm_up="min(v, 2) * (p - r - 1) + (v - 1) * p", group="p")
+"""1F1B, interleaved where a rank has several virtual stages."""
 
 
 def interleaved(shape: PipelineShape) -> Schedule:
@@ -28,14 +32,13 @@ def interleaved(shape: PipelineShape) -> Schedule:
     Raises:
         ScheduleError: several virtual stages and a number of microbatches that the ranks do not divide.
     """
-    return Schedule("interleaved", interleaved_columns(shape))
+    interleaved_family.check(shape.num_ranks, shape.num_microbatches, shape.num_slots)
+    return Schedule("interleaved", megatrons_stages(shape))
 
 
-def interleaved_columns(shape: PipelineShape) -> StageColumns:
-    """The stages of ``interleaved`` as arrays."""
-    p, m = shape.num_ranks, shape.num_microbatches
-    interleaved_family.check(p, m, shape.num_slots)
-    return turn_columns(shape, interleaved_turns(shape)[0])
+def megatrons_stages(shape: PipelineShape) -> StageColumns:
+    """The stages in order; ``shape.combines``: with one more forward before the steady phase."""
+    return (COMBINED if shape.combines else MEGATRONS)(shape)
 
 
 def is_surely_legal(shape: PipelineShape) -> bool:
@@ -68,7 +71,7 @@ def held_stages(p: int, m: int, v: int) -> list[int]:
 
 interleaved_family = ScheduleFamily(
     "interleaved",
-    lambda shape: interleaved(shape).orders,
+    MEGATRONS,
     "2104.04473 §2.2",
     Placement.CIRCULAR,
     rules=(_groups_of_p,),

@@ -16,10 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.schedule.phases import FORWARD
-from semu.schedule.rules.turns import Turns, interleaved_turns, turn_stages
+from semu.schedule.rules.alternate import Alternate
+from semu.schedule.rules.turns import Turns, turn_stages
 from semu.schedule.shape import PipelineShape
 
 I64 = NDArray[np.int64]
+COMBINED = Alternate(warm_up="min(v, 2) * (p - r - 1) + (v - 1) * p + 1", group="p")
+"""1F1B, interleaved where a rank has several virtual stages, with one forward more before its steady phase."""
 
 
 class CombinedStages(NamedTuple):
@@ -37,7 +40,7 @@ class CombinedStages(NamedTuple):
 
 def combined_stages(shape: PipelineShape) -> CombinedStages:
     """The stages of a pipeline that run in pairs under 1F1B, interleaved or not; none unless ``shape.combines``."""
-    turns, warm_up = interleaved_turns(shape)
+    turns, warm_up = COMBINED.turns(shape)
     ranks, count = turns.phase.shape
     is_forward = turns.phase == FORWARD
     number = np.where(is_forward, np.cumsum(is_forward, axis=1) - 1 - warm_up[:, None], 0)

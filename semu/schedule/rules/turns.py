@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.schedule.graph import fan_out
-from semu.schedule.phases import BACKWARD, FORWARD
+from semu.schedule.phases import FORWARD
 from semu.schedule.schedule import StageColumns
 from semu.schedule.shape import PipelineShape
 
@@ -27,33 +27,8 @@ class Turns(NamedTuple):
     microbatch: I64
 
 
-def one_forward_one_backward(warm_up: I64, slot: I64, microbatch: I64, num_slots: int) -> Turns:
-    """One forward, one backward in turn; backwards take the slots in reverse.
-
-    Args:
-        warm_up: int64[num_ranks], forwards before the first backward's turn begins.
-        slot, microbatch: int64[n], of the forwards in order, on every rank alike.
-    """
-    step = np.arange(len(slot))
-    phase = np.repeat((FORWARD, BACKWARD), len(slot))
-    turn = np.concatenate(np.broadcast_arrays(step, step + warm_up[:, None]), axis=1)
-    order = np.argsort(2 * turn + phase, axis=1, kind="stable")
-    both = np.concatenate((slot, num_slots - 1 - slot)), np.concatenate((microbatch, microbatch))
-    return Turns(phase[order], both[0][order], both[1][order])
-
-
-def interleaved_turns(shape: PipelineShape) -> tuple[Turns, I64]:
-    """Turns of 1F1B, interleaved where ranks have several virtual stages: p microbatches through one slot, the same
-    through the next; and int64[num_ranks], the forwards of each rank before its first backward's turn begins."""
-    p, m, v = shape.num_ranks, shape.num_microbatches, shape.num_slots
-    step, behind = np.arange(m * v), p - 1 - np.arange(p)
-    warm_up = np.minimum((2 * behind + (v - 1) * p if v > 1 else behind) + shape.combines, m * v)
-    slot, microbatch = (step // p % v, step // (p * v) * p + step % p) if v > 1 else (np.zeros_like(step), step)
-    return one_forward_one_backward(warm_up, slot, microbatch, v), warm_up
-
-
 def turn_columns(shape: PipelineShape, turns: Turns) -> StageColumns:
-    """The stages that run in the turns of every rank."""
+    """The stages that run in the turns of every rank, see ``turn_stages``."""
     return turn_stages(shape, turns)[1]
 
 
