@@ -336,6 +336,11 @@ def _kernels(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "attention-backend", "unfused"
     if training.get("attention_deterministic"):
         yield "deterministic-mode", ""
+    if graphs := training.get("cuda_graphs"):
+        names = {"layer": "full", "iteration": "full_iteration"}
+        words = [graphs] if isinstance(graphs, str) else graphs
+        yield "cuda-graph-impl", "local" if "iteration" in words else "transformer_engine"
+        yield "cuda-graph-scope", " ".join(names.get(word, word) for word in words)
     if training.get("cross_entropy") == "fused":
         yield "cross-entropy-loss-fusion", ""
         yield "cross-entropy-fusion-impl", "te"

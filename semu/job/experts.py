@@ -10,6 +10,7 @@ from fractions import Fraction
 from semu import memo
 from semu.errors import ConfigError
 from semu.hardware.network import CommGroup
+from semu.job.cuda_graphs import check_cuda_graphs
 from semu.job.kinds import Dispatcher, Recompute
 from semu.job.training import Training
 from semu.nn.changes import CHANGES
@@ -57,6 +58,9 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
         ConfigError: it does not, or this version does not model the combination.
     """
     found = mixtures(model)
+    where = "training.cuda_graphs"
+    is_padded = training.moe_pad_to_capacity
+    check_cuda_graphs(training.cuda_graphs, has_experts=bool(found), is_padded=is_padded, where=where)
     overlap = training.overlap
     if overlap.delayed_weight_gradients and not overlap.expert_parallel:  # as Megatron-LM
         raise ConfigError(
