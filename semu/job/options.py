@@ -369,18 +369,15 @@ class KernelOptions(AbstractOptions):
     )
     cuda_graphs: Converted[tuple[str, ...] | None, Sequence[str] | str | None] = option(
         None,
-        Value(ValueKind.WORDS, words=GRAPHS),
-        "what CUDA graphs launch at once, by Megatron-LM's words for it, some of attn, mlp, moe_router, moe_preprocess,"
-        " moe, or layer, or iteration; None: nothing; shows where launches are modelled (training.launch)",
+        Value(ValueKind.WORDS),
+        f"what CUDA graphs launch at once, some of {', '.join(GRAPHS)}; None: nothing; shows where launches are modelled"
+        " (training.launch)",
         influence=STEP,
     )
 
     def _check(self) -> None:
         super()._check()
         self._set("cuda_graphs", read_cuda_graphs(self.cuda_graphs))
-
-    def _check(self) -> None:
-        super()._check()
         if self.autocast is not None and self.precision.tensor_dtype is DType.FP32:  # type: ignore[attr-defined]
             raise ConfigError(
                 "autocast without a 16-bit type",
