@@ -370,8 +370,8 @@ class KernelOptions(AbstractOptions):
     cuda_graphs: Converted[tuple[str, ...] | None, Sequence[str] | str | None] = option(
         None,
         Value(ValueKind.WORDS),
-        f"what CUDA graphs launch at once, some of {', '.join(GRAPHS)}; None: nothing; shows where launches are modelled"
-        " (training.launch)",
+        f"what CUDA graphs launch at once, some of {', '.join(GRAPHS)}; None: nothing; shows where launches are"
+        " modelled (training.launch)",
         influence=STEP,
     )
 
