@@ -112,6 +112,7 @@ def exposed_exchanges(model: Model, parallel: Parallel, training: Training) -> s
             f"only {' and '.join(COMBINED_SCHEDULES)} run forwards and backwards in one",
         ),
         (parallel.pp > 1 and parallel.vpp == 1, "pipeline ranks need several virtual stages (parallel.vpp >= 2)"),
+        (parallel.spreads_vocabulary, "ranks run parts of embedding and head between the others' stages"),
         (parallel.placement != "circular", "only the circular placement has a steady phase of pairs"),
         (training.recompute is Recompute.FULL or "moe" in recomputed, "exchanges that are made again stay exposed"),
     ):

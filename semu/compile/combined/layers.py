@@ -16,6 +16,7 @@ from semu.compile.template import HalfTemplate, Template
 from semu.graph.operator import Phase
 from semu.hardware.device import DeviceKind
 from semu.hardware.kinds import OpKind
+from semu.job import TrainingJob
 
 EXPERT_STREAMS = ("ep", "etp")
 """Streams of the communicators that move tokens to experts."""
@@ -31,6 +32,13 @@ class Hiding:
 
     delays: bool
     serial: bool
+
+
+def hiding_of(job: TrainingJob) -> Hiding | None:
+    """How a job's exchanges of experts' tokens hide behind another microbatch; None: they do not."""
+    if not job.hides_exchanges:
+        return None
+    return Hiding(job.training.overlap.delayed_weight_gradients, serial=not job.overlaps_tensor_parallel)
 
 
 def layer_parts(template: Template, how: Hiding) -> LayerParts | None:
