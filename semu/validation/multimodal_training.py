@@ -17,7 +17,6 @@ from typing import Any
 
 from semu.nn.trace.eager import Autocast
 
-
 TOWERS_FUSED_SINCE = "2024-03"
 """NeMo's release after 24.01, whose vision towers could be Megatron core's."""
 
