@@ -95,9 +95,14 @@ def test_a_source_s_software_is_read_from_its_words() -> None:
 
 @pytest.mark.parametrize(
     ("note", "expected"),
-    [("Batch of the yaml; its micro batch is 2.", 2), ("micro batch is 2 (512 px)", 2), ("micro batch is 2 (256 px)", None),
-     ("micro batch, vp not published", None), (None, None)],
-)  # fmt: skip
+    [
+        ("Batch of the yaml; its micro batch is 2.", 2),
+        ("micro batch is 2 (512 px)", 2),
+        ("micro batch is 2 (256 px)", None),
+        ("micro batch, vp not published", None),
+        (None, None),
+    ],
+)
 def test_notes_tell_an_open_micro_batch(note: str | None, expected: int | None) -> None:
     assert read({"multimodal": UNET, "micro_batch": None, "notes": note}).micro_batch == expected
     assert read({"multimodal": UNET, "micro_batch": 4, "notes": note}).micro_batch == 4
