@@ -12,6 +12,7 @@ from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
+from semu.hardware.software import Software
 from semu.job import Attention, Fp8Weights, Precision, Recompute, TrainingJob
 from semu.job.context import context_plan
 from semu.job.experts import expert_plan
@@ -152,6 +153,7 @@ class ModelTracer:
             grad_dtype=training.grad_dtype,
             overlap_tp=job.overlaps_tensor_parallel,
             fused_attention=training.attention is Attention.FUSED,
+            separate_softmax=training.software is Software.TORCH,
             head_dims=head_dims(job.attention_kernel),
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
@@ -166,6 +168,7 @@ class ModelTracer:
             fused_accumulation=training.gradient_accumulation_fusion,
             eager_modules=training.runs_unfused,
             channels_first=training.has_channels_first,
+            bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,

@@ -105,3 +105,14 @@ def cache_factor(moved: Any, *, cache_bytes: Any, cached: Any) -> Any:
     """
     missed = np.clip(moved / cache_bytes - 1.0, 0.0, 1.0)
     return (1.0 + (cached - 1.0) * missed) / cached
+
+
+def has_fused_softmax(length: Any) -> Any:
+    """Whether Megatron-LM's fused softmax takes rows of a length, else fp32 copies and PyTorch's softmax do: more than
+    16, at most 16,384, and a multiple of 4 (``FusedScaleMaskSoftmax.is_kernel_available``).
+
+    Args:
+        length: scores of a row; of rows that differ the mean, which counts as one that the kernel takes if no integer.
+    """
+    is_even = (length % 4.0 == 0.0) | (length % 1.0 != 0.0)
+    return is_even & (length > 16.0) & (length <= 16384.0)

@@ -35,12 +35,19 @@ class Overlap:
         pipeline: P2P sends run beside compute; false: the sender's compute waits (Megatron's 1F1B); None: true where
             ranks have several virtual stages (vpp > 1) and under other schedules than GPipe and 1F1B, else false
             (``TrainingJob.overlaps_sends``).
+        expert_parallel: exchanges of experts' tokens hide behind another microbatch: in the steady phase of 1F1B a
+            forward stage and the backward stage behind it run as one, layer by layer (Megatron-LM's
+            ``--overlap-moe-expert-parallel-comm``; ``semu.compile.combined.layers``).
+        delayed_weight_gradients: there, weight gradients run behind the gradients of a layer's inputs, beside further
+            exchanges (Megatron-LM's ``--delay-wgrad-compute``).
     """
 
     grad_reduce: bool = True
     param_gather: bool = True
     tensor_parallel: bool | None = None
     pipeline: bool | None = None
+    expert_parallel: bool = False
+    delayed_weight_gradients: bool = False
 
     def __post_init__(self) -> None:
         for item in fields(self):

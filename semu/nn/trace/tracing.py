@@ -52,6 +52,7 @@ class TraceOptions:
         grad_dtype: element type of the gradient buffers.
         overlap_tp: tensor-parallel collectives run beside independent kernels; false: compute waits for each.
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
+        separate_softmax: unfused attention's softmax is PyTorch's kernels, never Megatron-LM's one.
         head_dims: sizes of a head that this kernel is compiled for; empty: any.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts the weights; false: they are cast once an iteration.
@@ -72,6 +73,7 @@ class TraceOptions:
         gang_group: ranks that run the block together, each with its part; what arrives is at one of them.
         eager_modules: modules run operator by operator, see ``semu.nn.trace.eager``.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
+        bias_kernels: linear layers without row split add their bias behind the product, as Megatron-LM's own do.
         autocast: fp32 weights and 16-bit products under ``torch.autocast``; None: parameters have the tensors' type.
     """
 
@@ -82,6 +84,7 @@ class TraceOptions:
     grad_dtype: DType = DType.FP32
     overlap_tp: bool = False
     fused_attention: bool = True
+    separate_softmax: bool = False
     head_dims: tuple[int, ...] = ()
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
@@ -94,6 +97,7 @@ class TraceOptions:
     stop_early: bool = False
     eager_modules: bool = False
     channels_first: bool = False
+    bias_kernels: bool = False
     autocast: Autocast | None = None
     keeps_gathered: bool = False
     cross_entropy: str = "in_place"
