@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from semu.checks import check_word, is_number
+from semu.checks import is_number
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import AttentionKernel
 from semu.hardware.fp8 import Fp8Recipe
@@ -49,8 +49,7 @@ from semu.job.kinds import (
 )
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
-from semu.masks.bits import read_bits
-from semu.masks.mask import MaskKind
+from semu.masks.bits import MASK_WORDS, read_mask
 from semu.nn.trace.eager import Autocast
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
@@ -299,15 +298,6 @@ class MemoryOptions(AbstractOptions):
         return RecomputePlan.of(self.recompute_modules or ("core_attn",))
 
 
-def _read_mask(value: object, where: str) -> str:
-    """A mask's word, or a file of bits, which is read."""
-    if isinstance(value, str) and value.endswith(".npy"):
-        read_bits(value)
-        return value
-    word = value.value if isinstance(value, MaskKind) else value
-    return check_word(word, [kind.value for kind in MaskKind], "mask", where)
-
-
 @part
 class KernelOptions(AbstractOptions):
     """Who computes, with which kernels."""
@@ -333,8 +323,8 @@ class KernelOptions(AbstractOptions):
         "the attention kernel's backward adds in a fixed order, as under Megatron-LM's --deterministic-mode",
     )
     attention_mask: Converted[str, str] = option(
-        MaskKind.CAUSAL.value,
-        Value(ValueKind.STRING, _read_mask, tuple(kind.value for kind in MaskKind)),
+        MASK_WORDS[0],
+        Value(ValueKind.STRING, read_mask, MASK_WORDS),
         "who sees whom in the text (semu.masks.mask), or a file of int64 bits, .npy (semu.masks.bits)",
     )
     software_date: str | None = option(
