@@ -317,9 +317,10 @@ class Trace:
             if parameter.requires_grad:
                 gradient = self.graph.add_tensor(shape, self.options.grad_dtype, Role.GRADIENT, name=f"{path}.grad")
             sizes = tuple(as_int(dim, "a parameter's size", path) for dim in shape)
-            split = any(n > 1 for n in cut), tensor, gradient
-            kind = is_fp8, is_expert, sizes, tuple(parts or ())
-            use = ParameterUse(path, parameter, math.prod(sizes), *split, *kind, is_packed)
+            is_split, widths, n = any(n > 1 for n in cut), tuple(parts or ()), math.prod(sizes)
+            use = ParameterUse(
+                path, parameter, n, is_split, tensor, gradient, is_fp8, is_expert, sizes, widths, is_packed
+            )
             self.parameters[id(parameter)] = use
         return use
 
