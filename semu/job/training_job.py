@@ -11,7 +11,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.software import Software
-from semu.job.experts import check_experts
+from semu.job.experts import check_experts, exposed_exchanges
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
@@ -24,6 +24,7 @@ from semu.parallel.fsdp import SECOND_SINCE, Fsdp
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.vocabulary import check_vocabulary
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
 
@@ -70,6 +71,7 @@ class TrainingJob:
         self._check_batch()
         self._check_recompute()
         self._check_virtual_stages()
+        check_vocabulary(self.model, self.parallel)
         self._check_layout()
         self._check_fp8_weights()
         self._check_muon()
@@ -366,6 +368,16 @@ class TrainingJob:
             return chosen
         is_async = self.parallel.sequence_parallel or date is None or date >= ASYNC_REDUCTION_SINCE
         return self.training.software is Software.MEGATRON and is_async
+
+    @property
+    def exposed_exchanges(self) -> str:
+        """Why exchanges of experts' tokens do not hide although ``overlap.expert_parallel`` asks; "" where they do."""
+        return exposed_exchanges(self.model, self.parallel, self.training)
+
+    @property
+    def hides_exchanges(self) -> bool:
+        """Whether exchanges of experts' tokens hide behind another microbatch (``overlap.expert_parallel``)."""
+        return self.training.overlap.expert_parallel and not self.exposed_exchanges
 
     @property
     def overlaps_sends(self) -> bool:
