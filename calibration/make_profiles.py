@@ -6,15 +6,15 @@ For each device below: what ``semu calibrate FILES --device NAME --update PROFIL
 carried over from another device, each with its reason. Peaks, ``[software.*]`` and what else was written by hand stay.
 ``--check`` writes nothing and exits 1 where a profile would change.
 
-Factors of attention kernels (``[attention_kernel.NAME]``) come last, from published figures and measurements. Each has,
-forward and backward, a factor on long sequences and what short ones lose (``s0_tokens``), fitted to ``attention.csv`` by
+Factors of attention kernels (``[attention_kernel.NAME]``) come last, from published figures and measurements: forward
+and backward, a factor on long sequences and what short ones lose (``s0_tokens``), fitted to ``attention.csv`` by
 least squares of the logarithm, with the formula of a run (``Efficiency.latency_s``). A short call feels only a part of
-the sustained load (``semu.fitting.forms``), so measured times are first stretched to what they would be under all of it,
-by the device's ``power`` of attention.
+the sustained load (``semu.fitting.forms``), so measured times are first stretched to what they would be under all of
+it, by the device's ``power`` of attention.
 
 * FlashAttention-2: bars of its figure, forward and backward together, on A100 and H100. How they share the time is not
-  in the figure; its paper says that the backward reaches 63 % of A100's peak and the forward 73 % (2307.08691 §1): taken
-  for both devices. Both passes have one ``s0_tokens``. Of the bars those with a causal mask are fitted.
+  in the figure; its paper says that the backward reaches 63 % of A100's peak and the forward 73 % (2307.08691, §1),
+  which is taken for both devices. Both passes have one ``s0_tokens``. Of the bars those with a causal mask are fitted.
 * cuDNN on Hopper: cuDNN 9.19 on the H200, the same compute die, forward and backward apart.
 """
 

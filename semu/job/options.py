@@ -53,7 +53,6 @@ from semu.masks.bits import MASK_WORDS, read_mask
 from semu.nn.trace.eager import Autocast
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
-from semu.parallel.fsdp import Fsdp
 
 ALWAYS, ELSEWHERE = Shown.ALWAYS, Shown.ELSEWHERE
 STEP, MICROBATCHES = Influence.STEP, Influence.MICROBATCHES
@@ -342,12 +341,6 @@ class KernelOptions(AbstractOptions):
         "products for weight gradients add into the gradient buffers themselves, as in Megatron-LM; false: they write a"
         " tensor of the parameters' type, which is added",
         shown=ALWAYS,
-    )
-    fsdp: OptionalWord[Fsdp] = option(
-        None,
-        word(Fsdp),
-        "whose copies on the device surround the gathers and reductions of ZeRO-3 (semu.parallel.fsdp): those of the"
-        " first or second generation of PyTorch's FSDP, or none; None: under torch what it had at its date",
     )
     gathered_inputs: OptionalWord[GatheredInputs] = option(
         None,

@@ -267,7 +267,7 @@ def test_copies_of_fsdp_against_the_reference(name: str, grad_dtype: str, versio
 
 
 def test_what_fsdp_copies() -> None:
-    """Bytes of one parameter over two ranks, with fp32 masters: 3 for the cast shard; FSDP2 copies what was gathered (4)
+    """Bytes of a parameter over two ranks, with fp32 masters: 3 for the cast shard; FSDP2 copies what was gathered (4)
     and casts gradients into the buffer (6); FSDP1 joins (4), casts (6) and divides (8) them."""
     assert Fsdp.FIRST.gather_bytes(1000, DType.BF16, DType.FP32, 2) == 3000
     assert Fsdp.SECOND.gather_bytes(1000, DType.BF16, DType.FP32, 2) == 7000
