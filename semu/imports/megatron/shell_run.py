@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 from semu.errors import ConfigError
 from semu.imports.megatron.shell_conditions import both, either, holds_test
@@ -238,7 +238,8 @@ class _Runner:
             fields = [field for element in word.elements for field in self.shell.expand(element)]
             self._assign(match[1], fields, adds=adds, is_array=True)
         else:
-            value = self.shell.text(Word(word.pieces[len(match[0]) :], word.line))
+            ends = list(accumulate(len(piece.text) for piece in word.pieces))  # a piece ends with the =
+            value = self.shell.text(Word(word.pieces[ends.index(len(match[0])) + 1 :], word.line))
             self._assign(match[1], [Field(value, word.line)], adds=adds)
         return True
 
