@@ -49,6 +49,7 @@ from semu.job.kinds import (
 )
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
+from semu.masks.bits import MASK_WORDS, read_mask
 from semu.nn.trace.eager import Autocast
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
@@ -320,6 +321,11 @@ class KernelOptions(AbstractOptions):
         False,
         SWITCH,
         "the attention kernel's backward adds in a fixed order, as under Megatron-LM's --deterministic-mode",
+    )
+    attention_mask: Converted[str, str] = option(
+        MASK_WORDS[0],
+        Value(ValueKind.STRING, read_mask, MASK_WORDS),
+        "who sees whom in the text (semu.masks.mask), or a file of int64 bits, .npy (semu.masks.bits)",
     )
     software_date: str | None = option(
         None,
