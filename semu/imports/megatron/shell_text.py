@@ -93,7 +93,7 @@ def tokenize(text: str, name: str, first_line: int = 1) -> list[Word | Operator]
 
 
 _RUN = re.compile(r"[A-Za-z0-9_./,:+@%-]+")
-"""Characters that stand for themselves wherever they are in a word, and end nothing: no =, behind which a value begins."""
+"""Characters that stand for themselves wherever they are in a word, and end nothing; not =, where a value begins."""
 
 
 class _Reader:
