@@ -16,7 +16,7 @@ from semu.schedule.schedule import Schedule
 from semu.schedule.shape import StageKey
 from semu.schedule.study import PipelineStudy
 from semu.searcher.tessel.blocks import Blocks
-from semu.searcher.tessel.phases import complete, in_order
+from semu.searcher.tessel.phases import Placed, complete, in_order
 from semu.searcher.tessel.repetend import find_repetend
 from semu.simulation import prepare
 from semu.simulation.memory.reserved import device_room
@@ -62,18 +62,25 @@ def search_tessel(
     blocks = Blocks.of(study)
     repetend = find_repetend(blocks, limit_bytes, time_s=time_s, workers=workers)
     m = study.shape.num_microbatches
-    placed = in_order(blocks, repetend, m)
+    schedule = _schedule("tessel-fast" if is_fast else "tessel", blocks, in_order(blocks, repetend, m), study)
     if not is_fast:
         placed = complete(blocks, repetend, m, time_s=time_s / 2, workers=workers)
+        found = _schedule("tessel", blocks, placed, study)
+        schedule = min(schedule, found, key=lambda one: study.evaluate(one).makespan_s)
+    least = blocks.least_period * blocks.tick_s
+    return TesselSchedule(schedule, repetend.period * blocks.tick_s, least, repetend.is_shortest)
+
+
+def _schedule(name: str, blocks: Blocks, placed: list[Placed], study: PipelineStudy) -> Schedule:
+    """Placed blocks as the orders of ranks."""
     orders: list[list[StageKey]] = [[] for _ in range(study.shape.num_ranks)]
     for number, microbatch in placed:
         block = blocks.blocks[number]
         for rank, (chunk, code) in zip(block.ranks, block.stages, strict=True):
             orders[rank].append(StageKey(chunk, PHASES[code], microbatch))
-    schedule = Schedule.build("tessel-fast" if is_fast else "tessel", orders)
+    schedule = Schedule.build(name, orders)
     schedule.validate(study.shape)
-    least = blocks.least_period * blocks.tick_s
-    return TesselSchedule(schedule, repetend.period * blocks.tick_s, least, repetend.is_shortest)
+    return schedule
 
 
 def tessel(job: TrainingJob, *, is_fast: bool = False, time_s: float = SEARCH_S) -> Baseline:
