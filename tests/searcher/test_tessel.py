@@ -67,7 +67,7 @@ def test_a_limit_of_memory(limit: int, slower: bool) -> None:
     """Two ranks, 10 bytes a chunk: with 10 bytes a rank one microbatch is in flight, and the ranks take turns."""
     own = study(2, 4, gangs=False)
     blocks = Blocks.of(own)
-    found = find_repetend(blocks, (limit, limit), time_s=2.0)
+    found = find_repetend(blocks, (limit, limit), time_s=60.0)
     assert (found.period > blocks.least_period) == (slower and limit == 10)
     check(blocks, found.period, found.start, limit)
     if limit == 10:
