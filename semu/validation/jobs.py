@@ -174,11 +174,13 @@ def _with_run(row: Row, tables: Tables, run: Mapping[str, Mapping[str, Any]]) ->
 
 def _links(row: Row, device: str) -> dict[str, Any]:
     """What the row's network has otherwise than the device's profile: a node of more GPUs than NVLink joins in the
-    profile is an NVLink domain of several trays (GB200 NVL72)."""
-    numbers = {} if row.nic_bytes_per_s is None else {"nic_bytes_per_s": row.nic_bytes_per_s}
-    if row.gpus_per_node > load_profile(device).nvlink_gpus.value:
-        numbers["nvlink_gpus"] = row.gpus_per_node
-    return ({"override": numbers} if numbers else {}) | ({"fabric": row.fabric} if row.fabric is not None else {})
+    profile is an NVLink domain."""
+    links: dict[str, Any] = {"fabric": row.fabric, "nvlink_domain": row.nvlink_domain}
+    if row.nvlink_domain is None and row.gpus_per_node > load_profile(device).nvlink_gpus.value:
+        links["nvlink_domain"] = row.gpus_per_node
+    if row.nic_bytes_per_s is not None:
+        links["override"] = {"nic_bytes_per_s": row.nic_bytes_per_s}
+    return {name: value for name, value in links.items() if value is not None}
 
 
 def _recompute(row: Row, settings: Settings) -> str | list[str]:

@@ -92,7 +92,7 @@ class Row:
 
     Attributes:
         id, group: names, for reports only. trust: how far to believe it.
-        profile: device. gpus, gpus_per_node: how many.
+        profile: device. gpus, gpus_per_node: how many. nvlink_domain: GPUs that NVLink joins over nodes; None: a node's.
         dp, tp, pp, cp, ep, vp: parallel sizes; vp None: not published.
         micro_batch: sequences, None: not published. global_batch: sequences.
         fp8_recipe: how fp8 tensors are scaled, where the row says mxfp8; None: as semu takes it.
@@ -158,6 +158,7 @@ class Row:
     recompute_modules: tuple[str, ...] = ()
     nic_bytes_per_s: float | None = None
     fabric: str | None = None
+    nvlink_domain: int | None = None
     grad_dtype: str = ""
     compiled: bool | None = None
     layout: Mapping[str, object] | None = None

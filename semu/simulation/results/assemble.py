@@ -137,6 +137,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "gpus_per_node": job.cluster.gpus_per_node,
             **({"oversubscription": job.cluster.oversubscription} if job.cluster.oversubscription != 1 else {}),
             **({"fabric": job.cluster.fabric} if job.cluster.fabric is not None else {}),
+            **({"nvlink_domain": job.cluster.nvlink_domain} if job.cluster.nvlink_domain is not None else {}),
         },
         "parallel": {
             name: getattr(job.parallel, name)
