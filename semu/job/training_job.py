@@ -10,8 +10,9 @@ from semu.hardware.attention_kernels import AttentionFactors, AttentionKernel, u
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.fp8 import Fp8Recipe
+from semu.hardware.number import Number
 from semu.hardware.software import Software
-from semu.job.experts import check_experts
+from semu.job.experts import check_experts, mixtures
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
@@ -72,6 +73,25 @@ class TrainingJob:
         self._check_frozen_weights()
         check_modules(self.model, self.parallel)
         check_experts(self.model, self.parallel, self.training)
+
+    @cached_property
+    def has_bound_mixture(self) -> bool:
+        """Whether hosts launch a mixture of experts kernel by kernel (``semu.nn.trace.mixture_launches``): under
+        Megatron-LM, but where experts are padded to a capacity, whose shapes CUDA graphs can hold."""
+        training = self.training
+        is_megatron = training.software is Software.MEGATRON
+        return is_megatron and not training.moe_pad_to_capacity and bool(mixtures(self.model))
+
+    @property
+    def launches(self) -> bool:
+        """Whether kernels wait for their hosts; where the run does not say, where hosts are known to be slow."""
+        training = self.training
+        return training.launches or (training.launch is None and self.has_bound_mixture)
+
+    @property
+    def launch(self) -> tuple[str, Number]:
+        """What a launch takes [s], with its dotted key in the profile."""
+        return self.profile.host.launch(is_eager=self.training.is_eager or self.has_bound_mixture)
 
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus

@@ -23,7 +23,7 @@ from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gathers_before_forwards import first_forward_bindings, parameter_waits
-from semu.simulation.effects.launch import launching_hosts
+from semu.simulation.effects.launch import launching_hosts, waits_for_hosts
 from semu.simulation.transfers import chunk_transfers, edge_bytes
 from semu.simulation.unit_programs import programs_of
 
@@ -174,7 +174,7 @@ def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int6
 def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
     """Time every distinct replica under a schedule: the schedule's edges on the consolidated units."""
     layout, evaluation, replicas, nodes, gathers = sim.layout, sim.evaluation, sim.replicas, sim.nodes, sim.gathers
-    launches = layout.job.training.launches
+    launches = waits_for_hosts(layout)
     insides = StageInsides(sim)
     first = problem.first_forwards if gathers else ()
     overlapped = layout.job.overlaps_sends

@@ -46,7 +46,7 @@ def assemble_report(iteration: Iteration) -> Report:
     add_outer(seconds, timeline)
     launched = 0.0 if run.launched is None else float(run.launched[slowest].sum())
     if launched:
-        name = profile.host.launch(is_eager=job.training.is_eager)[1].provenance.value
+        name = job.launch[1].provenance.value
         seconds[name] = seconds.get(name, 0.0) + launched
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
@@ -207,7 +207,7 @@ _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
-    absent = [] if job.training.launches else ["CPU launch time"]
+    absent = [] if job.launches else ["CPU launch time"]
     if job.training.workspaces is Workspaces.NONE:
         absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
     notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []
