@@ -89,14 +89,6 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
 
 def _check_groups(parallel: Parallel, zero_group: int) -> None:
     """Every sharding group has all experts, and so the same number of ranks for each."""
-    if parallel.zero == 1:
-        raise ConfigError(
-            "ZeRO-1 in groups with experts spread over ranks is not modelled by this version",
-            where="parallel.zero_group",
-            expected="no zero_group, zero = 3, or ep = 1 with etp = tp",
-            got=zero_group,
-            nearest="no zero_group",
-        )
     width = parallel.ep * parallel.expert_tensor_ranks
     legal = [
         size

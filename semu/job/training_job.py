@@ -27,6 +27,10 @@ from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
 
+GRAPHS_SINCE = "2026-08"
+"""Month since when Megatron-LM's router and dispatcher are taken to run in CUDA graphs: a published run of that month
+takes 5.9 ms a layer and microbatch where launches would take 7. A belief, with no release note at hand."""
+
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -76,15 +80,16 @@ class TrainingJob:
 
     @cached_property
     def has_bound_mixture(self) -> bool:
-        """Whether hosts launch a mixture of experts kernel by kernel (``semu.nn.trace.mixture_launches``): under
-        Megatron-LM, but where experts are padded to a capacity, whose shapes CUDA graphs can hold."""
+        """Whether hosts launch a mixture of experts kernel by kernel (``semu.nn.trace.mixture_launches``): under a
+        Megatron-LM from before ``GRAPHS_SINCE``, but where experts are padded to a capacity, whose shapes are fixed."""
         training = self.training
+        is_early = training.software_date is not None and training.software_date < GRAPHS_SINCE
         is_megatron = training.software is Software.MEGATRON
-        return is_megatron and not training.moe_pad_to_capacity and bool(mixtures(self.model))
+        return is_megatron and is_early and not training.moe_pad_to_capacity and bool(mixtures(self.model))
 
     @property
     def launches(self) -> bool:
-        """Whether kernels wait for their hosts; where the run does not say, where hosts are known to be slow."""
+        """Whether kernels wait for their hosts; where the run does not say, where hosts are known to hold them up."""
         training = self.training
         return training.launches or (training.launch is None and self.has_bound_mixture)
 

@@ -171,10 +171,11 @@ def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int6
     )
 
 
-def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
-    """Time every distinct replica under a schedule: the schedule's edges on the consolidated units."""
+def run_pipeline(sim: SimulatedJob, problem: PipelineProblem, *, has_hosts: bool = True) -> TimedJob:
+    """Time every distinct replica under a schedule: the schedule's edges on the consolidated units; ``has_hosts``:
+    false: without launches."""
     layout, evaluation, replicas, nodes, gathers = sim.layout, sim.evaluation, sim.replicas, sim.nodes, sim.gathers
-    launches = waits_for_hosts(layout)
+    launches = has_hosts and waits_for_hosts(layout)
     insides = StageInsides(sim)
     first = problem.first_forwards if gathers else ()
     overlapped = layout.job.overlaps_sends

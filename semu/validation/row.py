@@ -107,6 +107,7 @@ class Row:
         attention_deterministic: whether its backward adds in a fixed order.
         cross_entropy: a word of ``training.cross_entropy``; None: not published.
         moe_dispatcher: a word of ``training.moe_dispatcher``; None: not published.
+        drops_tokens: experts take as many rows as balanced routing gives them, and drop the rest (the row's notes).
         gradient_accumulation_fusion: as in ``[training]``; None: not published.
         recompute_modules: what selective recomputation covers; empty: the attention core.
         nic_bytes_per_s: of a GPU, where it differs from the profile's; None: the profile's [byte/s].
@@ -154,6 +155,7 @@ class Row:
     attention_deterministic: bool | None = None
     cross_entropy: str | None = None
     moe_dispatcher: str | None = None
+    drops_tokens: bool = False
     gradient_accumulation_fusion: bool | None = None
     recompute_modules: tuple[str, ...] = ()
     nic_bytes_per_s: float | None = None

@@ -230,6 +230,7 @@ def _row(fields: _Fields) -> Row:
         attention_deterministic=fields.switch_or_none("attention_deterministic"),
         cross_entropy=fields.word_or_none("cross_entropy", is_optional=True),
         moe_dispatcher=fields.word_or_none("moe_dispatcher", is_optional=True),
+        drops_tokens=re.search(r"\btoken[- ]drop", str(fields.table.get("notes") or ""), re.IGNORECASE) is not None,
         gradient_accumulation_fusion=fields.switch_or_none("gradient_accumulation_fusion"),
         recompute_modules=fields.words("recompute_modules"),
         nic_bytes_per_s=fields.amount_or_none("nic_bytes_per_s", is_optional=True),

@@ -11,11 +11,13 @@ is dropped, and a router and a dispatcher are many small kernels. Counted here a
   sorts by expert 3.
 * a module of Transformer Engine around a product 3, a cast 3 (largest magnitude, scale, cast); a weight's gradient is
   two, product and hook of the gradient's bucket.
-* experts: 4 for the module, then a loop in C++ over experts whose steps take a third of a launch a product (B200's
-  grouped products never take less than 8.6 us an expert, ``efficiency.grouped_matmul.group_s``), half of one an
-  operand that is cast (three kernels), and in Python 0.7 for the hook of an expert's gradient.
+* experts: 4 for the module, then for every expert a third of a launch a product, in C++ (Transformer Engine's grouped
+  products on B200 never take less than 8.6 us an expert in ``gemm.csv``); under fp8 half of one for an operand that is
+  cast, three kernels in C++, and as much for the weight's copies, looked up in Python; 1 for a gradient, whose tensor
+  and hook are Python's.
 
-The counts are read off the modules, not measured.
+The counts are an estimate from what the modules do, not measured; ``host.eager_launch_s`` is fitted on runs of another
+framework.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _KINDS: Mapping[tuple[OpKind, Phase], int] = {
 }
 _CAST = 3
 _EXPERTS = 4
-_PRODUCT_OF_EXPERT, _CAST_OF_EXPERT, _HOOK_OF_EXPERT = 1 / 3, 1 / 2, 0.7
+_PRODUCT_OF_EXPERT, _CAST_OF_EXPERT, _WEIGHT_OF_EXPERT, _GRADIENT_OF_EXPERT = 1 / 3, 1 / 2, 1 / 2, 1.0
 
 
 def launches_of_mixture(operator: Operator) -> float:
@@ -65,11 +67,12 @@ def launches_of_mixture(operator: Operator) -> float:
 
 
 def _of_experts(operator: Operator) -> float:
-    groups = operator.key[3]
-    assert isinstance(groups, int)
+    groups = max(part for part in operator.key[3:5] if isinstance(part, int))  # rows or the summed axis are split
     each = _PRODUCT_OF_EXPERT
     if operator.phase is Phase.WEIGHT_GRADIENT:
-        each += _HOOK_OF_EXPERT
+        each += _GRADIENT_OF_EXPERT
     elif operator.dtype is DType.FP8:
         each += _CAST_OF_EXPERT
+        if operator.phase is not Phase.INPUT_GRADIENT:
+            each += _WEIGHT_OF_EXPERT
     return groups * each

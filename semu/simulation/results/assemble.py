@@ -80,7 +80,7 @@ def assemble_report(iteration: Iteration) -> Report:
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(layout, hosts)),
+        warnings=(*_warnings(layout, parameters, run.num_replicas, has_launches=run.launched is not None), *host_notes(layout, hosts)),
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
@@ -204,10 +204,10 @@ _PARALLEL_KEYS = (*COUNTS, "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
 
-def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
+def _warnings(layout: Layout, parameters: int, num_replicas: int, *, has_launches: bool) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
-    absent = [] if job.launches else ["CPU launch time"]
+    absent = [] if has_launches else ["CPU launch time"]
     if job.training.workspaces is Workspaces.NONE:
         absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
     notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []

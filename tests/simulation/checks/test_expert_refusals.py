@@ -21,7 +21,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, object]] = [
     ({"tp": 2, "etp": 4, "dp": 2}, {}, "parallel.etp", 2),
     ({"tp": 4, "etp": 3, "dp": 3}, {}, "parallel.etp", 2),
     ({"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": False}, {}, "parallel.sequence_parallel", "true"),
-    ({"dp": 4, "ep": 2, "zero_group": 2}, {}, "parallel.zero_group", "no zero_group"),
+    ({"dp": 8, "ep": 4, "zero_group": 2}, {}, "parallel.zero_group", 4),
     ({"dp": 8, "ep": 4, "zero": 3, "zero_group": 2}, {}, "parallel.zero_group", 4),
     ({"dp": 8, "tp": 2, "ep": 8, "zero": 3, "zero_group": 2}, {}, "parallel.zero_group", 8),
     ({"dp": 4, "tp": 2, "ep": 8, "etp": 1, "zero": 3, "zero_group": 2}, {}, "parallel.zero_group", 4),

@@ -132,6 +132,26 @@ def test_groups_that_hold_every_expert_once() -> None:
     assert found["hsdp", "all_reduce"] == 4 * DENSE // 2 + 4 * experts  # 2 (n - 1) / n = 1
 
 
+@pytest.mark.parametrize(("ep", "group"), [(2, 4), (2, 2), (4, 4)])
+def test_zero_1_in_groups(ep: int, group: int) -> None:
+    """Experts are sharded over the ranks of a group that hold the same ones; a shard is summed across the groups."""
+    dp = 8
+    report = simulate(job_of(mixtral(), text_items(1) * dp, Parallel(dp=dp, ep=ep, zero=1, zero_group=group)))
+    experts, shards = LAYERS * 8 // ep * EXPERT, group // ep
+    assert report.static_memory_bytes == (6 * (DENSE + experts) + 12 * (-(-DENSE // group) - (-experts // shards)),)
+    profile = report.job_profile if hasattr(report, "job_profile") else load_profile("h100")
+    kinds = [(piece.kind, piece.end_s - piece.start_s) for piece in report.timeline.ranks[0].outer]
+    for size, ranks in ((DENSE, group), (experts, shards)):
+        scattered = collective_latency(
+            profile, OpKind.REDUCE_SCATTER, CommGroup("dp", ranks), 4 * size * (ranks - 1) / ranks
+        )
+        summed = collective_latency(
+            profile, OpKind.ALL_REDUCE, CommGroup("dp", dp // group), 2 * (1 - group / dp) * 4 * -(-size // ranks)
+        )
+        for kind, wanted in ((OpKind.REDUCE_SCATTER, scattered), (OpKind.ALL_REDUCE, summed)):
+            assert any(found is kind and took == pytest.approx(wanted, rel=1e-6) for found, took in kinds), (kind, ranks)
+
+
 # -- run files and the command line ------------------------------------------------------------------------------------
 RUN = """
 [model.transformer]
