@@ -191,8 +191,8 @@ def expert_plan(model: Model, parallel: Parallel, training: Training, mesh: Mesh
 
 
 def dispatch_group(group: CommGroup, top_k: int, dispatcher: Dispatcher) -> CommGroup:
-    """The group as dispatch uses it: with DeepEP a token with k experts, drawn evenly from m nodes or ranks, is wanted on
-    m (1 - (1 - 1/m)^k) of them, and sent once to each."""
+    """The group as dispatch uses it: with DeepEP a token with k experts, drawn evenly from m nodes or ranks, is wanted
+    on m (1 - (1 - 1/m)^k) of them, and sent once to each."""
     if dispatcher is not Dispatcher.DEEPEP:
         return group
     nodes, ranks = (count * (1 - (1 - 1 / count) ** top_k) / top_k for count in (group.num_nodes, group.num_ranks))

@@ -54,7 +54,7 @@ from semu.errors import ConfigError
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
 from semu.nn.layers.activation import Activation
-from semu.parallel.layer_pattern import layer_pattern
+from semu.parallel.expert_layers import layer_pattern
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.validation.row import Measure, Row, Shape

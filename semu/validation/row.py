@@ -92,7 +92,8 @@ class Row:
 
     Attributes:
         id, group: names, for reports only. trust: how far to believe it.
-        profile: device. gpus, gpus_per_node: how many. nvlink_domain: GPUs that NVLink joins over nodes; None: a node's.
+        profile: device. gpus, gpus_per_node: how many.
+        nvlink_domain: GPUs that NVLink joins over nodes; None: a node's.
         dp, tp, pp, cp, ep, vp: parallel sizes; vp None: not published.
         micro_batch: sequences, None: not published. global_batch: sequences.
         fp8_recipe: how fp8 tensors are scaled, where the row says mxfp8; None: as semu takes it.

