@@ -26,6 +26,7 @@ from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
 from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.vocabulary import deal_between
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
 
@@ -136,6 +137,7 @@ class ModelCut:
                 chunk_flow=tuple(c.chunk.flow for c in self.chunks),
                 microbatch_flow=both_ends(self.num_ranks, num_microbatches) if self.copies > 1 else (),
                 chunk_module=tuple(c.module for c in self.chunks),
+                chunk_gang=tuple(c.chunk.gang for c in self.chunks),
             ),
         )
 
@@ -304,22 +306,7 @@ def build_layout(
     cut = _CUTS.of(traced).peek(part) if part is not None else None
     if cut is not None:
         return Layout(job, mesh, library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
-    flat = [block for group in blocks for block in group]
-    counts = [len(group) for group in blocks]
-    parallel = job.parallel
-    if (layout := parallel.stage_layout) is not None:
-        boundaries = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
-        chunks = deal_chunks(counts, boundaries, parallel.pp, parallel.placement)
-    else:
-        if parallel.partition == "latency":
-            by_template = weigh(library)
-            weights = [by_template[block.template] for block in flat]
-        else:
-            weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
-        names = [module.name for module in job.model.modules]
-        chunks = place_modules(
-            parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
-        )
+    chunks = _deal(job, blocks, library, weigh)
     compiled, is_lasting = traced.compiled, traced.is_lasting
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
@@ -337,6 +324,34 @@ def build_layout(
     if part is not None:
         cut = _CUTS.get(traced, part, lambda: made)
     return Layout(job, mesh, joined.library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
+
+
+def _deal(
+    job: TrainingJob,
+    blocks: Sequence[Sequence[Block]],
+    library: TemplateLibrary,
+    weigh: Callable[[TemplateLibrary], Sequence[float]],
+) -> list[Chunk]:
+    """Cut the model into chunks and place them."""
+    flat = [block for group in blocks for block in group]
+    counts = [len(group) for group in blocks]
+    parallel, layout = job.parallel, job.parallel.stage_layout
+    if layout is None and parallel.partition == "latency":
+        by_template = weigh(library)
+        weights = [by_template[block.template] for block in flat]
+    else:
+        weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
+    boundaries = None
+    if layout is not None:
+        boundaries = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
+    if parallel.spreads_vocabulary:
+        return deal_between(parallel, weights, boundaries)
+    if boundaries is not None:
+        return deal_chunks(counts, boundaries, parallel.pp, parallel.placement)
+    names = [module.name for module in job.model.modules]
+    return place_modules(
+        parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
+    )
 
 
 def _place(job: TrainingJob, cut: ModelCut) -> memo.Scope:
@@ -402,20 +417,37 @@ def _join(
         own = tuple(blocks[chunk.module][chunk.first : chunk.last])
         numbers = tuple(block.template for block in own)
         num_arriving = len(library.templates[numbers[0]].carry_in)
+        source = _source(chunks, chunk)
         if chunk.first:
-            arrivals = (chunk.index - 1,) * num_arriving
+            arrivals = (source,) * num_arriving
         else:
             arrivals = _module_arrivals(module, last_chunk, library, blocks, job)
-        has_consumer = chunk.index != last_chunk[module.name] or module.name in consumed
+        is_last = chunks[last_chunk[module.name]].first == chunk.first
+        has_consumer = not is_last or module.name in consumed
+        if chunk.gang >= 0 and not is_last:
+            has_consumer = any(_source(chunks, other) == chunk.index for other in chunks)
         forward, backward = joined.stages(
             numbers,
             serial=not job.overlaps_tensor_parallel,
             has_consumer=has_consumer,
+            has_producer=not chunk.first or source >= 0,
             borrowed=borrowed_tensors(arrivals, chunk, result),
             exchanges=plans[chunk.index],
         )
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
     return result
+
+
+def _source(chunks: Sequence[Chunk], chunk: Chunk) -> int:
+    """The chunk whose result a chunk reads within its module; -1: the module's first, or a member of a gang that gets
+    it within the stage from the member that is on the same rank as the chunk before."""
+    if not chunk.first:
+        return -1
+    before = [other for other in chunks[: chunk.index] if other.module == chunk.module and other.last == chunk.first]
+    before = [other for other in before if other.flow == chunk.flow]
+    if len(before) == 1 and chunk.gang < 0:
+        return before[0].index
+    return next((other.index for other in before if other.rank == chunk.rank), -1)
 
 
 def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkStages]:

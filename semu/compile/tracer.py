@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from semu.compile.module_sharding import ModuleSetting, resharded
+from semu.compile.module_sharding import ModuleSetting, resharded, to_shards, to_whole, vocabulary_options
 from semu.compile.structure import StructureReader
 from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
+from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
 from semu.job import Attention, Fp8Weights, Precision, Recompute, TrainingJob
 from semu.job.experts import expert_plan
@@ -148,6 +149,7 @@ class ModelTracer:
             grad_dtype=training.grad_dtype,
             overlap_tp=job.overlaps_tensor_parallel,
             fused_attention=training.attention is Attention.FUSED,
+            head_dims=head_dims(job.attention_kernel),
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
             experts=expert_plan(job.model, job.parallel, training, self.mesh),
@@ -159,7 +161,9 @@ class ModelTracer:
             stop_early=job.stops_recomputation_early,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,
-            eager_modules=training.eager_modules,
+            eager_modules=training.runs_unfused,
+            channels_first=training.has_channels_first,
+            autocast=training.autocast,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,
@@ -168,6 +172,10 @@ class ModelTracer:
         self._options_key = _both_keys(self.options)
         self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}
         self._traced_as = {name: self._options_of(setting) for name, setting in self._settings.items()}
+        self._vocabulary: tuple[TraceOptions, tuple[object, object]] | None = None
+        if job.parallel.spreads_vocabulary:
+            options = vocabulary_options(job, self.mesh, self.options)
+            self._vocabulary = options, _both_keys(options)
         self.spread_streams: dict[str, list[str]] = {}
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
@@ -207,7 +215,8 @@ class ModelTracer:
                 self.spread_streams[module.name] = list(dict.fromkeys(read))
             group = []
             layers = 0
-            for unit in own:
+            for number, unit in enumerate(own):
+                specs = self._between(number, len(own), specs)
                 group.append(self._place(unit, specs))
                 compiled = self._compile(group[-1], None)
                 if _is_layer(group[-1], compiled):
@@ -225,6 +234,20 @@ class ModelTracer:
             placed.append(group)
         self._check_bf16_layers()
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+
+    def _between(self, number: int, count: int, specs: tuple[CarrySpec, ...]) -> tuple[CarrySpec, ...]:
+        """Choose the options of a module's block; what arrives at it, spread as these want it.
+
+        Args:
+            number, count: of the block, of the module's blocks. specs: what the block before returns.
+        """
+        if self._vocabulary is None or number not in (0, 1, count - 1):
+            return specs
+        if number == 1:
+            self.options, self._options_key = self._traced_as[self.job.model.modules[0].name]
+            return to_shards(specs, self.job.parallel, self.mesh)
+        self.options, self._options_key = self._vocabulary
+        return to_whole(specs, self.mesh) if number else specs
 
     def _leave_in_bf16(self, group: list[_Placed]) -> None:
         """Place a module's first and last layers again, without fp8, as ``training.bf16_first_layers`` says."""

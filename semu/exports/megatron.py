@@ -219,7 +219,7 @@ def _layout_text(run: RunConfig) -> str | None:
     """The stages of a run's job in Megatron-LM's words, ``Et*3|t*4|t*3L``; None: they are even."""
     from semu.simulation.preparation import prepare
 
-    chunks = prepare(run.job()).layout.chunks
+    chunks = [chunk for chunk in prepare(run.job()).layout.chunks if chunk.chunk.gang < 0]
     layers = {path for module in run.model.modules for path, block in module.blocks() if _is_layer(block)}
     counts = [sum(block.path in layers for block in chunk.blocks) for chunk in chunks]
     if len(set(counts)) == 1:

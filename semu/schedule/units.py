@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
+from semu.schedule.gangs.barriers import awaited_by_gangs, barrier_edges, fellows
 from semu.schedule.graph import PipelineGraph, fan_out, graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey
@@ -273,7 +274,31 @@ class PipelineUnits:
             waits = np.flatnonzero(sends.behind >= 0)
             waits = waits[np.argsort(sends.unit[waits])]
             pieces.append(np.stack((sends.unit[waits], stages[sends.behind[waits]]), axis=1))
+            if self.shape.chunk_gang:
+                wait, fellow = awaited_by_gangs(self.shape, self._columns(orders), sends.behind[waits])
+                pieces.append(np.stack((sends.unit[waits][wait], stages[fellow]), axis=1))
+        pieces.append(self.barriers(orders))
         return np.concatenate(pieces).astype(np.int32)
+
+    def barriers(self, orders: Sequence[I32]) -> I64:
+        """Edges by which stages of gangs begin together: int64[k, 2]. ``orders``: as ``order_edges``."""
+        if not self.shape.chunk_gang:
+            return np.zeros((0, 2), dtype=np.int64)
+        stages = np.concatenate(orders).astype(np.int64)
+        return stages[np.stack(barrier_edges(self.shape, self._columns(orders)), axis=1)]
+
+    def fellows(self, orders: Sequence[I32]) -> I64:
+        """Stages of gangs that begin together, every two both ways: int64[k, 2]. ``orders``: of ``order_edges``."""
+        if not self.shape.chunk_gang:
+            return np.zeros((0, 2), dtype=np.int64)
+        return np.concatenate(orders).astype(np.int64)[np.stack(fellows(self.shape, self._columns(orders)), axis=1)]
+
+    def _columns(self, orders: Sequence[I32]) -> StageColumns:
+        """Stages of units in order."""
+        stages = np.concatenate(orders).astype(np.int64)
+        repeat, place = np.divmod(stages, self.size)
+        codes, parts = (table[repeat, place].astype(np.int64) for table in (self.codes, self.parts))
+        return StageColumns(np.cumsum([0, *map(len, orders)]), self.chunks_of(stages).astype(np.int64), codes, parts)
 
     def sends(self, stages: NDArray[np.integer], ptr: I64) -> Sends:
         """Transfers of stages in an order.

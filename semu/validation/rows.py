@@ -22,6 +22,7 @@ from semu.hardware.profile import list_fabrics, list_profiles
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.adapters import lora_table
 from semu.validation.multimodal import run_of_multimodal
+from semu.validation.multimodal_training import training_of_multimodal
 from semu.validation.open_sizes import complete_sizes
 from semu.validation.row import NO_TRANSFORMER, BadRow, Measure, Row, Scope, Shape, Trust
 
@@ -284,10 +285,8 @@ def _run(fields: _Fields) -> tuple[Mapping[str, Mapping[str, object]] | None, li
     if multimodal is None or ("layers" in model and "hidden" in model):
         return None, []
     tables_of, remarks = run_of_multimodal(multimodal)
-    software = fields.table.get("software")
-    if software in ("megatron", "torch"):
-        tables_of["training"] = {"software": software}
-    return tables_of, list(remarks)
+    training, more = training_of_multimodal(fields.table, multimodal)
+    return tables_of | ({"training": training} if training else {}), [*remarks, *more]
 
 
 def _pass_times(table: Mapping[str, object] | None) -> PassTimes | None:

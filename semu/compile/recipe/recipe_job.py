@@ -42,6 +42,14 @@ def planned_job(job: TrainingJob, plan: StagePlan) -> TrainingJob:
 def _refuse(job: TrainingJob, plan: StagePlan) -> None:
     """Say no to what this version would get wrong under a plan."""
     parallel, training = job.parallel, job.training
+    if parallel.spreads_vocabulary:
+        raise ConfigError(
+            "a plan for a vocabulary that is split over the pipeline is not modelled by this version",
+            where="parallel.vocabulary",
+            expected="ends, or a named schedule",
+            got=parallel.vocabulary,
+            nearest="ends",
+        )
     if parallel.copies > 1:
         raise ConfigError(
             "a plan for a bidirectional placement is not modelled by this version",

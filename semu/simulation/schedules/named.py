@@ -25,6 +25,7 @@ from semu.schedule.units import units_of
 from semu.simulation.context import SimulatedJob
 from semu.simulation.pipeline import send_latency
 from semu.simulation.schedules.costs_of_pairs import saved_bytes
+from semu.simulation.schedules.woven import woven_schedule
 from semu.simulation.transfers import edge_bytes
 
 
@@ -65,7 +66,8 @@ def check_schedule_options(job: TrainingJob) -> None:
         return
     placement = job.parallel.placement
     wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
-    if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):
+    is_free = not family.is_placed or (family.adapt is not None and wants == "circular")
+    if placement != wants and job.parallel.vpp > 1 and not is_free:
         raise _misplaced(family, wants, placement)
     misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp)
     if misfit is not None and family.generate is None:
@@ -165,6 +167,10 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
     is_planned, is_circular = sim.layout.recipe.plan is not None, sim.job.parallel.placement == "circular"
     if is_planned and family.alternates and not is_circular:
         raise _misplaced(family, "circular", sim.job.parallel.placement)
+    if shape.chunk_gang:
+        study = pipeline_study(sim, splits=family.splits_backward)
+        apart = sim.job.training.optimizer_post_validation
+        return woven_schedule(family, study, sim.job.training.activation_limit, ends_apart=apart)
     if family.generate is not None:
         return family.generate(shape)
     if family.adapt is None:
