@@ -31,8 +31,8 @@ class Cluster:
         oversubscription: of the network between nodes, >= 1: GPUs that send at once share its upper tiers, and each
             reaches its card's bandwidth divided by this.
         fabric: of the network between nodes, one of ``list_fabrics``; None: that which the profile was measured with.
-        nvlink_domain: GPUs that NVLink joins, in whole nodes: 72 for GB200 NVL72 in trays of ``gpus_per_node`` = 4; None:
-            what the profile's ``nvlink_gpus`` joins within a node.
+        nvlink_domain: GPUs that NVLink joins, in whole nodes: 72 for GB200 NVL72 in trays of ``gpus_per_node`` = 4;
+            None: what the profile's ``nvlink_gpus`` joins within a node.
     Raises:
         ConfigError: unknown device or fabric, unknown override key, a count or an oversubscription below one, a domain
             that nodes do not make up.
