@@ -33,7 +33,7 @@ class Software(Enum):
 _NEUTRAL = "a kernel by itself"
 _BY_THEMSELVES = (OpKind.OPTIMIZER, OpKind.CUSTOM, OpKind.PERMUTE)
 """Kinds without a factor. The kernel that moves rows of experts is in no dense run, from which factors come; in a
-profiled run of DeepSeek-V3 on H800 it reaches 2.5 to 3.0 of 3.35 TB/s (``h800_train_trace_ops.csv``), as a copy does."""
+profile of DeepSeek-V3 on H800 it reaches 2.5 to 3.0 of 3.35 TB/s (``h800_train_trace_ops.csv``), as a copy does."""
 
 
 FACTORS: Mapping[str, float] = MappingProxyType(

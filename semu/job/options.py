@@ -17,6 +17,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.packed import FrozenWeights
 from semu.hardware.software import Software
+from semu.job.cuda_graphs import GRAPHS, read_cuda_graphs
 from semu.job.declare import (
     AUTO_SWITCH,
     COUNT,
@@ -48,6 +49,7 @@ from semu.job.kinds import (
 )
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
+from semu.masks.bits import MASK_WORDS, read_mask
 from semu.nn.trace.eager import Autocast
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
@@ -320,6 +322,11 @@ class KernelOptions(AbstractOptions):
         SWITCH,
         "the attention kernel's backward adds in a fixed order, as under Megatron-LM's --deterministic-mode",
     )
+    attention_mask: Converted[str, str] = option(
+        MASK_WORDS[0],
+        Value(ValueKind.STRING, read_mask, MASK_WORDS),
+        "who sees whom in the text (semu.masks.mask), or a file of int64 bits, .npy (semu.masks.bits)",
+    )
     software_date: str | None = option(
         None,
         Value(ValueKind.STRING, _read_date),
@@ -367,9 +374,17 @@ class KernelOptions(AbstractOptions):
         " August 2026",
         shown=ELSEWHERE,
     )
+    cuda_graphs: Converted[tuple[str, ...] | None, Sequence[str] | str | None] = option(
+        None,
+        Value(ValueKind.WORDS),
+        f"what CUDA graphs launch at once, some of {', '.join(GRAPHS)}; None: nothing; shows where launches are"
+        " modelled (training.launch)",
+        influence=STEP,
+    )
 
     def _check(self) -> None:
         super()._check()
+        self._set("cuda_graphs", read_cuda_graphs(self.cuda_graphs))
         if self.autocast is not None and self.precision.tensor_dtype is DType.FP32:  # type: ignore[attr-defined]
             raise ConfigError(
                 "autocast without a 16-bit type",

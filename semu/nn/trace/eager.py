@@ -20,7 +20,8 @@ Other modules of eager PyTorch, as reads and writes of an element [passes] beyon
 * modulation (``x * (1 + scale) + shift``): 2; its gradients (dy * (1 + scale), dy * x and its sum, the sum of dy): 4.
 * gated addition (``x + gate * branch``): 2; its gradients (dy * gate, dy * branch and its sum): 3.
 * the gradient of a linear layer's or a convolution's bias is a sum over rows: 1 of the result.
-* a convolution adds its bias in a kernel of its own: 2 of the result.
+* a convolution adds its bias in a kernel of its own: 2 of the result; so do linear layers of Megatron-LM without
+  Transformer Engine, but for those before a residual, whose kernel adds both (PyTorch's fuse it into the product).
 * cuDNN's convolutions on tensor cores want channels last. Where the model keeps PyTorch's default, channels first,
   each of the three products copies both tensors that it shares with the model: 2 of each.
 
@@ -50,7 +51,7 @@ GROUP_NORM, GROUP_NORM_BACKWARD = 1, 2
 MODULATE, MODULATE_BACKWARD = 2, 4
 GATED_ADD, GATED_ADD_BACKWARD = 2, 3
 BIAS_BACKWARD = 1
-CONVOLUTION_BIAS = 2
+BIAS = 2
 LAYOUT = 2
 """Of both operands of a convolution with channels first."""
 _PASSES = "_passes"

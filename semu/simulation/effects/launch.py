@@ -38,6 +38,7 @@ from semu.job import TrainingJob
 from semu.nn.trace.eager import launches_of
 from semu.nn.trace.mixture_launches import launches_of_mixture
 from semu.simulation.bindings import Binding, Inside, StageInsides
+from semu.simulation.effects.graphs import graphed_calls
 from semu.units import quantize_time
 
 
@@ -88,6 +89,7 @@ def launching_hosts(
     launch_s = [quantize_time(launch * slower) for slower in launch_slowdowns(layout)]
     count = _counting(layout.job)
     calls = np.array([count(operator) for operator in layout.library.operators], dtype=np.float64)
+    calls = graphed_calls(layout, calls)
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
     host[stages] = nodes.num_units + np.arange(len(stages))
