@@ -82,7 +82,6 @@ KERNEL = AttentionKernel.TRITON_FA1
 """The attention kernel that nobody measured by itself: its factors, of FlashAttention-2's time, come from the runs."""
 HOW: Mapping[str, Factor] = {
     "matmul": Factor(1.5, 0.05, 0.03),
-    "matmul_fp8": Factor(1.5, 0.05, 0.03),
     **dict.fromkeys(PASSES, Factor(4.0, 0.5, 0.1)),
     "memory_bound": Factor(2.5, 0.5, 0.05),
     "interference": Factor(1.5, 1.0, 0.1),

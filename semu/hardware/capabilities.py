@@ -233,9 +233,8 @@ class DeviceProfile:
             return self
 
         def _in_run(kind: OpKind, item: Efficiency, variant: object) -> Efficiency:
-            is_fp8 = variant is DType.FP8 or isinstance(variant, Fp8Recipe)
             is_product = variant is DType.BF16 and kind in _PRODUCTS
-            return attention.slow(kind, item, products if is_product else factors.of_kind(kind, is_fp8=is_fp8))
+            return attention.slow(kind, item, products if is_product else factors.of_kind(kind))
 
         return replace(
             self,

@@ -37,14 +37,7 @@ profile of DeepSeek-V3 on H800 it reaches 2.5 to 3.0 of 3.35 TB/s (``h800_train_
 
 
 FACTORS: Mapping[str, float] = MappingProxyType(
-    {
-        "matmul": 1.0,
-        "matmul_fp8": 1.0,
-        "attention": 1.0,
-        "memory_bound": 1.0,
-        "interference": 0.0,
-        "transfer_s": 0.0,
-    }
+    {"matmul": 1.0, "attention": 1.0, "memory_bound": 1.0, "interference": 0.0, "transfer_s": 0.0}
 )
 """Names of the factors in a profile's ``[software.NAME]`` table -> neutral value, which is the smallest legal one."""
 
@@ -58,10 +51,8 @@ class SoftwareFactors:
     """Time in a training run relative to the time of isolated kernels, on one device under one framework.
 
     Attributes:
-        matmul, matmul_fp8: of matrix products in 16 bits or more, and in fp8, whose gradients accumulate in two steps
-            (Transformer Engine's ``use_split_accumulator``).
-        attention: of fused attention kernels, forward and backward. memory_bound: of all other kernels inside the
-            model.
+        matmul: of matrix products. attention: of fused attention kernels, forward and backward. memory_bound: of all
+            other kernels inside the model.
         interference: time that concurrent kernels lose, as a share of the time of the data-parallel collectives that
             they hide.
         transfer_s: added to every transfer between pipeline ranks [s]: the host waits for the device, and the queue
@@ -69,7 +60,6 @@ class SoftwareFactors:
     """
 
     matmul: Number
-    matmul_fp8: Number
     attention: Number
     memory_bound: Number
     interference: Number
@@ -89,17 +79,17 @@ class SoftwareFactors:
         """Whether all factors are neutral."""
         return all(getattr(self, name).value == value for name, value in FACTORS.items())
 
-    def name_of(self, kind: OpKind, *, is_fp8: bool = False) -> str | None:
+    def name_of(self, kind: OpKind) -> str | None:
         """The name of a compute kind's factor; None: ``_BY_THEMSELVES`` have none."""
         if kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
-            return "matmul_fp8" if is_fp8 else "matmul"
+            return "matmul"
         if kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD):
             return "attention"
         return None if kind in _BY_THEMSELVES else "memory_bound"
 
-    def of_kind(self, kind: OpKind, *, is_fp8: bool = False) -> Number:
+    def of_kind(self, kind: OpKind) -> Number:
         """The factor of a compute kind; neutral where there is none."""
-        name = self.name_of(kind, is_fp8=is_fp8)
+        name = self.name_of(kind)
         factor: Number = _neutral(1.0) if name is None else getattr(self, name)
         return factor
 
