@@ -120,7 +120,7 @@ class Choices:
         (4, 48),
     )
 
-    # -- FlexPipe -------------------------------------------------------------------------------------------------------
+    # -- FlexPipe ------------------------------------------------------------------------------------------------------
     flexpipe_most_ranks: Choice[int] = Choice(
         16, "pipeline ranks that are tried; FlexPipe §7.1 says powers of two, and no largest one", (8,)
     )
