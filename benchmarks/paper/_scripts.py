@@ -28,6 +28,7 @@ SCRIPTS: tuple[str, ...] = (
     "flexpipe_tables",
     "flexpipe_fig02",
     "flexpipe_fig12",
+    "flexpipe_fig16",
 )
 """Modules of this package that have ``run``."""
 

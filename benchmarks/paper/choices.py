@@ -138,6 +138,9 @@ class Choices:
     flexpipe_rank_order: Choice[str] = Choice(
         "tp-cp-dp-pp", "Megatron-LM's: data ranks are neighbours, pipeline ranks apart", ("tp-cp-pp-dp",)
     )
+    flexpipe_every: Choice[int] = Choice(
+        4, "microbatches of a synchronisation of DistMM-Pipe; FlexPipe §2.2 says every few", (2, 8)
+    )
     tessel_most_ranks: Choice[int] = Choice(8, "FlexPipe §7.1: Tessel is searched below 16 ranks", (4,))
     tessel_seconds: Choice[float] = Choice(
         10.0, "of a search for a repetend; FlexPipe prints 730 s on 8 GPUs for Tessel-fast, by Z3", (60.0,)
