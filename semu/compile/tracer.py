@@ -167,6 +167,7 @@ class ModelTracer:
             channels_first=training.has_channels_first,
             bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,
+            casts_parameters=training.autocast is not None and not job.shards_are_masters,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,

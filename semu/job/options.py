@@ -356,8 +356,8 @@ class KernelOptions(AbstractOptions):
     autocast: OptionalWord[Autocast] = option(
         None,
         word(Autocast),
-        "the model keeps fp32 weights and runs under torch.autocast: every microbatch copies them to 16 bits, and norms"
-        " compute in fp32, or in 16 bits too (low_precision_norms); None: parameters are in 16 bits",
+        "the model runs under torch.autocast: norms compute in fp32, or in 16 bits too (low_precision_norms), and every"
+        " microbatch copies fp32 weights to 16 bits, unless PyTorch's FSDP gathers them so; None: all is in 16 bits",
     )
     launch: Converted[bool | None, bool | str | None] = option(
         None,

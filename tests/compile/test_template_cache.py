@@ -256,6 +256,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "eager_modules": True,
     "channels_first": True,
     "autocast": Autocast.FP32_NORMS,
+    "casts_parameters": True,
     "separate_softmax": True,
     "bias_kernels": True,
     "head_dims": (64, 128),

@@ -71,7 +71,8 @@ class TraceOptions:
         eager_modules: modules run operator by operator, see ``semu.nn.trace.eager``.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
         bias_kernels: linear layers without row split add their bias behind the product, as Megatron-LM's own do.
-        autocast: fp32 weights and 16-bit products under ``torch.autocast``; None: parameters have the tensors' type.
+        autocast: 16-bit products under ``torch.autocast``; None: all tensors have one type.
+        casts_parameters: under autocast, parameters are fp32 and copied to 16 bits in every forward.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -96,6 +97,7 @@ class TraceOptions:
     channels_first: bool = False
     bias_kernels: bool = False
     autocast: Autocast | None = None
+    casts_parameters: bool = False
     keeps_gathered: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True

@@ -145,6 +145,8 @@ class CutModel:
             separate_softmax=job.training.software.value == "torch",
             bias_kernels=job.training.eager_modules and job.training.software.value == "megatron",
             autocast=job.training.autocast,
+            casts_parameters=job.training.autocast is not None
+            and not (job.training.software.value == "torch" and job.parallel.zero == 3),
             head_dims=_HEAD_DIMS.get(job.attention_kernel.value, ()) if job.attention_kernel is not None else (),
             keeps_gathered=(
                 job.training.software.value == "torch"
