@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from semu import memo
-from semu.compile.chunk import ChunkStages
+from semu.compile.chunk import ChunkStages, combined_chunks
+from semu.compile.combined.layers import Hiding, hiding_of
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
 from semu.compile.optimizer_share import OptimizerShare, share_of_pool
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
@@ -37,6 +38,7 @@ class ModelCut:
 
     Attributes:
         chunks: in order of data flow. num_ranks: pipeline ranks.
+        combined: the chunks as they run in pairs; none: stages run one by one.
         identity: stands for these chunks where they must not be kept alive.
         is_shared: other jobs may have these chunks too.
     """
@@ -44,6 +46,7 @@ class ModelCut:
     chunks: tuple[ChunkStages, ...]
     num_ranks: int
     is_shared: bool = False
+    combined: tuple[ChunkStages, ...] = ()
     identity: memo.Scope = field(default_factory=memo.Scope)
 
     @cached_property
@@ -120,7 +123,9 @@ class ModelCut:
 
     def recipe(self, num_microbatches: int) -> Recipe:
         """Every chunk runs whole microbatches as the job says."""
-        return _RECIPES.get(self, num_microbatches, lambda: Recipe.trivial(self.chunks, num_microbatches))
+        return _RECIPES.get(
+            self, num_microbatches, lambda: Recipe.trivial(self.chunks, num_microbatches, self.combined)
+        )
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
@@ -138,6 +143,7 @@ class ModelCut:
                 microbatch_flow=both_ends(self.num_ranks, num_microbatches) if self.copies > 1 else (),
                 chunk_module=tuple(c.module for c in self.chunks),
                 chunk_gang=tuple(c.chunk.gang for c in self.chunks),
+                combines=bool(self.combined),
             ),
         )
 
@@ -316,11 +322,12 @@ def build_layout(
         compiled, is_lasting = tracer.blocks, tracer.is_lasting
     exchanges, plans = plan_exchanges(job, mesh, blocks, chunks, len(compiled))
     if exchanges:
-        joined = library_of(compiled, exchanges, is_lasting=is_lasting)
+        joined = library_of(compiled, exchanges, is_lasting=is_lasting, hides=hiding_of(job))
     stages = _join(job, joined, blocks, chunks, plans)
     if job.parallel.copies > 1:
         stages += _second_copies(stages, job.parallel.pp)
-    made = cut = ModelCut(tuple(stages), job.parallel.pp, is_shared=part is not None)
+    combined = combined_chunks(stages, joined.library.hidden) if job.hides_exchanges else ()
+    made = cut = ModelCut(tuple(stages), job.parallel.pp, is_shared=part is not None, combined=combined)
     if part is not None:
         cut = _CUTS.get(traced, part, lambda: made)
     return Layout(job, mesh, joined.library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
@@ -387,18 +394,20 @@ def _trace(job: TrainingJob, state: ModelState, key: Hashable | None) -> _Traced
     """Trace a model; remembered where it hides nothing and there is a key."""
     tracer = ModelTracer(job)
     blocks = tracer.trace_model()
-    joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting)
+    joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting, hides=hiding_of(job))
     is_kept = key is not None and tracer.is_lasting and state.is_fixed
     traced = _Traced(blocks, tracer.blocks, tracer.is_lasting, joined, tracer.spread_streams, is_kept)
     return _TRACED.get(state, key, lambda: traced) if is_kept else traced
 
 
-def library_of(blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool) -> JoinedLibrary:
+def library_of(
+    blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool, hides: Hiding | None = None
+) -> JoinedLibrary:
     """The templates of a traced model; the same ones in the same order share what was joined of them before."""
     if not is_lasting:
-        return JoinedLibrary(blocks, exchanges)
+        return JoinedLibrary(blocks, exchanges, hides=hides)
     key = tuple(block.serial for block in blocks)
-    return LIBRARIES.get((key, exchanges) if exchanges else key, lambda: JoinedLibrary(blocks, exchanges))
+    return LIBRARIES.get((key, exchanges, hides), lambda: JoinedLibrary(blocks, exchanges, hides=hides))
 
 
 def _join(

@@ -19,12 +19,15 @@ from semu.hardware.shape_terms import (
     attention_factor,
     cache_factor,
     has_fused_softmax,
+    masked_factor,
     row_bytes_factor,
     tiled_flop,
 )
 
 ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
 """Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
+MASKED_KEY = (*ATTENTION_KEY, "tiles", "partial", "span")
+"""Meaning of the shape key of a kernel under a mask whose tiles are counted; pairs are those of its tiles."""
 PRODUCT_KEY = ("m", "n", "k")
 """Meaning of a product's shape key."""
 GROUPED_KEY = ("m", "n", "k", "split_m", "split_k")
@@ -53,6 +56,7 @@ SHAPE_COEFFICIENTS = (
     "row0",
     "cached",
     "cache_bytes",
+    "partial_tile",
 )
 """Coefficients of ``Efficiency`` that the factors depend on."""
 
@@ -61,6 +65,8 @@ def used_positions(operator: Operator, efficiency: Efficiency) -> tuple[int, ...
     """Positions in an operator's shape key that its latency depends on, beyond its FLOP and bytes."""
     kind, width = operator.kind, len(operator.key)
     has_tail = efficiency.tiles_at_once > 0 and efficiency.tile_rest > 0
+    if kind in _ATTENTION and width == len(MASKED_KEY):
+        return (3, 8, 9, 10)
     if kind in _ATTENTION and width == len(ATTENTION_KEY) and (efficiency.s0_tokens or has_tail):
         return (0, 2, 3, 7)
     if kind in _PRODUCTS and efficiency.tiles_at_once:
@@ -167,6 +173,19 @@ def _attention_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
     return factor
 
 
+def _masked_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+    heads, tiles, partial, span = key
+    factor: Values = masked_factor(
+        np.maximum(tiles, 1.0),
+        partial,
+        np.maximum(span, 1.0),
+        heads,
+        tiles_at_once=numbers["tiles_at_once"],
+        partial_tile=numbers["partial_tile"],
+    )
+    return factor
+
+
 def _product_factor(key: Values, numbers: Mapping[str, Values], *, is_split: bool = True) -> Values:
     """``is_split``: m and k of grouped products are those of all groups together."""
     m, n, k = np.maximum(key[:3], 1.0)
@@ -213,6 +232,7 @@ def _formula_of(operator: Operator) -> _Formula:
     by_width = {
         (OpKind.MATMUL, len(SCORES_KEY)): _scores_factor,
         (OpKind.SOFTMAX, len(SOFTMAX_KEY)): _softmax_factor,
+        **{(kind, len(MASKED_KEY)): _masked_factor for kind in _ATTENTION},
     }
     return by_width.get((operator.kind, len(operator.key)), _FORMULAS[operator.kind])
 

@@ -72,6 +72,19 @@ def attention_factor(tokens: Any, pairs: Any, heads: Any, share: Any, *, s0: Any
     return 1.0 + short + rest * ATTENTION_ROWS * tiles_at_once * share / (tokens * heads)
 
 
+def masked_factor(tiles: Any, partial: Any, span: Any, heads: Any, *, tiles_at_once: Any, partial_tile: Any) -> Any:
+    """Cost of attention under a mask over the FLOP of its tiles: P span / (tiles heads), what multiprocessors lose that
+    are done before the last one, times 1 + (partial_tile - 1) partial / tiles, what masking costs inside tiles.
+
+    Args:
+        tiles, partial: tiles of one head, > 0, and those in which some pairs are masked. span: tiles until the last
+            multiprocessor is done, with all heads. heads: of the kernel. tiles_at_once: P; 0: nothing is lost.
+        partial_tile: time of a tile in which some pairs are masked, over that of another, >= 1.
+    """
+    lost = np.where(tiles_at_once > 0, tiles_at_once * span / (tiles * heads), 1.0)
+    return np.maximum(lost, 1.0) * (1.0 + (partial_tile - 1.0) * partial / tiles)
+
+
 def row_bytes_factor(width: Any, row0: Any) -> Any:
     """How much a row-wise kernel (norm, softmax) moves in effect: 1 + row0 / width of a row.
 

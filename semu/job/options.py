@@ -10,13 +10,14 @@ import math
 import re
 from collections.abc import Sequence
 
-from semu.checks import is_number
+from semu.checks import check_word, is_number
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import AttentionKernel
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.packed import FrozenWeights
 from semu.hardware.software import Software
+from semu.job.cuda_graphs import GRAPHS, read_cuda_graphs
 from semu.job.declare import (
     AUTO_SWITCH,
     COUNT,
@@ -48,6 +49,8 @@ from semu.job.kinds import (
 )
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
+from semu.masks.bits import read_bits
+from semu.masks.mask import MaskKind
 from semu.nn.trace.eager import Autocast
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
@@ -296,6 +299,15 @@ class MemoryOptions(AbstractOptions):
         return RecomputePlan.of(self.recompute_modules or ("core_attn",))
 
 
+def _read_mask(value: object, where: str) -> str:
+    """A mask's word, or a file of bits, which is read."""
+    if isinstance(value, str) and value.endswith(".npy"):
+        read_bits(value)
+        return value
+    word = value.value if isinstance(value, MaskKind) else value
+    return check_word(word, [kind.value for kind in MaskKind], "mask", where)
+
+
 @part
 class KernelOptions(AbstractOptions):
     """Who computes, with which kernels."""
@@ -319,6 +331,11 @@ class KernelOptions(AbstractOptions):
         False,
         SWITCH,
         "the attention kernel's backward adds in a fixed order, as under Megatron-LM's --deterministic-mode",
+    )
+    attention_mask: Converted[str, str] = option(
+        MaskKind.CAUSAL.value,
+        Value(ValueKind.STRING, _read_mask, tuple(kind.value for kind in MaskKind)),
+        "who sees whom in the text (semu.masks.mask), or a file of int64 bits, .npy (semu.masks.bits)",
     )
     software_date: str | None = option(
         None,
@@ -366,9 +383,17 @@ class KernelOptions(AbstractOptions):
         " framework runs its modules operator by operator",
         shown=ELSEWHERE,
     )
+    cuda_graphs: Converted[tuple[str, ...] | None, Sequence[str] | str | None] = option(
+        None,
+        Value(ValueKind.WORDS),
+        f"what CUDA graphs launch at once, some of {', '.join(GRAPHS)}; None: nothing; shows where launches are"
+        " modelled (training.launch)",
+        influence=STEP,
+    )
 
     def _check(self) -> None:
         super()._check()
+        self._set("cuda_graphs", read_cuda_graphs(self.cuda_graphs))
         if self.autocast is not None and self.precision.tensor_dtype is DType.FP32:  # type: ignore[attr-defined]
             raise ConfigError(
                 "autocast without a 16-bit type",

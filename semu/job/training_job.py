@@ -11,7 +11,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.software import Software
-from semu.job.experts import check_experts
+from semu.job.experts import check_experts, exposed_exchanges
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
@@ -341,6 +341,16 @@ class TrainingJob:
         if chosen is not None:
             return chosen
         return self.training.software is Software.MEGATRON and self.parallel.sequence_parallel
+
+    @property
+    def exposed_exchanges(self) -> str:
+        """Why exchanges of experts' tokens do not hide although ``overlap.expert_parallel`` asks; "" where they do."""
+        return exposed_exchanges(self.model, self.parallel, self.training)
+
+    @property
+    def hides_exchanges(self) -> bool:
+        """Whether exchanges of experts' tokens hide behind another microbatch (``overlap.expert_parallel``)."""
+        return self.training.overlap.expert_parallel and not self.exposed_exchanges
 
     @property
     def overlaps_sends(self) -> bool:

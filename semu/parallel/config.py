@@ -8,9 +8,10 @@ from typing import Self
 
 from semu.checks import check_integer, check_member, check_switch, check_word, is_integer
 from semu.errors import ConfigError
+from semu.nn.masked_kernel import TILE_EDGE
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.axes import ParallelSizes
-from semu.parallel.context import sequence_parts
+from semu.parallel.context import Balance, check_balance, check_exchange, sequence_parts
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.segments import check_segments
@@ -34,12 +35,19 @@ class Overlap:
         pipeline: P2P sends run beside compute; false: the sender's compute waits (Megatron's 1F1B); None: true where
             ranks have several virtual stages (vpp > 1) and under other schedules than GPipe and 1F1B, else false
             (``TrainingJob.overlaps_sends``).
+        expert_parallel: exchanges of experts' tokens hide behind another microbatch: in the steady phase of 1F1B a
+            forward stage and the backward stage behind it run as one, layer by layer (Megatron-LM's
+            ``--overlap-moe-expert-parallel-comm``; ``semu.compile.combined.layers``).
+        delayed_weight_gradients: there, weight gradients run behind the gradients of a layer's inputs, beside further
+            exchanges (Megatron-LM's ``--delay-wgrad-compute``).
     """
 
     grad_reduce: bool = True
     param_gather: bool = True
     tensor_parallel: bool | None = None
     pipeline: bool | None = None
+    expert_parallel: bool = False
+    delayed_weight_gradients: bool = False
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -77,6 +85,13 @@ class Parallel(ParallelSizes):
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
         cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
             ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
+        cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
+            (``semu.masks.balance``).
+        cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
+        attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
+            (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
+        cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.
+        cp_gather_heads: ``"kv"``: the heads of keys travel; ``"query"``: they are repeated to all query heads before.
         modules: modality module -> ``ModuleParallel`` or its table, where it differs from the job's, e.g.
             ``{"vit": ModuleParallel(tp=1)}``.
         placement: where the groups of layers lie: ``"circular"``, group g on rank g mod pp, or with vpp >= 2 in a V,
@@ -109,6 +124,11 @@ class Parallel(ParallelSizes):
     shares: Mapping[str, int] = field(default_factory=dict)
     rank_order: str = DATA_FIRST
     cp_inner: int = 1
+    cp_balance: Balance | str = Balance.ZIGZAG
+    cp_block: int = TILE_EDGE
+    attention_split: int = 0
+    cp_overlap: str = "none"
+    cp_gather_heads: str = "kv"
     vocabulary: str = "ends"
 
     def __post_init__(self) -> None:
@@ -136,6 +156,9 @@ class Parallel(ParallelSizes):
         kind = check_member(self.cp_kind, ContextKind, "parallel.cp_kind", "kind of context parallelism")
         object.__setattr__(self, "cp_kind", kind)
         self._check_levels()
+        balance = check_balance(self.cp_balance, self.cp_block, self.attention_split)
+        object.__setattr__(self, "cp_balance", balance)
+        check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads)
         self._set_modules()
         check_word(self.vocabulary, VOCABULARIES, "place of embedding and head", "parallel.vocabulary")
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})

@@ -33,6 +33,7 @@ _SAYS: Mapping[str, str] = {
     "parallel.vocabulary": "embedding and head at the ends, or split over the pipeline's ranks",
     "overlap.grad_reduce": "gradients are reduced while the last backward computes",
     "overlap.param_gather": "parameters are gathered while the first forward computes",
+    "overlap.expert_parallel": "exchanges of experts' tokens hide behind another microbatch",
     "batch.kind": "text, vlm, t2v, mixed, pairs or file (JSONL metadata of real samples)",
     "batch.seed": "of the drawn samples",
 }

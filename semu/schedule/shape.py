@@ -65,6 +65,8 @@ class PipelineShape:
             their own ranks. Empty: there are no gangs.
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
+        combines: in the steady phase of 1F1B, interleaved or not, the forward and the backward of a turn run as one
+            (``semu.schedule.rules.combined``); every rank runs one more forward before it.
     """
 
     num_ranks: int
@@ -80,6 +82,7 @@ class PipelineShape:
     part_counts: tuple[tuple[int, ...], ...] = ()
     joins: bool = False
     chunk_gang: tuple[int, ...] = ()
+    combines: bool = False
 
     def __post_init__(self) -> None:
         for field, what, default, least in (

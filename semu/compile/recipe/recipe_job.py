@@ -69,6 +69,7 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
         ("parallel.zero", "0 or 1", parallel.zero, parallel.zero > 1),
         ("parallel.modules", "one parallelism for all modules", ", ".join(parallel.modules), bool(parallel.modules)),
         ("parallel.placement", "circular", parallel.placement, parallel.placement != "circular"),
+        ("overlap.expert_parallel", "false", True, job.hides_exchanges),
         ("training.launch", "false", training.launches, training.launches),
         ("training.offload", "no offloaded weights", "weights", training.offload_plan.weights),
         *((f"training.{name}", "nothing", value, value is not None) for name, value in given.items()),

@@ -22,6 +22,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.hardware.packed import FrozenWeights
+from semu.nn.masked_kernel import MARK, Masking
 from semu.nn.module import Module, Parameter
 from semu.nn.routing import ExpertPlan
 from semu.nn.trace.eager import Autocast
@@ -67,6 +68,8 @@ class TraceOptions:
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
+        eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
+        masking: the mask of attention over text, and how context ranks share it.
         gang_group: ranks that run the block together, each with its part; what arrives is at one of them.
         eager_modules: modules run operator by operator, see ``semu.nn.trace.eager``.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
@@ -104,6 +107,7 @@ class TraceOptions:
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
     frozen_weights: FrozenWeights | None = None
+    masking: Masking = field(default_factory=Masking)
     gang_group: CommGroup | None = None
 
     @property
@@ -461,7 +465,7 @@ class Trace:
     def _context_copies(self, flop: Dim) -> int:
         """Context ranks that do the same work: all where the work does not depend on a rank's tokens, else 1."""
         ranks = self.options.cp_group.num_ranks
-        if ranks == 1 or any(name.endswith((".shard", ".pairs")) for name in symbols_of(flop)):
+        if ranks == 1 or any(MARK in name or name.endswith((".shard", ".pairs")) for name in symbols_of(flop)):
             return 1
         return ranks
 

@@ -35,6 +35,7 @@ from semu.compile.layout import Layout
 from semu.engine.unit_graph import Edges, UnitGraph
 from semu.nn.trace.eager import launches_of
 from semu.simulation.bindings import Binding, Inside, StageInsides
+from semu.simulation.effects.graphs import graphed_calls
 from semu.units import quantize_time
 
 
@@ -85,6 +86,7 @@ def launching_hosts(
     launch = layout.job.profile.host.launch(is_eager=is_eager)[1].value
     launch_s = [quantize_time(launch * slower) for slower in launch_slowdowns(layout)]
     calls = np.array([launches_of(operator) if is_eager else 1 for operator in layout.library.operators])
+    calls = graphed_calls(layout, calls)
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
     host[stages] = nodes.num_units + np.arange(len(stages))
@@ -115,12 +117,12 @@ def launch_slowdowns(layout: Layout) -> list[float]:
 
 
 def _issued(
-    inside: Inside, calls: NDArray[np.int64], launch_s: float
+    inside: Inside, calls: NDArray[np.float64], launch_s: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Operators that a host which begins with their stage would issue late, when it has issued each after its begin,
     and everything: int64[k], float64[num_replicas, k], float64[num_replicas] [s].
 
-    The others are never late: a host begins a stage no later than the device. ``calls``: int64[num_ops], launches.
+    The others are never late: a host begins a stage no later than the device. ``calls``: float64[num_ops], launches.
     """
     issued: NDArray[np.float64] = launch_s * np.cumsum(np.where(inside.latency > 0, calls, 0), axis=1)
     bound = np.flatnonzero((issued > inside.start).any(axis=0)).astype(np.int64)

@@ -14,7 +14,10 @@ from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.job.description import describe_training
 from semu.job.experts import mixtures, worst_load
 from semu.parallel.axes import COUNTS, GPU_AXES, PEERS
+from semu.parallel.config import Parallel
+from semu.parallel.context import Balance
 from semu.present.report import Report
+from semu.simulation.contexts.notes import context_notes
 from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.host import host_memory, host_notes
@@ -80,7 +83,11 @@ def assemble_report(iteration: Iteration) -> Report:
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(layout, hosts)),
+        warnings=(
+            *_warnings(layout, parameters, run.num_replicas),
+            *host_notes(layout, hosts),
+            *context_notes(iteration, time_s),
+        ),
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
@@ -147,6 +154,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
         | ({"modules": module_sizes(layout)} if job.parallel.modules else {})
         | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {})
         | ({"cp_inner": job.parallel.cp_inner} if job.parallel.has_context_levels else {})
+        | _describe_context(job)
         | ({"placement": job.parallel.placement} if job.parallel.placement != "circular" else {})
         | ({"segments": job.parallel.segments} if job.parallel.segments != "mixed" else {})
         | ({"shares": dict(job.parallel.shares)} if job.parallel.shares else {}),
@@ -169,6 +177,14 @@ def describe_job(layout: Layout) -> dict[str, object]:
         "batch": job.batch.describe(),
         **({"plan": described_plan(layout)} if layout.recipe.plan is not None else {}),
     }
+
+
+def _describe_context(job: TrainingJob) -> dict[str, object]:
+    """How context ranks share the text, where that is not by chunks of its sequences."""
+    plain = Parallel()
+    names = ("cp_balance", "cp_block", "attention_split", "cp_overlap", "cp_gather_heads")
+    found = {name: getattr(job.parallel, name) for name in names if getattr(job.parallel, name) != getattr(plain, name)}
+    return {name: value.value if isinstance(value, Balance) else value for name, value in found.items()}
 
 
 def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
@@ -215,6 +231,8 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
             "replica, so that the iteration lasts at least as long as said"
         )
+    if job.training.overlap.expert_parallel and job.exposed_exchanges:
+        notes.append(f"overlap.expert_parallel hides nothing: {job.exposed_exchanges}")
     for module in job.model.modules if job.parallel.modules else ():
         groups = job.parallel.item_groups(module.name)
         if groups > 1:
