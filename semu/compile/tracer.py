@@ -20,8 +20,8 @@ from semu.nn.masked_kernel import Masking
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
 from semu.nn.trace.block import CarrySpec, starts_from_data, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingStyle
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.context import Balance
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan

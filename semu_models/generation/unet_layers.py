@@ -98,7 +98,7 @@ class SpatialTransformer(Module):
         y = self.inward(F.between_layouts(self.norm(x)))
         for number in range(self.depth):
             y = getattr(self, f"layer{number}")(y, context)
-        return x + F.between_layouts(self.outward(y))  # type: ignore[no-any-return]
+        return x + F.between_layouts(self.outward(y))
 
 
 class Upsample(Module):

@@ -24,8 +24,8 @@ from semu.job import TrainingJob
 from semu.nn import InputSpec, MixtureOfExperts, Module, Sequential
 from semu.nn.routing import ExpertPlan
 from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.recompute_plan import RecomputePlan
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.tensor import megatron_plan
 
 
