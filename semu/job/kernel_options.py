@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from semu.checks import check_word
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import AttentionKernel
 from semu.hardware.kinds import DType
@@ -31,8 +30,7 @@ from semu.job.kinds import (
     CrossEntropy,
     GatheredInputs,
 )
-from semu.masks.bits import read_bits
-from semu.masks.mask import MaskKind
+from semu.masks.bits import MASK_WORDS, read_mask
 from semu.nn.trace.eager import Autocast
 
 ALWAYS, ELSEWHERE = Shown.ALWAYS, Shown.ELSEWHERE
@@ -46,15 +44,6 @@ def _read_date(value: object, where: str) -> str:
     if not isinstance(value, str) or not _DATE.fullmatch(value):
         raise ConfigError("not a month", where=where, expected="YYYY-MM, like 2024-07", got=repr(value))
     return value
-
-
-def _read_mask(value: object, where: str) -> str:
-    """A mask's word, or a file of bits, which is read."""
-    if isinstance(value, str) and value.endswith(".npy"):
-        read_bits(value)
-        return value
-    word = value.value if isinstance(value, MaskKind) else value
-    return check_word(word, [kind.value for kind in MaskKind], "mask", where)
 
 
 @part
@@ -82,8 +71,8 @@ class KernelOptions(AbstractOptions):
         "the attention kernel's backward adds in a fixed order, as under Megatron-LM's --deterministic-mode",
     )
     attention_mask: Converted[str, str] = option(
-        MaskKind.CAUSAL.value,
-        Value(ValueKind.STRING, _read_mask, tuple(kind.value for kind in MaskKind)),
+        MASK_WORDS[0],
+        Value(ValueKind.STRING, read_mask, MASK_WORDS),
         "who sees whom in the text (semu.masks.mask), or a file of int64 bits, .npy (semu.masks.bits)",
     )
     software_date: str | None = option(

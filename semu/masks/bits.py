@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.checks import check_word
 from semu.errors import ConfigError
 from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import TEXT, IntArray, Spans
 
+MASK_WORDS = tuple(kind.value for kind in MaskKind)
 MOST_BITS = 62
 CAUSAL_BIT = np.int64(1) << 62
 _NAMED = np.int64((1 << MOST_BITS) - 1)
@@ -37,6 +39,18 @@ def read_bits(path: str | Path) -> IntArray:
         got = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
         raise ConfigError("not a mask", where=str(path), expected="int64[tokens] or int64[sequences, tokens]", got=got)
     return np.ascontiguousarray(found).astype(np.int64)
+
+
+def read_mask(value: object, where: str) -> str:
+    """The word of a mask, or a file of bits, which must be readable.
+
+    Raises:
+        ConfigError: another word, a file that is no mask.
+    """
+    if isinstance(value, str) and value.endswith(".npy"):
+        read_bits(value)
+        return value
+    return check_word(value.value if isinstance(value, MaskKind) else value, MASK_WORDS, "mask", where)
 
 
 def seen_of_bits(bits: IntArray, starts: IntArray, where: str = "bits") -> Seen:

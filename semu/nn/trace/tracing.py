@@ -240,19 +240,9 @@ class Trace:
             if parameter.requires_grad:
                 gradient = self.graph.add_tensor(shape, self.options.grad_dtype, Role.GRADIENT, name=f"{path}.grad")
             sizes = tuple(as_int(dim, "a parameter's size", path) for dim in shape)
-            is_split, widths = any(n > 1 for n in cut), tuple(parts or ())
+            is_split, widths, n = any(n > 1 for n in cut), tuple(parts or ()), math.prod(sizes)
             use = ParameterUse(
-                path,
-                parameter,
-                math.prod(sizes),
-                is_split,
-                tensor,
-                gradient,
-                is_fp8,
-                is_expert,
-                sizes,
-                widths,
-                is_packed,
+                path, parameter, n, is_split, tensor, gradient, is_fp8, is_expert, sizes, widths, is_packed
             )
             self.parameters[id(parameter)] = use
         return use
