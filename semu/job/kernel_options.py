@@ -118,7 +118,8 @@ class KernelOptions(AbstractOptions):
         None,
         AUTO_SWITCH,
         "no kernel starts before its host has issued it (semu.simulation.effects.launch); None or auto: where a"
-        " framework runs its modules operator by operator",
+        " framework runs its modules operator by operator, and for mixtures of experts under Megatron-LM of before"
+        " August 2026",
         shown=ELSEWHERE,
     )
     cuda_graphs: Converted[tuple[str, ...] | None, Sequence[str] | str | None] = option(
@@ -159,5 +160,5 @@ class KernelOptions(AbstractOptions):
 
     @property
     def launches(self) -> bool:
-        """Whether kernels wait for their hosts."""
+        """Whether kernels wait for their hosts, whatever the model (``TrainingJob.launches``)."""
         return self.is_eager if self.launch is None else self.launch
