@@ -339,8 +339,11 @@ class Parallel(ParallelSizes):
 
     @property
     def expert_tensor_ranks(self) -> int:
-        """Ranks that every expert is split over."""
-        return self.etp if self.etp is not None else self.tp
+        """Ranks that every expert is split over: where ``etp`` is left open, tp where ranks are left to share experts
+        out (Megatron-LM's default), else 1, as under FSDP."""
+        if self.etp is not None:
+            return self.etp
+        return 1 if self.zero == 3 or self.stage_gpus % (self.ep * self.tp) else self.tp
 
     @property
     def expert_data_ranks(self) -> int:
