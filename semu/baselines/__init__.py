@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from semu.baselines.baseline import Baseline
-from semu.baselines.distmm import distmm
+from semu.baselines.contrastive_towers import distmm
 from semu.baselines.fully_sharded import fsdp
 from semu.baselines.list_scheduled import greedy
 from semu.baselines.megatron_lm import megatron, megatron_1f1b
