@@ -360,7 +360,10 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
         winner[leaves + r] = r
     for r in range(leaves):
         _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
-    count = 0
+    looked, stood = zeros(num_ranks, np.int64), zeros(num_ranks, np.int64)
+    count, least = 0, 0.0
+    for stage in stages:
+        least += 0.05 * latency[stage] / len(stages)
     while True:
         r = winner[1]
         time = at[r]
@@ -369,7 +372,7 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
         while cursor[r] < ptr[r + 1] and is_done[stages[cursor[r]]]:
             cursor[r] += 1
         chosen, first, soonest = -1, -1, np.inf
-        bound, is_full, declined = np.inf, False, False
+        bound, is_full, declined = np.inf, False, 0.0
         seen, place = 0, cursor[r]
         while seen < window and place < ptr[r + 1]:
             stage = stages[place]
@@ -382,7 +385,8 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
                 if fits and (first < 0 or not is_patient or is_full or time + latency[stage] <= bound):
                     chosen = stage
                     break
-                declined = declined or fits
+                if fits:
+                    declined = max(declined, latency[stage])
             elif waits[stage] == 0:
                 soonest = min(soonest, ready[stage])
             if first < 0:
@@ -395,10 +399,12 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
                 chosen = stage
                 late_head[r] += 1
             else:
-                declined = True
+                declined = max(declined, latency[stage])
         if chosen < 0:
-            if declined and bound > time:
-                soonest = min(soonest, bound)
+            looked[r] = looked[r] + 1 if stood[r] == count else 0
+            stood[r] = count
+            if declined > 0.0 and least > 0.0 and bound < np.inf and looked[r] < 8:  # it may come later: look again
+                soonest = min(soonest, max(bound, time + max(0.25 * declined, least)))
             _set_time(r, soonest, at, winner)
             continue
         order[count] = chosen
