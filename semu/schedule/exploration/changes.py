@@ -21,7 +21,7 @@ class Change:
     """A rule that differs from another one in one field.
 
     Attributes:
-        text: of the changed rule. makespan_s: with it [s]. removed: bubbles of the first order that are gone or shorter.
+        text: of the changed rule. makespan_s: with it [s]. removed: bubbles of the first order, gone or shorter.
     """
 
     text: str

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 import numpy as np
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.schedule.exploration.space import Cut, rules_of
 from semu.schedule.passes import merge_backward
+from semu.schedule.phases import BACKWARD, FORWARD, WEIGHT
 from semu.schedule.placement import Placement
 from semu.schedule.registry import REGISTRY
+from semu.schedule.rules.priority import PREFER, Priority
 from semu.schedule.rules.program import program_text
 from semu.schedule.rules.rule import Rule
 from semu.schedule.rules.separated import Separated
+from semu.schedule.rules.traversal import Breadth, Depth, Oldest
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
@@ -48,7 +52,7 @@ def find_rule(schedule: Schedule) -> Reproduced:
     """
     cut, shape = read_cut(schedule)
     best: Reproduced | None = None
-    for name, made in _candidates(cut, shape):
+    for name, made in _candidates(schedule, cut, shape):
         differs = _differences(schedule, made)
         if best is None or differs < best.differs:
             best = Reproduced(name, differs, len(schedule.columns.chunk), shape)
@@ -89,8 +93,8 @@ def read_cut(schedule: Schedule) -> tuple[Cut, PipelineShape]:
     )
 
 
-def _candidates(cut: Cut, shape: PipelineShape) -> Iterator[tuple[str, Schedule]]:
-    """Shipped schedules, then the rules of the cut, then their gradients separated."""
+def _candidates(schedule: Schedule, cut: Cut, shape: PipelineShape) -> Iterator[tuple[str, Schedule]]:
+    """Shipped schedules, then the rules of the cut and those with the order's own limit, their gradients separated."""
     for name, family in REGISTRY.items():
         try:
             yield name, family(shape)
@@ -98,11 +102,24 @@ def _candidates(cut: Cut, shape: PipelineShape) -> Iterator[tuple[str, Schedule]
             continue
     for costs in COSTS:
         study = PipelineStudy.of(shape, input_s=costs[0], weight_s=costs[1])
-        for rule in rules_of(cut):
+        for rule in (*rules_of(cut), *_limited(schedule, cut)):
             for other in (rule, *(Separated(rule, held) for held in (None, "p", "2*p"))):
                 made = _made(other, study)
                 if made is not None:
                     yield program_text(other, cut.placement, cut.num_slots), made
+
+
+def _limited(schedule: Schedule, cut: Cut) -> Iterator[Rule]:
+    """Rules under the most stages in flight of any rank of the order."""
+    columns = schedule.columns
+    change = np.where(
+        columns.phase == FORWARD, 1, np.where((columns.phase == BACKWARD) | (columns.phase == WEIGHT), -1, 0)
+    )
+    held = [int(np.cumsum(change[a:b]).max(initial=1)) for a, b in pairwise(columns.ptr)]
+    ways = (Depth(), Breadth(), Oldest()) if cut.num_slots > 1 else (Breadth(),)
+    for prefer, forward, backward in product(PREFER, ways, ways):
+        yield Priority(prefer, forward=forward, backward=backward, in_flight=max(held))  # type: ignore[arg-type]
+    yield Priority("forward", backward=Depth(is_last=True))
 
 
 def _made(rule: Rule, study: PipelineStudy) -> Schedule | None:

@@ -71,3 +71,14 @@ _INTERLEAVED: tuple[tuple[str, Literal["stage", "microbatch"]], ...] = (
     ("2*(p-r-1)+(v-1)*p+1", "stage"),
     ("p*v", "microbatch"),
 )
+
+GRID_RULES = (
+    "priority in-flight=2*p*v",
+    "priority forward=depth in-flight=p*v",
+    "priority forward=oldest backward=oldest in-flight=2*p*v",
+    "priority prefer=alternate forward=depth backward=depth in-flight=2*p*v",
+    "separated inner={priority in-flight=p-r} activations=p",
+    "separated inner={priority forward=depth in-flight=p*v}",
+    "separated inner={priority prefer=alternate forward=depth backward=depth in-flight=2*p*v}",
+)
+"""Rules that a grid tries in every placement: an idea of the space each, as they were, and with gradients separated."""

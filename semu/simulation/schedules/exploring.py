@@ -135,7 +135,12 @@ def explore_schedules(
         except (ConfigError, ScheduleError, MemoryLimitError) as error:
             refused.add(f"all of {cut}", error)
     found.sort(key=lambda one: one.time_s)
-    names = [*REGISTRY, *(one.name for one in found[:top])]
+    chosen = dict.fromkeys(one.name for one in found[:top])
+    for cut in {
+        one.cut: None for one in found
+    }:  # of every cut its best, too: the numbers are means, simulation decides
+        chosen |= dict.fromkeys([one.name for one in found if one.cut == cut][:2])
+    names = [*REGISTRY, *chosen]
     comparison = compare_schedules(job, names, latency_rules=latency_rules, progress=progress, cache=cache)
     return Exploration(comparison, tried, len(found), refused, top)
 
