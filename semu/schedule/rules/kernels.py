@@ -90,14 +90,16 @@ def _is_limited(stage: int, time: float, flow: Group, limits: Group, state: Grou
 @part
 def _front(c: int, kind: int, is_last: int, queue: Group) -> int:
     """The stage of a chunk that comes first of those that are ready: of the lowest microbatch, or of the highest."""
-    _, _, head, tail, waiting, _, _, _ = queue
+    head, tail, waiting = queue[:3]
     place: int = tail[c, kind] - 1 if is_last else head[c, kind]
     stage: int = waiting[kind, place]
     return stage
 
 
 @part
-def _take(r: int, kind: int, time: float, mask: int, queue: Group, flow: Group, limits: Group, state: Group) -> int:
+def _take(
+    r: int, kind: int, time: float, mask: int, chunks: Group, queue: Group, flow: Group, limits: Group, state: Group
+) -> int:
     """The stage of a kind that a rank would run, ``fetch_inst`` of Algorithm 1; writes the place of a run only.
 
     Args:
@@ -105,7 +107,8 @@ def _take(r: int, kind: int, time: float, mask: int, queue: Group, flow: Group, 
     Returns:
         a stage, or why there is none.
     """
-    chunk_ptr, chunk_order, _, _, _, place, stepped, left = queue
+    chunk_ptr, chunk_order = chunks[:2]
+    _, _, _, place, stepped, left = queue
     rules, microbatch = limits[6], flow[5]
     begin = chunk_ptr[2 * r + kind]
     size = chunk_ptr[2 * r + kind + 1] - begin
@@ -148,37 +151,21 @@ def _take(r: int, kind: int, time: float, mask: int, queue: Group, flow: Group, 
     return best
 
 
-@kernel
-def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
-    """Run a pipeline under a rule: at every step, the rank that is free first takes a stage or waits (FlexPipe §5).
+ASKS_NOTHING, ASKS_CHECKS, ASKS_CHOICE = 0, 1, 2
+"""What ``run_rule`` comes back for: nothing, whether a stage may start, which stage starts."""
+BEGUN, DONE, ALLOWED, ASKED, RANK = 0, 1, 2, 3, 4
+"""Entries of the progress of a run: whether it has begun; how many stages have started; the stage that may start now
+(``NOTHING_READY``: none yet, ``RUN_WAITS``: the rank waits); the stage and the rank that are asked about."""
 
-    Args:
-        chunks: chunk_ptr: int64[2 num_ranks + 1], CSR of each rank's chunks for forwards and for backwards.
-            chunk_order: int64, chunks in the order of traversal. bit_of: int64[num_chunks, 2], the place of a chunk in
-            it. first: int64[num_chunks + 1], first pair of each chunk. has_backward: bool[num_chunks].
-        flow: succ_ptr, succ: int32, CSR of what waits for a stage ``2 x pair + (0 forward, 1 backward)``; before:
-            int32[num_stages], how many stages each waits for; rank, chunk, microbatch: int32[num_pairs]; latency:
-            float64[num_stages] [s]; delay: float64[len(succ)] [s]; 0: num_pairs.
-        limits: held: int64[num_pairs] [bytes], what a forward leaves; limit: int64[num_ranks] [bytes]; chunk_limit:
-            int64[num_chunks], microbatches in flight; need: int64[num_microbatches, num_ranks] [bytes], room that a
-            microbatch must find on all ranks before it enters, where uses_need; in_turn: an entering microbatch leaves
-            room for all earlier ones; rules: int64[num_ranks, RULE_COLUMNS].
-        order: int32[num_stages], written: stages in the order in which they start.
-    Returns:
-        how many stages are in ``order``; fewer than there are: the ranks wait for ever.
-    """
-    chunk_ptr, chunk_order, bit_of, first, has_backward = chunks
-    succ_ptr, succ, before_given, rank, chunk, microbatch, latency, delay, num_pairs = flow
-    held, limit, _, need, uses_need, in_turn, rules = limits
-    num_ranks, num_chunks = len(limit), len(first) - 1
-    before = before_given.copy()
-    one = np.uint64(1)
-    # reorder queues: per chunk and kind a deque sorted by microbatch; per rank and kind a bitmap of those not empty
-    head, tail = zeros((num_chunks, 2), np.int64), zeros((num_chunks, 2), np.int64)
-    waiting, left = zeros((2, num_pairs), np.int32), zeros((num_chunks, 2), np.int64)
-    mask, rest = zeros((num_ranks, 2), np.uint64), zeros((num_ranks, 2), np.int64)
-    pend_ptr = zeros(num_ranks + 1, np.int64)
-    for c in range(num_chunks):
+
+@part
+def _begin(chunks: Group, flow: Group, state: Group) -> None:
+    """What is ready at first, and who acts first."""
+    _, _, bit_of, first, has_backward = chunks
+    _, _, _, rank, _, _, _, _, _ = flow
+    queue, _, before, mask, rest, _, at, winner, pend_ptr = state[:9]
+    head, tail, waiting, _, _, left = queue
+    for c in range(len(first) - 1):
         head[c, 0] = head[c, 1] = tail[c, 0] = tail[c, 1] = first[c]
         left[c, 0] = first[c + 1] - first[c]
         left[c, 1] = left[c, 0] if has_backward[c] else 0
@@ -192,33 +179,56 @@ def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
                     waiting[0, tail[c, 0]] = 2 * pair
                     tail[c, 0] += 1
             if tail[c, 0] > head[c, 0]:
-                mask[r, 0] |= one << np.uint64(bit_of[c, 0])
+                mask[r, 0] |= np.uint64(1) << np.uint64(bit_of[c, 0])
+    num_ranks = len(rest)
+    pend_head, pend_tail = state[1][4], state[1][5]
     for r in range(num_ranks):
+        pend_head[r] = pend_tail[r] = pend_ptr[r]
         pend_ptr[r + 1] += pend_ptr[r]
-    pend_head, pend_tail = pend_ptr[:-1].copy(), pend_ptr[:-1].copy()
-    pending, ready = zeros(2 * num_pairs, np.int32), zeros(2 * num_pairs, np.float64)
-    # state of the rules
-    level, count, reserved = zeros(num_ranks, np.int64), zeros(num_chunks, np.int64), zeros(num_ranks, np.int64)
-    inside, refused = zeros(len(need), np.bool_), zeros(num_ranks, np.bool_)
-    place, stepped = zeros((num_ranks, 2), np.int64), zeros((num_ranks, 2), np.int64)
-    latest, repeated, begun = np.full(num_ranks, -1), zeros(num_ranks, np.int64), zeros(num_ranks, np.bool_)
-    queue = (chunk_ptr, chunk_order, head, tail, waiting, place, stepped, left)
-    state = (level, count, reserved, inside, pend_head, pend_tail, pending, ready)
-    # a tournament: when each rank acts next
-    leaves = 1
-    while leaves < num_ranks:
-        leaves *= 2
-    free, at = zeros(num_ranks, np.float64), np.full(leaves, np.inf)
-    winner = zeros(2 * leaves, np.int32)
-    for r in range(leaves):
-        winner[leaves + r] = r
-    for r in range(leaves):
+    for r in range(len(at)):
+        winner[len(at) + r] = r
+    for r in range(len(at)):
         _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
-    done = 0
+
+
+@kernel
+def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int, order: I32) -> int:
+    """Run a pipeline under a rule: at every step, the rank that is free first takes a stage or waits (FlexPipe §5).
+
+    Args:
+        chunks: chunk_ptr: int64[2 num_ranks + 1], CSR of each rank's chunks for forwards and for backwards.
+            chunk_order: int64, chunks in the order of traversal. bit_of: int64[num_chunks, 2], the place of a chunk in
+            it. first: int64[num_chunks + 1], first pair of each chunk. has_backward: bool[num_chunks].
+        flow: succ_ptr, succ: int32, CSR of what waits for a stage ``2 x pair + (0 forward, 1 backward)``; before:
+            int32[num_stages], how many stages each waits for; rank, chunk, microbatch: int32[num_pairs]; latency:
+            float64[num_stages] [s]; delay: float64[len(succ)] [s]; 0: num_pairs.
+        limits: held: int64[num_pairs] [bytes], what a forward leaves; limit: int64[num_ranks] [bytes]; chunk_limit:
+            int64[num_chunks], microbatches in flight; need: int64[num_microbatches, num_ranks] [bytes], room that a
+            microbatch must find on all ranks before it enters, where uses_need; in_turn: an entering microbatch leaves
+            room for all earlier ones; rules: int64[num_ranks, RULE_COLUMNS].
+        state: of ``machine.new_state``, written: queues, what is in flight, the places of the ranks' rules, times.
+        asks: what the run comes back for; it goes on when it is called again.
+        order: int32[num_stages], written: stages in the order in which they start.
+    Returns:
+        how many stages are in ``order``: all, or fewer: it asks (``ASKED``), or the ranks wait for ever.
+    """
+    bit_of = chunks[2]
+    succ_ptr, succ, _, rank, chunk, microbatch, latency, delay, _ = flow
+    held, limit, _, need, uses_need, in_turn, rules = limits
+    queue, flight, before, mask, rest, free, at, winner, _, rank_state, progress = state
+    head, tail, waiting, _, stepped, left = queue
+    level, count, reserved, inside, pend_head, pend_tail, pending, ready = flight
+    latest, repeated, begun, refused, vetoed = rank_state
+    num_ranks, one = len(limit), np.uint64(1)
+    if progress[BEGUN] == 0:
+        progress[BEGUN] = 1
+        _begin(chunks, flow, state)
+    done: int = progress[DONE]
     while True:
         r = winner[1]
         time = at[r]
         if time == np.inf:
+            progress[DONE], progress[ASKED] = done, NOTHING_READY
             return done
         # what has arrived goes into the reorder queues
         n = pend_head[r]
@@ -246,7 +256,8 @@ def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
         refused[r] = False
         for _ in range(2):
             if rest[r, kind] > 0:
-                chosen = _take(r, kind, time, mask[r, kind], queue, flow, limits, state)
+                able = mask[r, kind] & ~vetoed[r, kind]
+                chosen = _take(r, kind, time, able, chunks, queue, flow, limits, flight)
                 if chosen >= 0:
                     break
                 if chosen == LIMITED:
@@ -254,10 +265,21 @@ def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
                 elif rules[r, WAITS] and begun[r] and (chosen == RUN_WAITS or prefer == ALTERNATE):
                     break
             kind = 1 - kind
+        if asks == ASKS_CHOICE and (mask[r, 0] | mask[r, 1]) != np.uint64(0):
+            chosen = 0
+        if asks != ASKS_NOTHING and chosen >= 0:
+            allowed = progress[ALLOWED]
+            if allowed == NOTHING_READY or (asks == ASKS_CHECKS and allowed >= 0 and allowed != chosen):
+                progress[DONE], progress[ASKED], progress[RANK] = done, chosen, r
+                return done
+            progress[ALLOWED], chosen = NOTHING_READY, allowed
+            kind = chosen & 1
         if chosen < 0:
+            vetoed[r, 0] = vetoed[r, 1] = np.uint64(0)
             _set_time(r, ready[pending[n]] if n < pend_tail[r] else np.inf, at, winner)
             continue
         # the stage runs
+        vetoed[r, 0] = vetoed[r, 1] = np.uint64(0)
         stage, pair = chosen, chosen >> 1
         c, i = chunk[pair], microbatch[pair]
         order[done] = stage
@@ -308,6 +330,11 @@ def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
                 if q != r and soonest < at[q]:
                     _set_time(q, soonest, at, winner)
         _set_time(r, free[r], at, winner)
+        if asks != ASKS_NOTHING:  # checks may think otherwise now
+            for other in range(num_ranks):
+                vetoed[other, 0] = vetoed[other, 1] = np.uint64(0)
+                if other != r and max(free[r], free[other]) < at[other]:
+                    _set_time(other, max(free[r], free[other]), at, winner)
 
 
 @part
