@@ -59,98 +59,6 @@ def _set_time(rank: int, time: float, at: F64, winner: I32) -> None:
         node >>= 1
 
 
-@part
-def _is_limited(stage: int, time: float, flow: Group, limits: Group, state: Group) -> bool:
-    """Whether a forward that is ready must not start: a limit of its rank, its chunk or its microbatch."""
-    _, _, _, rank, chunk, microbatch, latency, _, _ = flow
-    held, limit, chunk_limit, need, uses_need, in_turn, rules = limits
-    level, count, reserved, inside, pend_head, pend_tail, pending, ready = state
-    pair = stage >> 1
-    r, c, i = rank[pair], chunk[pair], microbatch[pair]
-    if level[r] + held[pair] > limit[r] or count[c] >= chunk_limit[c]:
-        return True
-    if uses_need and not inside[i]:
-        for other in range(len(limit)):
-            wanted = need[i, other]
-            for early in range(i if in_turn else 0):
-                if not inside[early]:
-                    wanted += need[early, other]
-            if reserved[other] + wanted > limit[other]:
-                return True
-    if rules[r, IS_PATIENT]:
-        for n in range(pend_head[r], pend_tail[r]):
-            coming = pending[n]
-            if ready[coming] >= time + latency[stage]:
-                break
-            if coming & 1:
-                return True
-    return False
-
-
-@part
-def _front(c: int, kind: int, is_last: int, queue: Group) -> int:
-    """The stage of a chunk that comes first of those that are ready: of the lowest microbatch, or of the highest."""
-    head, tail, waiting = queue[:3]
-    place: int = tail[c, kind] - 1 if is_last else head[c, kind]
-    stage: int = waiting[kind, place]
-    return stage
-
-
-@part
-def _take(
-    r: int, kind: int, time: float, mask: int, chunks: Group, queue: Group, flow: Group, limits: Group, state: Group
-) -> int:
-    """The stage of a kind that a rank would run, ``fetch_inst`` of Algorithm 1; writes the place of a run only.
-
-    Args:
-        mask: the reorder queue: bit n is set where the n-th chunk in the order of traversal has a stage that is ready.
-    Returns:
-        a stage, or why there is none.
-    """
-    chunk_ptr, chunk_order = chunks[:2]
-    _, _, _, place, stepped, left = queue
-    rules, microbatch = limits[6], flow[5]
-    begin = chunk_ptr[2 * r + kind]
-    size = chunk_ptr[2 * r + kind + 1] - begin
-    is_last, run = rules[r, IS_LAST + kind], rules[r, RUN + kind]
-    bits = np.uint64(mask)
-    one = np.uint64(1)
-    if run > 0:
-        at = place[r, kind]
-        if stepped[r, kind] >= run or left[chunk_order[begin + at], kind] == 0:
-            for _ in range(size):
-                at = (at + 1) % size
-                if left[chunk_order[begin + at], kind] > 0:
-                    break
-            place[r, kind], stepped[r, kind] = at, 0
-        if (bits >> np.uint64(at)) & one == np.uint64(0):
-            if rules[r, WAITS]:
-                return RUN_WAITS
-            if bits == np.uint64(0):
-                return NOTHING_READY
-            while (bits >> np.uint64(at)) & one == np.uint64(0):
-                at = (at + 1) % size
-            place[r, kind], stepped[r, kind] = at, 0
-        stage = _front(chunk_order[begin + at], kind, is_last, queue)
-        return LIMITED if kind == 0 and _is_limited(stage, time, flow, limits, state) else stage
-    if bits == np.uint64(0):
-        return NOTHING_READY
-    best, lowest = LIMITED, np.int64(1) << 60
-    while bits != np.uint64(0):
-        at = _first_bit(bits)
-        bits &= bits - one
-        stage = _front(chunk_order[begin + at], kind, is_last, queue)
-        is_oldest = rules[r, IS_OLDEST + kind] != 0
-        if is_oldest and microbatch[stage >> 1] >= lowest:
-            continue
-        if kind == 0 and _is_limited(stage, time, flow, limits, state):
-            continue
-        if not is_oldest:
-            return stage
-        best, lowest = stage, np.int64(microbatch[stage >> 1])
-    return best
-
-
 ASKS_NOTHING, ASKS_CHECKS, ASKS_CHOICE = 0, 1, 2
 """What ``run_rule`` comes back for: nothing, whether a stage may start, which stage starts."""
 BEGUN, DONE, ALLOWED, ASKED, RANK = 0, 1, 2, 3, 4
@@ -212,14 +120,17 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
     Returns:
         how many stages are in ``order``: all, or fewer: it asks (``ASKED``), or the ranks wait for ever.
     """
-    bit_of = chunks[2]
+    chunk_ptr, chunk_order, bit_of = chunks[:3]
     succ_ptr, succ, _, rank, chunk, microbatch, latency, delay, _ = flow
-    held, limit, _, need, uses_need, in_turn, rules = limits
+    held, limit, chunk_limit, need, uses_need, in_turn, rules = limits
     queue, flight, before, mask, rest, free, at, winner, _, rank_state, progress = state
-    head, tail, waiting, _, stepped, left = queue
+    head, tail, waiting, place, stepped, left = queue
     level, count, reserved, inside, pend_head, pend_tail, pending, ready = flight
     latest, repeated, begun, refused, vetoed = rank_state
-    num_ranks, one = len(limit), np.uint64(1)
+    num_ranks, one, none = len(limit), np.uint64(1), np.uint64(0)
+    num_refused = 0
+    for r in range(num_ranks):
+        num_refused += 1 if refused[r] else 0
     if progress[BEGUN] == 0:
         progress[BEGUN] = 1
         _begin(chunks, flow, state)
@@ -252,20 +163,77 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
             kind = last
         elif prefer == ALTERNATE and last >= 0:
             kind = 1 - last
-        chosen = NOTHING_READY
-        refused[r] = False
+        chosen: int = NOTHING_READY
+        if refused[r]:
+            refused[r] = False
+            num_refused -= 1
         for _ in range(2):
             if rest[r, kind] > 0:
-                able = mask[r, kind] & ~vetoed[r, kind]
-                chosen = _take(r, kind, time, able, chunks, queue, flow, limits, flight)
+                # fetch_inst: the chunks whose bits are set have a stage that is ready; written out here, as handing the
+                # groups of arrays to a part takes longer than what it does
+                chosen = NOTHING_READY
+                begin, run = chunk_ptr[2 * r + kind], rules[r, RUN + kind]
+                is_last, is_oldest = rules[r, IS_LAST + kind], rules[r, IS_OLDEST + kind]
+                bits = mask[r, kind] & ~vetoed[r, kind]
+                if run > 0:
+                    size, spot = chunk_ptr[2 * r + kind + 1] - begin, place[r, kind]
+                    if stepped[r, kind] >= run or left[chunk_order[begin + spot], kind] == 0:
+                        for _ in range(size):
+                            spot = (spot + 1) % size
+                            if left[chunk_order[begin + spot], kind] > 0:
+                                break
+                        place[r, kind], stepped[r, kind] = spot, 0
+                    if (bits >> np.uint64(spot)) & one == none:
+                        if rules[r, WAITS]:
+                            chosen, bits = RUN_WAITS, none
+                        elif bits != none:
+                            while (bits >> np.uint64(spot)) & one == none:
+                                spot = (spot + 1) % size
+                            place[r, kind], stepped[r, kind] = spot, 0
+                    if bits != none:
+                        bits = one << np.uint64(spot)
+                if bits != none:
+                    chosen = LIMITED
+                lowest = np.int64(1) << 60
+                while bits != none:
+                    c = chunk_order[begin + _first_bit(bits)]
+                    bits &= bits - one
+                    stage = np.int64(waiting[kind, tail[c, kind] - 1 if is_last else head[c, kind]])
+                    i = np.int64(microbatch[stage >> 1])
+                    if is_oldest and i >= lowest:
+                        continue
+                    if kind == 0:
+                        is_limited = level[r] + held[stage >> 1] > limit[r] or count[c] >= chunk_limit[c]
+                        if uses_need and not is_limited and not inside[i]:
+                            for other in range(num_ranks):
+                                wanted = need[i, other]
+                                for early in range(i if in_turn else 0):
+                                    if not inside[early]:
+                                        wanted += need[early, other]
+                                if reserved[other] + wanted > limit[other]:
+                                    is_limited = True
+                                    break
+                        if rules[r, IS_PATIENT] and not is_limited:
+                            for coming in range(n, pend_tail[r]):
+                                if ready[pending[coming]] >= time + latency[stage]:
+                                    break
+                                if pending[coming] & 1:
+                                    is_limited = True
+                                    break
+                        if is_limited:
+                            continue
+                    chosen, lowest = stage, i
+                    if not is_oldest:
+                        break
                 if chosen >= 0:
                     break
                 if chosen == LIMITED:
+                    num_refused += 0 if refused[r] else 1
                     refused[r] = True
                 elif rules[r, WAITS] and begun[r] and (chosen == RUN_WAITS or prefer == ALTERNATE):
                     break
             kind = 1 - kind
-        if asks == ASKS_CHOICE and (mask[r, 0] | mask[r, 1]) != np.uint64(0):
+        if asks == ASKS_CHOICE and (mask[r, 0] | mask[r, 1]) != none:
             chosen = 0
         if asks != ASKS_NOTHING and chosen >= 0:
             allowed = progress[ALLOWED]
@@ -275,11 +243,11 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
             progress[ALLOWED], chosen = NOTHING_READY, allowed
             kind = chosen & 1
         if chosen < 0:
-            vetoed[r, 0] = vetoed[r, 1] = np.uint64(0)
+            vetoed[r, 0] = vetoed[r, 1] = none
             _set_time(r, ready[pending[n]] if n < pend_tail[r] else np.inf, at, winner)
             continue
         # the stage runs
-        vetoed[r, 0] = vetoed[r, 1] = np.uint64(0)
+        vetoed[r, 0] = vetoed[r, 1] = none
         stage, pair = chosen, chosen >> 1
         c, i = chunk[pair], microbatch[pair]
         order[done] = stage
@@ -310,7 +278,7 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
             count[c] -= 1
             if uses_need:
                 reserved[r] -= held[pair]
-                for other in range(num_ranks):
+                for other in range(num_ranks if num_refused > 0 else 0):
                     if refused[other] and other != r and free[other] <= time:
                         _set_time(other, time, at, winner)
         free[r] = time + latency[stage]
@@ -332,23 +300,9 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
         _set_time(r, free[r], at, winner)
         if asks != ASKS_NOTHING:  # checks may think otherwise now
             for other in range(num_ranks):
-                vetoed[other, 0] = vetoed[other, 1] = np.uint64(0)
+                vetoed[other, 0] = vetoed[other, 1] = none
                 if other != r and max(free[r], free[other]) < at[other]:
                     _set_time(other, max(free[r], free[other]), at, winner)
-
-
-@part
-def _expected(stage: int, time: float, flow: Group, end: F64, free: F64, latency: F64) -> float:
-    """No earlier can what a stage needs be there."""
-    _, _, _, pred_ptr, pred, rank, pred_delay, _ = flow
-    soonest = time
-    for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
-        before = pred[e]
-        known = end[before]
-        if np.isnan(known):
-            known = max(time, free[rank[before >> 2]]) + latency[before]
-        soonest = max(soonest, known + pred_delay[e])
-    return soonest
 
 
 @kernel
@@ -370,7 +324,7 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
         how many stages are in ``order``.
     """
     ptr, stages = given
-    succ_ptr, succ, waits_given, _, _, rank, _, succ_delay = flow
+    succ_ptr, succ, waits_given, pred_ptr, pred, rank, pred_delay, succ_delay = flow
     latency, delta, internal = costs
     window, slack, is_eager, is_patient = way
     num_ranks = len(limit)
@@ -419,7 +373,13 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
             if first < 0:
                 first, is_full = stage, not fits and waits[stage] == 0 and ready[stage] <= time
                 if not is_full:
-                    bound = _expected(stage, time, flow, end, free, latency)
+                    bound = time  # no earlier can what it needs be there
+                    for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+                        before = pred[e]
+                        known = end[before]
+                        if np.isnan(known):
+                            known = max(time, free[rank[before >> 2]]) + latency[before]
+                        bound = max(bound, known + pred_delay[e])
         if chosen < 0 and late_head[r] < late_tail[r]:
             stage = late[late_head[r]]
             if first < 0 or is_full or is_eager or time + (1.0 - slack) * latency[stage] <= bound:

@@ -11,7 +11,7 @@ from semu import memo
 from semu.errors import ScheduleError
 from semu.schedule.graph import PipelineGraph, graph_of, pointers
 from semu.schedule.rules.hooks import Hooks
-from semu.schedule.rules.limits import NO_LIMIT, held_bytes
+from semu.schedule.rules.limits import NO_LIMIT
 from semu.schedule.rules.rule import by_rank
 from semu.schedule.schedule import StageColumns
 from semu.schedule.shape import PipelineShape, StageKey
@@ -124,7 +124,7 @@ def find_order(
     needs_room = limits.admits and bool(np.any(limits.limit_bytes < NO_LIMIT))
     if needs_room and not shape.part_counts:
         needs_room = bool(np.any(np.diff(ptr) > 1))  # a chain of single chunks always drains
-    need = held_bytes(study) if needs_room else np.zeros((shape.num_microbatches, shape.num_ranks), dtype=np.int64)
+    need = study.held_bytes if needs_room else np.zeros((shape.num_microbatches, shape.num_ranks), dtype=np.int64)
     order = np.zeros(len(flow.number), dtype=np.int32)
     held = np.ascontiguousarray(costs.delta_bytes[flow.number[::2]])
     state = _new_state(shape, flow, len(need))

@@ -19,7 +19,7 @@ from semu.checks import check_word
 from semu.errors import ConfigError, unknown_name
 from semu.schedule.rules.expressions import Number, Size, value_of
 from semu.schedule.rules.hooks import Check, Choose, Hooks
-from semu.schedule.rules.limits import NO_LIMIT, checked_limits, held_bytes
+from semu.schedule.rules.limits import NO_LIMIT, checked_limits
 from semu.schedule.rules.machine import Limits, find_order
 from semu.schedule.rules.rule import Rule
 from semu.schedule.rules.traversal import Breadth, Oldest, Traversal
@@ -130,7 +130,7 @@ class Priority(Rule):
         p, v, m = shape.num_ranks, shape.num_slots, shape.num_microbatches
         limit = np.array(np.broadcast_to(NO_LIMIT if limit_bytes is None else limit_bytes, (p,)), dtype=np.int64)
         of_chunk = np.full(shape.num_chunks, NO_LIMIT, dtype=np.int64)
-        most, copies = held_bytes(study).max(axis=0, initial=0), max(shape.chunk_flow, default=0) + 1
+        most, copies = study.held_bytes.max(axis=0, initial=0), max(shape.chunk_flow, default=0) + 1
         for rank, rule in enumerate(rules):
             given, size = rule.in_flight, Size(p, rank, v, m)
             slots = len({shape.chunk_slot[chunk] for chunk in shape.chunks_of(rank)})
