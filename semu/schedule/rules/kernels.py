@@ -128,9 +128,11 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
     level, count, reserved, inside, pend_head, pend_tail, pending, ready = flight
     latest, repeated, begun, refused, vetoed = rank_state
     num_ranks, one, none = len(limit), np.uint64(1), np.uint64(0)
-    num_refused = 0
+    entering, num_refused = zeros(num_ranks, np.int64), 0  # ranks that wait until there is room for a microbatch
     for r in range(num_ranks):
-        num_refused += 1 if refused[r] else 0
+        if refused[r]:
+            entering[num_refused] = r
+            num_refused += 1
     if progress[BEGUN] == 0:
         progress[BEGUN] = 1
         _begin(chunks, flow, state)
@@ -163,10 +165,13 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
             kind = last
         elif prefer == ALTERNATE and last >= 0:
             kind = 1 - last
-        chosen: int = NOTHING_READY
+        chosen: Any = NOTHING_READY
         if refused[r]:
             refused[r] = False
             num_refused -= 1
+            for n_th in range(num_refused):
+                if entering[n_th] == r:
+                    entering[n_th] = entering[num_refused]
         for _ in range(2):
             if rest[r, kind] > 0:
                 # fetch_inst: the chunks whose bits are set have a stage that is ready; written out here, as handing the
@@ -212,6 +217,10 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
                                         wanted += need[early, other]
                                 if reserved[other] + wanted > limit[other]:
                                     is_limited = True
+                                    if not refused[r]:
+                                        refused[r] = True
+                                        entering[num_refused] = r
+                                        num_refused += 1
                                     break
                         if rules[r, IS_PATIENT] and not is_limited:
                             for coming in range(n, pend_tail[r]):
@@ -227,10 +236,7 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
                         break
                 if chosen >= 0:
                     break
-                if chosen == LIMITED:
-                    num_refused += 0 if refused[r] else 1
-                    refused[r] = True
-                elif rules[r, WAITS] and begun[r] and (chosen == RUN_WAITS or prefer == ALTERNATE):
+                if chosen != LIMITED and rules[r, WAITS] and begun[r] and (chosen == RUN_WAITS or prefer == ALTERNATE):
                     break
             kind = 1 - kind
         if asks == ASKS_CHOICE and (mask[r, 0] | mask[r, 1]) != none:
@@ -278,8 +284,9 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
             count[c] -= 1
             if uses_need:
                 reserved[r] -= held[pair]
-                for other in range(num_ranks if num_refused > 0 else 0):
-                    if refused[other] and other != r and free[other] <= time:
+                for n_th in range(num_refused):
+                    other = entering[n_th]
+                    if other != r and free[other] <= time:
                         _set_time(other, time, at, winner)
         free[r] = time + latency[stage]
         for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
