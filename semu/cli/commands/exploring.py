@@ -45,8 +45,8 @@ def explore_run(
 
 
 def save(found: Exploration, directory: str) -> Iterator[Path]:
-    """Write ``result.json``; of the best schedule ``best.csv`` as torch.distributed.pipelining reads it, where its
-    rules allow, and ``separation.png``, the schedule before and after its gradients were separated."""
+    """Write ``result.json``; ``torch.csv``, the fastest schedule that torch.distributed.pipelining can run; and
+    ``separation.png``, the best schedule before and after its gradients were separated."""
     from semu.plan.torch_schedule import schedule_to_torch_csv
     from semu.simulation.schedules.comparing import compare_schedules
 
@@ -55,11 +55,14 @@ def save(found: Exploration, directory: str) -> Iterator[Path]:
     best = found.best
     if best is None:
         return
-    try:
-        text = schedule_to_torch_csv(best.stages.schedule, best.stages.shape)
-        yield write_text(folder / "best.csv", text)
-    except ScheduleError as error:
-        say(f"no best.csv: torch.distributed.pipelining cannot run it: {error}")
+    for row in found.rows:
+        try:
+            text = schedule_to_torch_csv(row.stages.schedule, row.stages.shape)
+        except ScheduleError:
+            continue
+        yield write_text(folder / "torch.csv", text)
+        say(f"torch.csv is {row.name}, the fastest that torch.distributed.pipelining can run")
+        break
     names = [best.name]
     head, mark, rest = best.name.partition("separated inner={")
     if mark:

@@ -30,7 +30,7 @@ schedule, rank, position (in the rank's order), chunk (of the model), phase (F, 
 microbatch, start_s, end_s, bytes (the most that the rank has allocated meanwhile). With one schedule it can be the
 training.schedule_file of another run.
 
-With --explore, --out has result.json, best.csv (for torch.distributed.pipelining, where its rules allow) and
+With --explore, --out has result.json, torch.csv (the fastest that torch.distributed.pipelining can run) and
 separation.png, the best before and after its weight gradients were put off.
 
 exit codes: 0 ok, 2 bad input, 3 the run's own schedule, or every one that --compare names, does not fit in memory, 4 an
