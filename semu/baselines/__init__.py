@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from semu.baselines.baseline import Baseline
+from semu.baselines.contrastive_towers import distmm
 from semu.baselines.fully_sharded import fsdp
 from semu.baselines.list_scheduled import greedy
 from semu.baselines.megatron_lm import megatron, megatron_1f1b
 from semu.baselines.nn_scaler import nnscaler
 from semu.baselines.optimus_coarse import optimus
+from semu.baselines.vocabulary_parallel import t_1f1b
 from semu.checks import find_named
 from semu.job import TrainingJob
 
@@ -28,6 +30,8 @@ BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
         "optimus": optimus,
         "fsdp": fsdp,
         "greedy": greedy,
+        "t-1f1b": t_1f1b,
+        "distmm": distmm,
     }
 )
 """Every baseline by the name that ``--baseline`` uses."""
@@ -35,6 +39,7 @@ BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
 __all__ = [
     "BASELINES",
     "Baseline",
+    "distmm",
     "find_baseline",
     "fsdp",
     "greedy",
@@ -42,6 +47,7 @@ __all__ = [
     "megatron_1f1b",
     "nnscaler",
     "optimus",
+    "t_1f1b",
 ]
 
 

@@ -146,7 +146,8 @@ def trace_key(
     if has_experts or job.parallel.ep > 1 or job.parallel.modules:
         return None
     context = mesh.worst_cp_group, mesh.worst_context_levels
-    groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None)
+    gang = (mesh.worst_vocabulary_group, mesh.worst_pipeline_group) if job.parallel.spreads_vocabulary else None
+    groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None, gang)
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
     return (*own, job.fp8_weights.name, job.fp8_copies, job.overlaps_tensor_parallel, groups)
 
@@ -167,5 +168,5 @@ def placement_key(job: TrainingJob) -> tuple[Hashable, ...]:
     """Everything of a job but its model and its batch: where parameters lie, and what happens to them in an
     iteration. Of the batch and the schedule only whether they let ZeRO-3 gather once."""
     cluster = job.cluster
-    where = job.profile, cluster.profile, cluster.nodes, cluster.gpus_per_node, job.gathers_once
+    where = job.profile, cluster.profile, cluster.nodes, cluster.island, job.gathers_once
     return settings(job.parallel, frozenset()), settings(job.training, BATCH), where

@@ -6,18 +6,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from semu.compile.module_sharding import ModuleSetting, resharded
+from semu.compile.module_sharding import ModuleSetting, resharded, to_shards, to_whole, vocabulary_options
 from semu.compile.structure import StructureReader
 from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
+from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
+from semu.hardware.software import Software
 from semu.job import Attention, Fp8Weights, Precision, Recompute, TrainingJob
+from semu.job.context import context_plan
 from semu.job.experts import expert_plan
+from semu.nn.masked_kernel import Masking
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
 from semu.nn.trace.block import CarrySpec, starts_from_data, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingStyle
-from semu.nn.trace.tracing import TraceOptions
+from semu.parallel.context import Balance
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
 
@@ -148,6 +153,8 @@ class ModelTracer:
             grad_dtype=training.grad_dtype,
             overlap_tp=job.overlaps_tensor_parallel,
             fused_attention=training.attention is Attention.FUSED,
+            separate_softmax=training.software is Software.TORCH,
+            head_dims=head_dims(job.attention_kernel),
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
             experts=expert_plan(job.model, job.parallel, training, self.mesh),
@@ -159,15 +166,24 @@ class ModelTracer:
             stop_early=job.stops_recomputation_early,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=training.gradient_accumulation_fusion,
-            eager_modules=training.eager_modules,
+            eager_modules=training.runs_unfused,
+            channels_first=training.has_channels_first,
+            bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
+            autocast=training.autocast,
+            casts_parameters=training.autocast is not None and not job.shards_are_masters,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,
             frozen_weights=training.frozen_weights,
+            masking=_masking(job),
         )
         self._options_key = _both_keys(self.options)
         self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}
         self._traced_as = {name: self._options_of(setting) for name, setting in self._settings.items()}
+        self._vocabulary: tuple[TraceOptions, tuple[object, object]] | None = None
+        if job.parallel.spreads_vocabulary:
+            options = vocabulary_options(job, self.mesh, self.options)
+            self._vocabulary = options, _both_keys(options)
         self.spread_streams: dict[str, list[str]] = {}
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
@@ -207,7 +223,8 @@ class ModelTracer:
                 self.spread_streams[module.name] = list(dict.fromkeys(read))
             group = []
             layers = 0
-            for unit in own:
+            for number, unit in enumerate(own):
+                specs = self._between(number, len(own), specs)
                 group.append(self._place(unit, specs))
                 compiled = self._compile(group[-1], None)
                 if _is_layer(group[-1], compiled):
@@ -225,6 +242,20 @@ class ModelTracer:
             placed.append(group)
         self._check_bf16_layers()
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+
+    def _between(self, number: int, count: int, specs: tuple[CarrySpec, ...]) -> tuple[CarrySpec, ...]:
+        """Choose the options of a module's block; what arrives at it, spread as these want it.
+
+        Args:
+            number, count: of the block, of the module's blocks. specs: what the block before returns.
+        """
+        if self._vocabulary is None or number not in (0, 1, count - 1):
+            return specs
+        if number == 1:
+            self.options, self._options_key = self._traced_as[self.job.model.modules[0].name]
+            return to_shards(specs, self.job.parallel, self.mesh)
+        self.options, self._options_key = self._vocabulary
+        return to_whole(specs, self.mesh) if number else specs
 
     def _leave_in_bf16(self, group: list[_Placed]) -> None:
         """Place a module's first and last layers again, without fp8, as ``training.bf16_first_layers`` says."""
@@ -364,6 +395,18 @@ def options_key(options: TraceOptions, *, full_recompute: bool) -> object:
     own = tuple(getattr(options, item.name) for item in fields(options) if item.name != "plan")
     of_plan = tuple(getattr(plan, item.name) for item in fields(plan) if item.name not in ("styles", "patterns"))
     return own, of_plan, full_recompute
+
+
+def _masking(job: TrainingJob) -> Masking:
+    """What the trace must know of the job's mask and context ranks."""
+    parallel = job.parallel
+    return Masking(
+        context_plan(job).label,
+        Balance(parallel.cp_balance).value,
+        parallel.attention_split,
+        by_head=parallel.cp_overlap == "heads" and parallel.cp > 1,
+        query_heads=parallel.cp_gather_heads == "query" and parallel.cp > 1,
+    )
 
 
 def _is_layer(place: _Placed, compiled: CompiledBlock) -> bool:

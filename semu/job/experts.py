@@ -10,7 +10,8 @@ from fractions import Fraction
 from semu import memo
 from semu.errors import ConfigError
 from semu.hardware.network import CommGroup
-from semu.job.kinds import Dispatcher
+from semu.job.cuda_graphs import check_cuda_graphs
+from semu.job.kinds import Dispatcher, Recompute
 from semu.job.training import Training
 from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
@@ -57,6 +58,18 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
         ConfigError: it does not, or this version does not model the combination.
     """
     found = mixtures(model)
+    where = "training.cuda_graphs"
+    is_padded = training.moe_pad_to_capacity
+    check_cuda_graphs(training.cuda_graphs, has_experts=bool(found), is_padded=is_padded, where=where)
+    overlap = training.overlap
+    if overlap.delayed_weight_gradients and not overlap.expert_parallel:  # as Megatron-LM
+        raise ConfigError(
+            "delayed weight gradients without exchanges that they hide",
+            where="overlap.delayed_weight_gradients",
+            expected="false, or overlap.expert_parallel = true",
+            got="true",
+            nearest="false",
+        )
     if not found:
         _check_dense(parallel, training)
         return
@@ -87,16 +100,33 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
         _check_groups(parallel, parallel.zero_group)
 
 
+def exposed_exchanges(model: Model, parallel: Parallel, training: Training) -> str:
+    """Why ``overlap.expert_parallel`` hides nothing; "": it hides the exchanges of experts' tokens."""
+    recomputed = training.recompute_modules or ()
+    for is_bad, reason in (
+        (not mixtures(model), "the model has no experts"),
+        (parallel.ep == 1, "parallel.ep = 1 exchanges nothing"),
+        (training.moe_dispatcher is Dispatcher.ALLGATHER, "Megatron-LM hides no all-gather of tokens"),
+        (
+            training.schedule not in COMBINED_SCHEDULES or training.schedule_file is not None,
+            f"only {' and '.join(COMBINED_SCHEDULES)} run forwards and backwards in one",
+        ),
+        (parallel.pp > 1 and parallel.vpp == 1, "pipeline ranks need several virtual stages (parallel.vpp >= 2)"),
+        (parallel.spreads_vocabulary, "ranks run parts of embedding and head between the others' stages"),
+        (parallel.placement != "circular", "only the circular placement has a steady phase of pairs"),
+        (training.recompute is Recompute.FULL or "moe" in recomputed, "exchanges that are made again stay exposed"),
+    ):
+        if is_bad:
+            return reason
+    return ""
+
+
+COMBINED_SCHEDULES = ("1f1b", "interleaved")
+"""Schedules in whose steady phase forwards and backwards may run as one."""
+
+
 def _check_groups(parallel: Parallel, zero_group: int) -> None:
     """Every sharding group has all experts, and so the same number of ranks for each."""
-    if parallel.zero == 1:
-        raise ConfigError(
-            "ZeRO-1 in groups with experts spread over ranks is not modelled by this version",
-            where="parallel.zero_group",
-            expected="no zero_group, zero = 3, or ep = 1 with etp = tp",
-            got=zero_group,
-            nearest="no zero_group",
-        )
     width = parallel.ep * parallel.expert_tensor_ranks
     legal = [
         size
@@ -194,16 +224,17 @@ def expert_plan(model: Model, parallel: Parallel, training: Training, mesh: Mesh
         routing,
         training.moe_grouped_gemm,
         mesh.worst_expert_group if is_gathered and parallel.ep * parallel.expert_tensor_ranks > 1 else None,
+        training.moe_dispatcher is Dispatcher.DEEPEP,
     )
 
 
 def dispatch_group(group: CommGroup, top_k: int, dispatcher: Dispatcher) -> CommGroup:
-    """The group as dispatch uses it: with DeepEP a token with k experts, drawn evenly from m nodes, is wanted on
-    m (1 - (1 - 1/m)^k) of them."""
-    if dispatcher is not Dispatcher.DEEPEP or group.num_nodes == 1:
+    """The group as dispatch uses it: with DeepEP a token with k experts, drawn evenly from m nodes or ranks, is wanted
+    on m (1 - (1 - 1/m)^k) of them, and sent once to each."""
+    if dispatcher is not Dispatcher.DEEPEP:
         return group
-    nodes = group.num_nodes
-    return replace(group, nic_share=nodes * (1 - (1 - 1 / nodes) ** top_k) / top_k)
+    nodes, ranks = (count * (1 - (1 - 1 / count) ** top_k) / top_k for count in (group.num_nodes, group.num_ranks))
+    return replace(group, nic_share=nodes if group.num_nodes > 1 else 1.0, rank_share=ranks)
 
 
 def worst_load(loads: Sequence[float], ep: int) -> float:

@@ -26,6 +26,7 @@ from semu.nn.rules.pointwise import (
 from semu.nn.rules.rows import mean_rows
 from semu.nn.rules.scaling import scale, scale_features
 from semu.nn.rules.tokens import (
+    between_layouts,
     convolve_tokens,
     drop_tokens,
     first_tokens,
@@ -36,7 +37,7 @@ from semu.nn.rules.tokens import (
     repeat_tokens,
     select_tokens,
 )
-from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
+from semu.nn.rules.views import concatenate, flatten, joined_gradient, split, split_heads, unflatten
 from semu.nn.trace.tensor import Tensor
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "attention",
+    "between_layouts",
     "concatenate",
     "concatenate_features",
     "concatenate_tokens",
@@ -61,6 +63,8 @@ __all__ = [
     "gated_activation",
     "gated_add",
     "gelu",
+    "group_norm",
+    "joined_gradient",
     "layer_norm",
     "linear",
     "matmul",
@@ -111,6 +115,11 @@ def swiglu(x: Tensor) -> Tensor:
 def layer_norm(x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None) -> Tensor:
     """Layer norm over the last axis; saves x, mean and deviation."""
     return norm(x, weight, bias, num_statistics=2, name="layer_norm")
+
+
+def group_norm(x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None) -> Tensor:
+    """Group norm over groups of channels of an image [pixels, channels] (1803.08494); saves x, means and deviations."""
+    return norm(x, weight, bias, num_statistics=2, name="group_norm")
 
 
 def rms_norm(x: Tensor, weight: Parameter | None = None) -> Tensor:

@@ -52,6 +52,12 @@ class Mesh:
         stage, replica = divmod(block, p.replicas)
         return peer + p.replica_gpus * (stage + p.pp * replica)
 
+    def stage_of_gpu(self, gpu: int) -> int:
+        """Pipeline rank that runs on a GPU; >= pp: the mesh has no such GPU."""
+        p = self.parallel
+        block = gpu // p.replica_gpus
+        return block % p.pp if self.is_reordered and block < p.pp * p.replicas else block // p.replicas
+
     @cached_property
     def is_reordered(self) -> bool:
         """Whether some rank is not the GPU of its number."""
@@ -188,7 +194,7 @@ class Mesh:
     def worst_group(self, axis: str) -> CommGroup:
         """The group of one axis that spans the most nodes."""
         cluster, size, stride = self.cluster, getattr(self.parallel, axis), self._strides[axis]
-        nodes = cluster.num_gpus, cluster.gpus_per_node, cluster.profile.nvlink_gpus.value
+        nodes = cluster.num_gpus, cluster.island, cluster.profile.nvlink_gpus.value
         count = self.parallel.num_gpus // (size * stride)
 
         def _find() -> CommGroup:
@@ -197,6 +203,25 @@ class Mesh:
             return max((self._place(axis, first, stride, size) for first in firsts), key=_spread)
 
         return _find() if self.is_reordered else _WORST.get((axis, size, stride, count, nodes), _find)
+
+    @cached_property
+    def worst_vocabulary_group(self) -> CommGroup:
+        """The tp x pp ranks of a replica that share a table's rows; the group that spans the most nodes."""
+        p = self.parallel
+        return self._worst_across("vocabulary", [(tp, pp) for pp in range(p.pp) for tp in range(p.tp)])
+
+    @cached_property
+    def worst_pipeline_group(self) -> CommGroup:
+        """The pipeline ranks of one replica, tensor- and context-parallel rank; the group that spans the most nodes."""
+        return self._worst_across("vocabulary", [(0, pp) for pp in range(self.parallel.pp)])
+
+    def _worst_across(self, name: str, members: list[tuple[int, int]]) -> CommGroup:
+        """Of the groups with members at these (tensor, pipeline) ranks the one on the most nodes."""
+        p = self.parallel
+        firsts = {self._spot(first): first for first in reversed(range(self.rank(pp=1)))}.values()
+        chosen = [first for first in firsts if first % p.tp == 0] if len(members) > p.pp else [*firsts]
+        places = ([self.gpu_of(first + self.rank(tp=tp, pp=pp)) for tp, pp in members] for first in chosen)
+        return max((self.cluster.place_group(name, gpus) for gpus in places), key=_spread)
 
     @cached_property
     def worst_replica_group(self) -> CommGroup:
@@ -231,7 +256,7 @@ class Mesh:
         """Of the ranks first, first + step, ... (``count`` of them), those that stand differently in their nodes."""
         if self.is_reordered:
             return range(first, first + step * count, step)
-        node = self.cluster.gpus_per_node
+        node = self.cluster.island
         return range(first, first + step * min(count, node // math.gcd(step, node)), step)
 
     def _place(self, name: str, first: int, step: int, count: int) -> CommGroup:
@@ -250,13 +275,13 @@ class Mesh:
             return cluster.place_group(name, [self.gpu_of(rank) for rank in gpus])
         if gpus[0] < 0 or gpus[-1] < 0 or max(gpus[0], gpus[-1]) >= cluster.num_gpus:
             return cluster.place_group(name, gpus)  # refuses a GPU that is not there
-        node = cluster.gpus_per_node
+        node = cluster.island
         key = (name, first % node, step, count, node, cluster.profile.nvlink_gpus.value)
         return _PLACED.get(key, lambda: cluster.place_group(name, gpus))
 
     def _spot(self, rank: int) -> int:
         """What tells how a rank stands in its node."""
-        return rank if self.is_reordered else rank % self.cluster.gpus_per_node
+        return rank if self.is_reordered else rank % self.cluster.island
 
     @cached_property
     def _strides(self) -> dict[str, int]:

@@ -1,13 +1,13 @@
 """Blocks of convolutional diffusion networks: residual blocks, spatial transformers, changes of resolution.
 
 Pixels of a latent are the tokens of a sequence, row by row, so that a 3 x 3 convolution costs what one of nine taps
-along the sequence costs; one of stride 2 makes a token of four. A group norm moves what a layer norm moves.
+along the sequence costs; one of stride 2 makes a token of four.
 """
 
 from __future__ import annotations
 
 from semu.errors import GraphError
-from semu.nn import MLP, Activation, CrossAttention, LayerNorm, Linear, Module, SelfAttention, Tensor
+from semu.nn import MLP, Activation, CrossAttention, GroupNorm, LayerNorm, Linear, Module, SelfAttention, Tensor, Window
 from semu.nn import functional as F
 from semu.nn.layers.convolution import Conv1d
 
@@ -31,10 +31,10 @@ class ResBlock(Module):
 
     def __init__(self, inputs: int, outputs: int, time: int | None) -> None:
         super().__init__()
-        self.norm1, self.conv1 = LayerNorm(inputs), conv3(inputs, outputs)
+        self.norm1, self.conv1 = GroupNorm(inputs), conv3(inputs, outputs)
         self.time = Linear(time, outputs) if time is not None else None
-        self.norm2, self.conv2 = LayerNorm(outputs), conv3(outputs, outputs)
-        self.skip = Linear(inputs, outputs) if inputs != outputs else None
+        self.norm2, self.conv2 = GroupNorm(outputs), conv3(outputs, outputs)
+        self.skip = Conv1d(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x: Tensor, time: Tensor | None = None) -> Tensor:
         """[pixels, inputs], [images, time] -> [pixels, outputs]."""
@@ -53,6 +53,18 @@ class BiaslessCrossAttention(CrossAttention):
         self.out = Linear(hidden, hidden)
 
 
+class ChunkedMLP(MLP):
+    """A gated feed-forward network whose gate and values are chunks of one product (diffusers' GEGLU)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 4 * width, gated=True, activation=Activation.GELU)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, width] -> the same."""
+        out: Tensor = self.down(self.activation.apply(F.joined_gradient(self.up(x)), gated=True))
+        return out
+
+
 class BasicTransformer(Module):
     """Self-attention, cross-attention on the caption and a gated feed-forward network, each behind a layer norm."""
 
@@ -62,7 +74,7 @@ class BasicTransformer(Module):
         super().__init__()
         self.norm1, self.attention = LayerNorm(width), SelfAttention(width, heads, causal=False, qkv_bias=False)
         self.norm2, self.cross_attention = LayerNorm(width), BiaslessCrossAttention(width, heads, context)
-        self.norm3, self.mlp = LayerNorm(width), MLP(width, 4 * width, gated=True, activation=Activation.GELU)
+        self.norm3, self.mlp = LayerNorm(width), ChunkedMLP(width)
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """[pixels, width], [text tokens, context] -> [pixels, width]."""
@@ -76,17 +88,17 @@ class SpatialTransformer(Module):
 
     def __init__(self, width: int, heads: int, context: int, depth: int) -> None:
         super().__init__()
-        self.norm, self.inward, self.outward = LayerNorm(width), Linear(width, width), Linear(width, width)
+        self.norm, self.inward, self.outward = GroupNorm(width), Linear(width, width), Linear(width, width)
         self.depth = depth
         for number in range(depth):
             setattr(self, f"layer{number}", BasicTransformer(width, heads, context))
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """[pixels, width], [text tokens, context] -> [pixels, width]."""
-        y = self.inward(self.norm(x))
+        y = self.inward(F.between_layouts(self.norm(x)))
         for number in range(self.depth):
             y = getattr(self, f"layer{number}")(y, context)
-        return x + self.outward(y)  # type: ignore[no-any-return]
+        return x + F.between_layouts(self.outward(y))
 
 
 class Upsample(Module):
@@ -109,11 +121,15 @@ class Upsample(Module):
 
 
 class PixelAttention(Module):
-    """One head over all pixels behind a group norm, beside the input."""
+    """One head over all pixels behind a group norm, beside the input.
 
-    def __init__(self, width: int) -> None:
+    ``image``: pixels that see one another; None: all of a sequence.
+    """
+
+    def __init__(self, width: int, image: int | None = None) -> None:
         super().__init__()
-        self.norm, self.attention = LayerNorm(width), SelfAttention(width, 1, causal=False)
+        window = Window.chunked(image) if image is not None else None
+        self.norm, self.attention = GroupNorm(width), SelfAttention(width, 1, causal=False, window=window)
 
     def forward(self, x: Tensor) -> Tensor:
         """[pixels, width] -> the same."""

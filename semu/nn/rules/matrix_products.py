@@ -9,10 +9,12 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
+from semu.nn.rules.casts import cast_weights, for_products
 from semu.nn.rules.collective import all_gather_tokens
 from semu.nn.rules.fp8 import fp8_linear
 from semu.nn.rules.linear_split import LinearSplit
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient
+from semu.nn.trace.eager import BIAS, eager_moves
 from semu.nn.trace.keep import kept_product
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.sharding import ShardingStyle
@@ -48,15 +50,20 @@ def linear(
         raise GraphError(
             "the input does not fit the weight", where=trace.where, expected=f"[..., {weight.shape[1]}]", got=x.shape
         )
-    split = LinearSplit.of(x, trace.style if style is None else style)
+    style = trace.style if style is None else style
+    split = LinearSplit.of(x, style)
     if trace.is_fp8 and may_be_fp8:
         return fp8_linear(x, weight, bias, split, parts)
+    x = for_products(x)
     w = trace.parameter(weight, (split.out_shards, split.in_shards), parts=parts, is_packed=trace.packs(weight))
     b = trace.parameter(bias, (split.out_shards,)) if bias is not None else None
     read = [w] if b is None else [w, b]
+    cast_weights(x, read)
     with trace.no_grad():
         gathered = split.gathered(x)
         y = split.reduced(_forward_product(gathered, [*read, *_unpacked(trace, w)], split.out_shards, parts))
+    if b is not None and trace.options.bias_kernels and style is not ShardingStyle.ROW:
+        eager_moves(y, BIAS, "bias")
     y = replace(y, requires_grad=trace.grad_enabled and trace.any_trainable([x, *read]))
 
     def _backward(grad: Tensor) -> list[Tensor | None]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
+from semu.nn.trace.eager import BIAS_BACKWARD, eager_moves
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor
 
@@ -27,8 +28,8 @@ def accumulate_weight_gradient(
     """Append the gradients of a weight and its bias, where they train.
 
     The weight's: a product into the gradient buffer (read and written), or, where accumulation is not fused, into a
-    tensor of the parameters' type, which a further kernel adds to the buffer. The bias's is fused into the product;
-    where the weight is frozen it is a reduction.
+    tensor of the parameters' type, which a further kernel adds to the buffer; autocast copies it to fp32 before. The
+    bias's is fused into the product, but for eager mode; where the weight is frozen it is a reduction.
 
     Args:
         grad: of the layer's result. operands: what the product reads; not None where the weight trains.
@@ -45,7 +46,10 @@ def accumulate_weight_gradient(
             reduce_rows(grad, writes, grad.size_bytes, f"{prefix}bias_bw")
         return
     size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
-    is_fused = trace.options.fused_accumulation
+    is_cast = trace.options.casts_parameters
+    is_fused = trace.options.fused_accumulation and not is_cast
+    if bias in writes:
+        eager_moves(grad, BIAS_BACKWARD, f"{prefix}bias_bw", Phase.WEIGHT_GRADIENT)
     numel = n * k * (groups or 1)
     product_of = trace.emit(
         kind,
@@ -65,7 +69,7 @@ def accumulate_weight_gradient(
             OpKind.ADD,
             [product_of],
             gradients=writes,
-            mem_bytes=(size + 2 * grad_size) * numel,
+            mem_bytes=(size + (4 if is_cast else 2) * grad_size) * numel,
             key=(numel,),
             phase=Phase.WEIGHT_GRADIENT,
             name=f"{prefix}accumulate_weight_grad",

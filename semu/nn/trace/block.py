@@ -17,14 +17,16 @@ from semu.hardware.device import Stream
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.module import Module
+from semu.nn.rules.gang import enter_gang, leave_gang
 from semu.nn.rules.optimizer import adam_step
 from semu.nn.rules.reshard import Resharding, reshard_tokens
 from semu.nn.trace.autograd import backward, recompute
 from semu.nn.trace.early_stop import needed_lengths
 from semu.nn.trace.offload import copy_in, copy_out, saved_storages
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
-from semu.nn.trace.tracing import Trace, TraceOptions
+from semu.nn.trace.tracing import Trace
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def trace_block(
         for n, s in enumerate(inputs)
     ]
     given = [t if s.reshard is None else reshard_tokens(t, s.reshard) for t, s in zip(arrived, inputs, strict=True)]
-    outputs = _run_forward(trace, module, given, full_recompute)
+    outputs = _run_forward(trace, module, [enter_gang(t) for t in given], full_recompute)
+    outputs = tuple(leave_gang(t) for t in outputs)
     if saved:
         copy_out(trace, saved)
     num_forward = len(trace.graph.operators)
