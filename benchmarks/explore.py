@@ -25,7 +25,7 @@ from schedule.algorithm_1 import run_algorithm_1
 import semu
 from semu.errors import SemuError
 from semu.runfile import load_run
-from semu.schedule.exploration.explore import Refusals, explore_study
+from semu.schedule.exploration.plain import Refusals, explore_study
 from semu.schedule.exploration.space import Cut, rules_of
 from semu.schedule.placement import Placement
 from semu.schedule.rules import kernels

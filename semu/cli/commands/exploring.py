@@ -102,7 +102,7 @@ def _megatron_lines(best: ComparedSchedule | None) -> Iterator[str]:
 def explore_plain(arguments: argparse.Namespace) -> int:
     """Explore schedules of equal stages; returns the exit code."""
     from semu.schedule.exploration.changes import explain
-    from semu.schedule.exploration.explore import explore
+    from semu.schedule.exploration.plain import explore
     from semu.schedule.registry import ALL_SCHEDULES
     from semu.schedule.rules.rule import Rule
 

@@ -76,8 +76,9 @@ def read_cut(schedule: Schedule) -> tuple[Cut, PipelineShape]:
         v = num_chunks // max(p, 1)
         if v * p != num_chunks or v < 1 or (placement is Placement.ONE_TO_ONE) != (v == 1):
             continue
-        if placement is Placement.BIDIRECTIONAL and v != 2:
-            continue
+        is_twice = placement in (Placement.BIDIRECTIONAL, Placement.V_BIDIRECTIONAL)
+        if is_twice and (v != 2 or p % 2 or placement is Placement.V_BIDIRECTIONAL):
+            continue  # rules of a V in both directions are not explored
         shape = placement.shape(p, m, v)
         if np.array_equal(np.array(shape.chunk_rank)[columns.chunk], rank):
             try:

@@ -19,7 +19,7 @@ from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
-from semu.schedule.exploration.explore import Explored, Refusals, explore_study
+from semu.schedule.exploration.plain import Explored, Refusals, explore_study
 from semu.schedule.exploration.space import Cut, cuts_of, rules_of
 from semu.schedule.placement import Placement
 from semu.schedule.registry import REGISTRY
