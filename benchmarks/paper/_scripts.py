@@ -25,6 +25,7 @@ SCRIPTS: tuple[str, ...] = (
     "fig12",
     "fig13",
     "fig14",
+    "cornstarch_balance",
 )
 """Modules of this package that have ``run``."""
 
