@@ -136,6 +136,32 @@ class Choices:
         (4, 48),
     )
 
+    # -- FlexPipe ------------------------------------------------------------------------------------------------------
+    flexpipe_most_ranks: Choice[int] = Choice(
+        16, "pipeline ranks that are tried; FlexPipe §7.1 says powers of two, and no largest one", (8,)
+    )
+    flexpipe_micro_batches: Choice[tuple[int, ...]] = Choice(
+        (1, 2, 4),
+        "micro batches that are tried; FlexPipe §7.1 says powers of two, and no largest one",
+        ((1,), (1, 2, 4, 8)),
+    )
+    flexpipe_micro_batch: Choice[int] = Choice(
+        1, "micro batch of Fig. 2, which prints none; with 4 data-parallel replicas of 8 pipeline ranks", (2, 4)
+    )
+    flexpipe_zero: Choice[int] = Choice(
+        0, "of Fig. 2: FlexPipe names no sharded optimizer; Megatron-LM's default is none", (1,)
+    )
+    flexpipe_rank_order: Choice[str] = Choice(
+        "tp-cp-dp-pp", "Megatron-LM's: data ranks are neighbours, pipeline ranks apart", ("tp-cp-pp-dp",)
+    )
+    flexpipe_every: Choice[int] = Choice(
+        4, "microbatches of a synchronisation of DistMM-Pipe; FlexPipe §2.2 says every few", (2, 8)
+    )
+    tessel_most_ranks: Choice[int] = Choice(8, "FlexPipe §7.1: Tessel is searched below 16 ranks", (4,))
+    tessel_seconds: Choice[float] = Choice(
+        10.0, "of a search for a repetend; FlexPipe prints 730 s on 8 GPUs for Tessel-fast, by Z3", (60.0,)
+    )
+
     # -- hardware ------------------------------------------------------------------------------------------------------
     coefficients: Choice[str] = Choice(
         "calibrated", "the shipped profile, fitted on public microbenchmarks; spec: DIP's alpha = 1", ("spec",)

@@ -55,6 +55,7 @@ class Host:
 
 _NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
 _ONE_LAYOUT = Number(1, Provenance.DEFAULT, "along the summed axis")
+_SAME_PRODUCTS = Number(1, Provenance.DEFAULT, "products take the same time in training")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class DeviceProfile:
         nvlink_gpus: GPUs of a node that NVLink joins: 8 behind a switch, 2 for a bridged pair.
         memory_margin: share of the memory that a run should leave free, 0 to less than 1.
         fp8_layouts: layouts in which fp8 products take an operand: 1, along the summed axis only; 2, either.
+        training_products: time of products of 16 bits in a training framework over that of the fit, >= 1, where most
+            of the fitted rows are from inference libraries.
         efficiencies: one per compute kind.
         variants: departures from ``efficiencies``, by kind and precision (``DType``), head dimension (int) or fp8
             recipe (``Fp8Recipe``, which ``scaled`` applies).
@@ -120,6 +123,7 @@ class DeviceProfile:
     transfer_s: float = 0.0
     memory_margin: Number = _NO_MARGIN
     fp8_layouts: Number = _ONE_LAYOUT
+    training_products: Number = _SAME_PRODUCTS
     has_trees: bool = True
 
     def __post_init__(self) -> None:
@@ -135,6 +139,7 @@ class DeviceProfile:
             raise ConfigError(
                 "not a number of layouts", where="fp8_layouts", expected="1 or 2", got=self.fp8_layouts.value, nearest=1
             )
+        check_number(self.training_products.value, "training_products", least=1)
         for dtype, number in self.flop_per_s.items():
             check_number(number.value, f"flop_per_s.{dtype.value}", is_above=True)
         if DType.BF16 not in self.flop_per_s:
@@ -218,17 +223,20 @@ class DeviceProfile:
         attention = self.attention_factors(kernel)
         if is_deterministic:
             attention = attention.deterministic()
-        if factors.is_neutral and attention == SAME:
+        products = self.training_products
+        if software is Software.KERNELS or products.value <= factors.matmul.value:
+            products = factors.matmul
+        if factors.is_neutral and attention == SAME and products is factors.matmul:
             return self
 
-        def _in_run(kind: OpKind, item: Efficiency) -> Efficiency:
+        def _in_run(kind: OpKind, item: Efficiency, dtype: object = None) -> Efficiency:
             of_kernel = attention.of_kind(kind)
-            factor = factors.of_kind(kind)
+            factor = products if dtype is DType.BF16 and kind in _PRODUCTS else factors.of_kind(kind)
             return slowed(item, factor if of_kernel is None else times(of_kernel, factor))
 
         return replace(
             self,
-            efficiencies={kind: _in_run(kind, item) for kind, item in self.efficiencies.items()},
+            efficiencies={kind: _in_run(kind, item, DType.BF16) for kind, item in self.efficiencies.items()},
             variants={key: _in_run(key[0], item) for key, item in self.variants.items()},
             software={},
             attention_kernels={},
@@ -377,9 +385,11 @@ PEAKS = (
     "nvlink_gpus",
     "memory_margin",
     "fp8_layouts",
+    "training_products",
 )
 """The profile's top-level numbers, by attribute and TOML key."""
 
+_PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
 MAIN_HEAD_DIM = 128
 """Head dimension of the attention coefficients in ``DeviceProfile.efficiencies``."""
 

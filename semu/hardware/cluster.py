@@ -31,8 +31,11 @@ class Cluster:
         oversubscription: of the network between nodes, >= 1: GPUs that send at once share its upper tiers, and each
             reaches its card's bandwidth divided by this.
         fabric: of the network between nodes, one of ``list_fabrics``; None: that which the profile was measured with.
+        nvlink_domain: GPUs that NVLink joins, in whole nodes: 72 for GB200 NVL72 in trays of ``gpus_per_node`` = 4;
+            None: what the profile's ``nvlink_gpus`` joins within a node.
     Raises:
-        ConfigError: unknown device or fabric, unknown override key, a count or an oversubscription below one.
+        ConfigError: unknown device or fabric, unknown override key, a count or an oversubscription below one, a domain
+            that nodes do not make up.
     """
 
     device: str | DeviceProfile
@@ -41,12 +44,23 @@ class Cluster:
     override: Mapping[str, object] = field(default_factory=dict)
     oversubscription: float = 1.0
     fabric: str | None = None
+    nvlink_domain: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node"):
             count = getattr(self, name)
             check_integer(count, f"cluster.{name}")
         check_number(self.oversubscription, "cluster.oversubscription", "a ratio", least=1)
+        if self.nvlink_domain is not None:
+            check_integer(self.nvlink_domain, "cluster.nvlink_domain")
+            if self.nvlink_domain % self.gpus_per_node:
+                raise ConfigError(
+                    "an NVLink domain that nodes do not make up",
+                    where="cluster.nvlink_domain",
+                    expected=f"a multiple of gpus_per_node = {self.gpus_per_node}",
+                    got=self.nvlink_domain,
+                    nearest=max(self.nvlink_domain // self.gpus_per_node, 1) * self.gpus_per_node,
+                )
         object.__setattr__(self, "override", dict(self.override))
         name = self.profile.name  # reads and checks the profile at the door
         if isinstance(self.device, str) and not self.device.endswith(".toml"):
@@ -55,6 +69,11 @@ class Cluster:
     def __hash__(self) -> int:
         return hash((self.profile, self.nodes, self.gpus_per_node))
 
+    @property
+    def island(self) -> int:
+        """Consecutive GPUs that talk without the network between nodes: those of a node, or of an NVLink domain."""
+        return self.nvlink_domain or self.gpus_per_node
+
     @cached_property
     def profile(self) -> DeviceProfile:
         """What each GPU can do, overrides included."""
@@ -62,6 +81,8 @@ class Cluster:
         if self.fabric is not None:
             profile = profile.over(load_fabric(self.fabric))
         profile = profile.override(self.override, where="cluster.override")
+        if self.nvlink_domain is not None:
+            profile = profile.override({"nvlink_gpus": self.nvlink_domain}, where="cluster.nvlink_domain")
         if self.oversubscription == 1:
             return profile
         card = profile.nic_bytes_per_s.value / self.oversubscription
@@ -140,7 +161,8 @@ class Cluster:
     def place_group(self, name: str, gpus: Sequence[int]) -> CommGroup:
         """The communicator of some GPUs, with its shape on the nodes.
 
-        Ranks of one node meet over NVLink where it joins them all (``nvlink_gpus`` consecutive GPUs), else over PCIe.
+        Ranks of one node (of one ``nvlink_domain``, where there is one) meet over NVLink where it joins them all
+        (``nvlink_gpus`` consecutive GPUs), else over PCIe.
 
         Args:
             name: stream of the communicator, ``tp``, ``dp``, ...
@@ -156,7 +178,7 @@ class Cluster:
             raise ConfigError("a GPU occurs twice", where=where, expected="each GPU once", got=doubled[0])
         for gpu in (min(gpus), max(gpus)):
             self.node_of(gpu)  # refuses a GPU that is not there
-        places = [divmod(gpu, self.gpus_per_node) for gpu in gpus]
+        places = [divmod(gpu, self.island) for gpu in gpus]
         per_node = Counter(node for node, _ in places)
         reach = int(self.profile.nvlink_gpus.value)
         islands = {(node, local // reach) for node, local in places}

@@ -66,7 +66,7 @@ def _count_row(
 ) -> None:
     """A row that is one piece of one run with one interval and no window, where every tile of keys is one piece: every
     tile is met once. Arguments as ``count_tiles``; keys [k, last)."""
-    key_start, key_end, _, _, owner = keys
+    key_start, key_end, key_tile, _, owner = keys
     pairs, tiles, partial = tables
     n = stop - q
     if causal:
@@ -74,12 +74,13 @@ def _count_row(
     at = _find(key_start, k) if k < last else len(key_start)
     while at < len(key_start) and key_start[at] < last:
         k0, k1 = max(k, key_start[at]), min(last, key_end[at])
-        size, by = key_end[at] - key_start[at], owner[at]
+        size, tile = key_end[at] - key_start[at], key_tile[at]
+        by = owner[tile]
         seen = n * (k1 - k0) if not causal or k1 <= q + 1 else _up_to(q, stop, k0, k1, 0)
         if seen > 0:
             pairs[row, by] += seen
             tiles[row, by] += 1
-            columns[at] += 1
+            columns[tile] += 1
             if seen < n * size:
                 partial[row, by] += 1
         at += 1

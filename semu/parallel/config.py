@@ -16,7 +16,7 @@ from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.segments import check_segments
 
-PLACEMENTS = ("circular", "v-shape", "bidirectional")
+PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
 VOCABULARIES = ("ends", "pipeline")
 """Where embedding and head lie."""
@@ -97,7 +97,8 @@ class Parallel(ParallelSizes):
         placement: where the groups of layers lie: ``"circular"``, group g on rank g mod pp, or with vpp >= 2 in a V,
             ``"v-shape"``: rank r has groups r and 2 pp - 1 - r (2405.15362 §3), the first both ends of the
             model, and so on back and forth (a wave); or ``"bidirectional"``: the model twice, rank r has group r of one
-            copy and group pp - 1 - r of the other, each with half the microbatches (Chimera, 2107.06925 §3.1).
+            copy and group pp - 1 - r of the other, each with half the microbatches (Chimera, 2107.06925 §3.1); or
+            ``"v-bidirectional"``: twice, either copy in a V (FlexPipe §7.1). ``layout.ranks`` says it group by group.
         segments: how modality modules lie over the pipeline ranks (DIP §3.1): ``"mixed"``, all their layers in one row,
             cut where ``partition`` balances; ``"separated"``, each fills vpp segments of pp stages of its own, so
             that every rank holds chunks of every module; ``"apart"``, each on pipeline ranks of its own.
@@ -197,9 +198,9 @@ class Parallel(ParallelSizes):
 
     def _check_placement(self) -> None:
         check_word(self.placement, PLACEMENTS, "placement of the groups of layers", "parallel.placement")
-        if self.placement == "bidirectional":
+        if self.copies > 1:
             self._check_copies()
-        if self.placement == "v-shape" and self.vpp < 2:
+        if self.placement.startswith("v-") and self.vpp < 2:
             raise ConfigError(
                 "a V-shaped placement has several groups of layers on each rank",
                 where="parallel.vpp",
@@ -209,10 +210,15 @@ class Parallel(ParallelSizes):
             )
 
     def _check_copies(self) -> None:
-        """Two copies of the model in opposite directions: one group of layers of each on every rank."""
+        """Two copies of the model in opposite directions: one group of layers of each on every rank, or a V."""
         for name, expected, fits, nearest in (
             ("pp", "an even number of ranks, on which the two copies interlock", self.pp % 2 == 0, self.pp + 1),
-            ("vpp", "1: every rank holds one group of layers of each copy", self.vpp == 1, 1),
+            (
+                "vpp",
+                "1: every rank holds one group of layers of each copy; or a v-bidirectional placement",
+                self.vpp == 1 or self.placement == "v-bidirectional",
+                1,
+            ),
             ("zero", "0 or 1", self.zero <= 1, 1),
             ("zero_group", "no sharding groups", self.zero_group is None, None),
             ("ep", "1", self.ep == 1, 1),
@@ -242,6 +248,13 @@ class Parallel(ParallelSizes):
                 got=self.partition,
             )
         layout.check_stages(self.pp, self.vpp)
+        if layout.ranks is not None and self.placement != "circular":
+            raise ConfigError(
+                "the groups of layers are placed twice",
+                where="parallel.layout.ranks",
+                expected=f"no ranks beside parallel.placement = {self.placement}",
+                got=list(layout.ranks),
+            )
         object.__setattr__(self, "layout", layout)
 
     def _set_modules(self) -> None:
@@ -311,7 +324,7 @@ class Parallel(ParallelSizes):
     @property
     def copies(self) -> int:
         """Copies of the model in a pipeline: 2 under a bidirectional placement, else 1."""
-        return 2 if self.placement == "bidirectional" else 1
+        return 2 if self.placement.endswith("bidirectional") else 1
 
     @property
     def gradient_ranks(self) -> int:
@@ -326,8 +339,11 @@ class Parallel(ParallelSizes):
 
     @property
     def expert_tensor_ranks(self) -> int:
-        """Ranks that every expert is split over."""
-        return self.etp if self.etp is not None else self.tp
+        """Ranks that every expert is split over: where ``etp`` is left open, tp where ranks are left to share experts
+        out (Megatron-LM's default), else 1, as under FSDP."""
+        if self.etp is not None:
+            return self.etp
+        return 1 if self.zero == 3 or self.stage_gpus % (self.ep * self.tp) else self.tp
 
     @property
     def expert_data_ranks(self) -> int:

@@ -52,6 +52,12 @@ class Mesh:
         stage, replica = divmod(block, p.replicas)
         return peer + p.replica_gpus * (stage + p.pp * replica)
 
+    def stage_of_gpu(self, gpu: int) -> int:
+        """Pipeline rank that runs on a GPU; >= pp: the mesh has no such GPU."""
+        p = self.parallel
+        block = gpu // p.replica_gpus
+        return block % p.pp if self.is_reordered and block < p.pp * p.replicas else block // p.replicas
+
     @cached_property
     def is_reordered(self) -> bool:
         """Whether some rank is not the GPU of its number."""
@@ -188,7 +194,7 @@ class Mesh:
     def worst_group(self, axis: str) -> CommGroup:
         """The group of one axis that spans the most nodes."""
         cluster, size, stride = self.cluster, getattr(self.parallel, axis), self._strides[axis]
-        nodes = cluster.num_gpus, cluster.gpus_per_node, cluster.profile.nvlink_gpus.value
+        nodes = cluster.num_gpus, cluster.island, cluster.profile.nvlink_gpus.value
         count = self.parallel.num_gpus // (size * stride)
 
         def _find() -> CommGroup:
@@ -250,7 +256,7 @@ class Mesh:
         """Of the ranks first, first + step, ... (``count`` of them), those that stand differently in their nodes."""
         if self.is_reordered:
             return range(first, first + step * count, step)
-        node = self.cluster.gpus_per_node
+        node = self.cluster.island
         return range(first, first + step * min(count, node // math.gcd(step, node)), step)
 
     def _place(self, name: str, first: int, step: int, count: int) -> CommGroup:
@@ -269,13 +275,13 @@ class Mesh:
             return cluster.place_group(name, [self.gpu_of(rank) for rank in gpus])
         if gpus[0] < 0 or gpus[-1] < 0 or max(gpus[0], gpus[-1]) >= cluster.num_gpus:
             return cluster.place_group(name, gpus)  # refuses a GPU that is not there
-        node = cluster.gpus_per_node
+        node = cluster.island
         key = (name, first % node, step, count, node, cluster.profile.nvlink_gpus.value)
         return _PLACED.get(key, lambda: cluster.place_group(name, gpus))
 
     def _spot(self, rank: int) -> int:
         """What tells how a rank stands in its node."""
-        return rank if self.is_reordered else rank % self.cluster.gpus_per_node
+        return rank if self.is_reordered else rank % self.cluster.island
 
     @cached_property
     def _strides(self) -> dict[str, int]:

@@ -77,6 +77,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
             "gpus_per_node": ValueKind.INTEGER,
             "oversubscription": ValueKind.NUMBER,
             "fabric": ValueKind.STRING,
+            "nvlink_domain": ValueKind.INTEGER,
             "override": ValueKind.TABLE,
         },
         "parallel": _kinds(Parallel, "plan"),

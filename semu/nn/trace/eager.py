@@ -22,6 +22,7 @@ Other modules of eager PyTorch, as reads and writes of an element [passes] beyon
 * the gradient of a linear layer's or a convolution's bias is a sum over rows: 1 of the result.
 * a convolution adds its bias in a kernel of its own: 2 of the result; so do linear layers of Megatron-LM without
   Transformer Engine, but for those before a residual, whose kernel adds both (PyTorch's fuse it into the product).
+* a gate whose halves are chunks of one product (diffusers' GEGLU): 2 in the backward, to join their gradients.
 * cuDNN's convolutions on tensor cores want channels last. Where the model keeps PyTorch's default, channels first,
   each of the three products copies both tensors that it shares with the model: 2 of each.
 
@@ -52,12 +53,13 @@ MODULATE, MODULATE_BACKWARD = 2, 4
 GATED_ADD, GATED_ADD_BACKWARD = 2, 3
 BIAS_BACKWARD = 1
 BIAS = 2
+JOIN = 2
 LAYOUT = 2
 """Of both operands of a convolution with channels first."""
 _PASSES = "_passes"
 _PASS_KERNELS: Mapping[str, int] = {
     **{"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2, "layer_norm_bw": 0, "group_norm_bw": 1},
-    **{"modulate": 1, "modulate_bw": 4, "gated_add": 1, "gated_add_bw": 2, "bias_bw": 1, "layout_bw": 1},
+    **{"modulate": 1, "modulate_bw": 4, "gated_add": 1, "gated_add_bw": 2, "bias_bw": 1, "layout_bw": 1, "join_bw": 1},
 }
 """Kernels of a module beyond the fused one (or two: a norm's backward); those of others: 1 forward and 2 backward."""
 _KERNELS: Mapping[tuple[OpKind, Phase], int] = {

@@ -66,7 +66,7 @@ def time_uncertainty(
     explained = sum(seconds.values())
     launch = launch_share * sum(path.stages.values())
     if launch > 0:
-        key, number = job.profile.host.launch(is_eager=job.training.is_eager)
+        key, number = job.launch
         spread, slower = spread_of(number.provenance, number.relative_error), max(launch_slowdowns(costs.costed.layout))
         _add(key, launch / slower, spread)
         if slower > 1:

@@ -49,7 +49,7 @@ def assemble_report(iteration: Iteration) -> Report:
     add_outer(seconds, timeline)
     launched = 0.0 if run.launched is None else float(run.launched[slowest].sum())
     if launched:
-        name = profile.host.launch(is_eager=job.training.is_eager)[1].provenance.value
+        name = job.launch[1].provenance.value
         seconds[name] = seconds.get(name, 0.0) + launched
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
@@ -84,7 +84,7 @@ def assemble_report(iteration: Iteration) -> Report:
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
         warnings=(
-            *_warnings(layout, parameters, run.num_replicas),
+            *_warnings(layout, parameters, run.num_replicas, has_launches=run.launched is not None),
             *host_notes(layout, hosts),
             *context_notes(iteration, time_s),
         ),
@@ -144,6 +144,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "gpus_per_node": job.cluster.gpus_per_node,
             **({"oversubscription": job.cluster.oversubscription} if job.cluster.oversubscription != 1 else {}),
             **({"fabric": job.cluster.fabric} if job.cluster.fabric is not None else {}),
+            **({"nvlink_domain": job.cluster.nvlink_domain} if job.cluster.nvlink_domain is not None else {}),
         },
         "parallel": {
             name: getattr(job.parallel, name)
@@ -219,10 +220,10 @@ _PARALLEL_KEYS = (*COUNTS, "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
 
-def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
+def _warnings(layout: Layout, parameters: int, num_replicas: int, *, has_launches: bool) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
-    absent = [] if job.training.launches else ["CPU launch time"]
+    absent = [] if has_launches else ["CPU launch time"]
     if job.training.workspaces is Workspaces.NONE:
         absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
     notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []

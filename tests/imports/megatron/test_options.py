@@ -41,6 +41,19 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
     ("words", "changes"),
     [
         ("--swiglu", {"model.transformer.gated_mlp": True, "model.transformer.ffn": 1344}),
+        (
+            f"{MOE} --overlap-moe-expert-parallel-comm --delay-wgrad-compute",
+            {**MOE_KEYS, "overlap.expert_parallel": True, "overlap.delayed_weight_gradients": True},
+        ),
+        ("--overlap-moe-expert-parallel-comm", {}),
+        ("--cuda-graph-impl local --cuda-graph-scope attn,mlp", {"training.cuda_graphs": ["attn", "mlp"]}),
+        ("--external-cuda-graph", {"training.cuda_graphs": ["layer"]}),
+        ("--enable-cuda-graph --cuda-graph-scope full_iteration", {"training.cuda_graphs": ["iteration"]}),
+        ("--cuda-graph-impl none --cuda-graph-scope attn", {}),
+        (
+            f"{MOE} --cuda-graph-impl local --cuda-graph-scope full",
+            {**MOE_KEYS, "training.cuda_graphs": ["attn"], "training.left_out": ["cuda-graph-scope 0.05"]},
+        ),
         ("--ffn-hidden-size 1000", {"model.transformer.ffn": 1000}),
         ("--kv-channels 32", {"model.transformer.head_dim": 32}),
         ("--group-query-attention --num-query-groups 2", {"model.transformer.kv_heads": 2}),

@@ -43,7 +43,7 @@ def eager_calls(operator: Operator) -> int:
     name, is_forward = operator.path.split(".")[-1], operator.phase.value in "FR"
     if name.endswith("_passes"):
         counts = {"rms": (15, 7), "rope": (2, 2), "layer": (0, 0), "group": (1, 1), "modulate": (4, 1)}
-        counts |= {"bias": (1, 1), "layout": (1, 1)}
+        counts |= {"bias": (1, 1), "layout": (1, 1), "join": (1, 1)}
         return counts.get(name.split("_")[0], (2, 1))[is_forward]
     if kind == "matmul":
         return 1 + (operator.phase.value == "W")

@@ -24,8 +24,8 @@ from semu.job import TrainingJob
 from semu.nn import InputSpec, MixtureOfExperts, Module, Sequential
 from semu.nn.routing import ExpertPlan
 from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.recompute_plan import RecomputePlan
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.tensor import megatron_plan
 
 
@@ -145,6 +145,8 @@ class CutModel:
             separate_softmax=job.training.software.value == "torch",
             bias_kernels=job.training.eager_modules and job.training.software.value == "megatron",
             autocast=job.training.autocast,
+            casts_parameters=job.training.autocast is not None
+            and not (job.training.software.value == "torch" and job.parallel.zero == 3),
             head_dims=_HEAD_DIMS.get(job.attention_kernel.value, ()) if job.attention_kernel is not None else (),
             keeps_gathered=(
                 job.training.software.value == "torch"
