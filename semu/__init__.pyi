@@ -72,6 +72,7 @@ from semu.searcher.report import SearchReport as SearchReport
 from semu.searcher.what_if.sensitivity import what_if as what_if
 from semu.simulation import JobCheckpoint as JobCheckpoint
 from semu.simulation.schedules.comparing import compare_schedules as compare_schedules
+from semu.simulation.schedules.exploring import explore_schedules as explore_schedules
 
 __version__: str
 
@@ -95,6 +96,7 @@ __all__ = [
     "compile_plan",
     "context",
     "evaluate",
+    "explore_schedules",
     "grid",
     "nn",
     "prepare",
