@@ -229,15 +229,15 @@ class DeviceProfile:
         if factors.is_neutral and attention == SAME and products is factors.matmul:
             return self
 
-        def _in_run(kind: OpKind, item: Efficiency, dtype: object = None) -> Efficiency:
+        def _in_run(kind: OpKind, item: Efficiency, *, is_variant: bool = False) -> Efficiency:
             of_kernel = attention.of_kind(kind)
-            factor = products if dtype is DType.BF16 and kind in _PRODUCTS else factors.of_kind(kind)
+            factor = products if kind in _PRODUCTS and not is_variant else factors.of_kind(kind)
             return slowed(item, factor if of_kernel is None else times(of_kernel, factor))
 
         return replace(
             self,
-            efficiencies={kind: _in_run(kind, item, DType.BF16) for kind, item in self.efficiencies.items()},
-            variants={key: _in_run(key[0], item) for key, item in self.variants.items()},
+            efficiencies={kind: _in_run(kind, item) for kind, item in self.efficiencies.items()},
+            variants={key: _in_run(key[0], item, is_variant=True) for key, item in self.variants.items()},
             software={},
             attention_kernels={},
             interference=factors.interference.value,
