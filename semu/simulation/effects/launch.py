@@ -3,7 +3,9 @@
 Every GPU has a host (DESIGN §3.1) that issues the operators of its stages one after another, collectives and copies
 too, ``host.launch_s`` each; an operator that takes no time has no kernel. Where modules run operator by operator
 (``Training.is_eager``), an operator is as many launches as eager mode has (``semu.nn.trace.eager``), of
-``host.eager_launch_s`` each. Stage by stage the host is one more unit on a
+``host.eager_launch_s`` each; so it is for mixtures of experts under Megatron-LM (``TrainingJob.has_bound_mixture``,
+``semu.nn.trace.mixture_launches``), whose hosts read counts of tokens back in every forward and so begin each one
+afresh. Stage by stage the host is one more unit on a
 stream of its own: it begins a stage when it has issued everything before, and its i-th launch ends
 (i + 1) ``launch_s`` later, which bounds the i-th operator and nothing else. How far the host is ahead of the device
 carries over from stage to stage by itself; the queue between them is not bounded (CUDA's holds about a thousand
