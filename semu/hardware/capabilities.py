@@ -20,7 +20,7 @@ from semu.hardware.efficiency import (
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
-from semu.hardware.software import FACTORS, Software, SoftwareFactors, slowed
+from semu.hardware.software import FACTORS, KERNELS_OF, Software, SoftwareFactors, slowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class Host:
         launch_s: CPU time to launch one kernel [s]; it costs only when the GPU runs dry.
         memory_bytes: host memory per GPU, for offload [bytes].
         eager_launch_s: like launch_s, where modules run operator by operator: with Python, dispatch and autograd [s].
+        blocking_launch_s: from the end of a kernel to the start of the next one, where launches block
+            (``CUDA_LAUNCH_BLOCKING``): the host wakes up, runs Python, and launches [s].
         transfer_stall: what launches of an eager framework take longer for every further rank of the tensor group, as
             a share of themselves, on ranks whose pipeline transfers cross nodes; 0 where adapters need no host thread.
     """
@@ -38,11 +40,14 @@ class Host:
     launch_s: Number
     memory_bytes: Number
     eager_launch_s: Number
+    blocking_launch_s: Number
     transfer_stall: Number
 
-    def launch(self, *, is_eager: bool) -> tuple[str, Number]:
-        """What a launch takes, with its dotted key. ``is_eager``: modules run operator by operator."""
-        return ("host.eager_launch_s", self.eager_launch_s) if is_eager else ("host.launch_s", self.launch_s)
+    def launch(self, *, is_eager: bool, blocks: bool = False) -> tuple[str, Number]:
+        """What a launch takes, with its dotted key. ``is_eager``: modules run operator by operator. ``blocks``: every
+        launch waits for its kernel."""
+        name = "blocking_launch_s" if blocks else "eager_launch_s" if is_eager else "launch_s"
+        return f"host.{name}", getattr(self, name)
 
 
 _NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
@@ -177,6 +182,11 @@ class DeviceProfile:
             return self.variants.get((kind, nearest), self.efficiencies[kind])
         return self.efficiencies[kind]
 
+    def software_factors(self, software: Software) -> SoftwareFactors:
+        """Factors of a framework, or of the one whose kernels it runs; neutral where the profile has neither."""
+        neutral = SoftwareFactors.of({})
+        return self.software.get(software) or self.software.get(KERNELS_OF.get(software, software)) or neutral
+
     def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
         """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""
         while kernel is not None:
@@ -205,7 +215,7 @@ class DeviceProfile:
         return {}
 
     def _slowed(self, software: Software, kernel: AttentionKernel | None, is_deterministic: bool) -> DeviceProfile:
-        factors = self.software.get(software, SoftwareFactors.of({}))
+        factors = self.software_factors(software)
         attention = self.attention_factors(kernel)
         if is_deterministic:
             attention = attention.deterministic()
@@ -254,6 +264,7 @@ class DeviceProfile:
         yield "host.launch_s", self.host.launch_s
         yield "host.memory_bytes", self.host.memory_bytes
         yield "host.eager_launch_s", self.host.eager_launch_s
+        yield "host.blocking_launch_s", self.host.blocking_launch_s
         yield "host.transfer_stall", self.host.transfer_stall
         for key, section in self.sections().items():
             for name in coefficient_names(type(section)):

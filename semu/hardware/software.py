@@ -23,13 +23,17 @@ class Software(Enum):
 
     KERNELS: none, every kernel takes its isolated time. MEGATRON: Megatron-LM with Transformer Engine, or with
     Megatron's fused kernels before it. TORCH: PyTorch's FSDP around ordinary modules, with PyTorch's FlashAttention.
+    MEGATRON_DEEPSPEED: Megatron's modules and kernels, run by DeepSpeed's pipeline engine and optimizers.
     """
 
     KERNELS = "kernels"
     MEGATRON = "megatron"
     TORCH = "torch"
+    MEGATRON_DEEPSPEED = "megatron-deepspeed"
 
 
+KERNELS_OF: Mapping[Software, Software] = MappingProxyType({Software.MEGATRON_DEEPSPEED: Software.MEGATRON})
+"""Framework -> the one whose kernels it runs, whose factors it has where a profile has none for it."""
 _NEUTRAL = "a kernel by itself"
 
 

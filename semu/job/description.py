@@ -41,7 +41,7 @@ def describe_training(job: TrainingJob) -> dict[str, object]:
     if training.straggler_share:
         values["straggler_slowdown"] = training.straggler_slowdown
     if training.launches:
-        _, launch_s = job.profile.host.launch(is_eager=training.is_eager)
+        _, launch_s = job.launch
         values["launch_s"] = {"value": launch_s.value, "provenance": launch_s.provenance.value}
         stall = job.profile.host.transfer_stall
         if training.is_eager and stall.value > 0 and job.parallel.pp > 1 and job.parallel.tp > 1:

@@ -354,6 +354,12 @@ class KernelOptions(AbstractOptions):
         shown=ELSEWHERE,
     )
 
+    launch_blocking: bool = option(
+        False,
+        SWITCH,
+        "a kernel is launched when the one before it has ended, as with CUDA_LAUNCH_BLOCKING=1 in the environment",
+    )
+
     @property
     def is_eager(self) -> bool:
         """Whether modules run operator by operator, each launched from Python: PyTorch where it is said
@@ -364,7 +370,7 @@ class KernelOptions(AbstractOptions):
     @property
     def launches(self) -> bool:
         """Whether kernels wait for their hosts."""
-        return self.is_eager if self.launch is None else self.launch
+        return self.is_eager or self.launch_blocking if self.launch is None else self.launch
 
 
 @part

@@ -10,6 +10,7 @@ from semu.hardware.attention_kernels import AttentionFactors, AttentionKernel, u
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.fp8 import Fp8Recipe
+from semu.hardware.number import Number
 from semu.hardware.software import Software
 from semu.job.experts import check_experts
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
@@ -25,6 +26,10 @@ from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
+
+
+SCATTER_GATHER_UNTIL = "2023-07"
+"""Month from which Megatron-LM no longer splits transfers over tensor-parallel ranks."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +265,12 @@ class TrainingJob:
         )
 
     @property
+    def launch(self) -> tuple[str, Number]:
+        """What a launch of a kernel takes on the job's hosts, with the number's dotted key in the profile."""
+        training = self.training
+        return self.profile.host.launch(is_eager=training.is_eager, blocks=training.launch_blocking)
+
+    @property
     def attention_kernel(self) -> AttentionKernel | None:
         """The fused attention kernel: as told, else what the software called at its date; None: the profile's."""
         training = self.training
@@ -312,6 +323,20 @@ class TrainingJob:
         return self.training.software is Software.TORCH
 
     @property
+    def fuses_accumulation(self) -> bool:
+        """Whether products for weight gradients add into the gradient buffers: as told; under DeepSpeed never."""
+        training = self.training
+        return training.gradient_accumulation_fusion and training.software is not Software.MEGATRON_DEEPSPEED
+
+    @property
+    def sums_gradients_twice(self) -> bool:
+        """Whether every microbatch's gradients are summed in the parameters' type and then in a wider one that is kept
+        beside it: DeepSpeed's ``BF16_Optimizer``."""
+        training = self.training
+        is_wider = training.grad_dtype is not training.precision.tensor_dtype
+        return is_wider and training.software is Software.MEGATRON_DEEPSPEED
+
+    @property
     def has_gradient_buckets(self) -> bool:
         """Whether gradients that are reduced whole are copied into buckets that stay: PyTorch's
         DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
@@ -339,6 +364,18 @@ class TrainingJob:
         if chosen is not None:
             return chosen
         return self.training.software is Software.MEGATRON and self.parallel.sequence_parallel
+
+    @property
+    def splits_transfers(self) -> bool:
+        """Whether each of the tensor-parallel ranks that hold the same activation sends its share between pipeline
+        ranks, and the receivers gather the shares: without sequence parallelism, in Megatron-LM up to June 2023
+        (2104.04473 §4.1, ``scatter_gather_tensors_in_pipeline``) and in DeepSpeed (``PartitionedTensor``)."""
+        parallel, training = self.parallel, self.training
+        if parallel.tp == 1 or parallel.pp == 1 or parallel.sequence_parallel or parallel.modules:
+            return False
+        is_early = training.software_date is not None and training.software_date < SCATTER_GATHER_UNTIL
+        is_megatron = training.software is Software.MEGATRON and is_early
+        return is_megatron or training.software is Software.MEGATRON_DEEPSPEED
 
     @property
     def overlaps_sends(self) -> bool:

@@ -19,6 +19,7 @@ from semu.checks import check_member, is_integer, is_number
 from semu.errors import ConfigError
 from semu.fitting.source_text import parse_json
 from semu.hardware.profile import list_fabrics
+from semu.hardware.software import Software
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.adapters import lora_table
 from semu.validation.multimodal import run_of_multimodal
@@ -219,7 +220,7 @@ def _row(fields: _Fields) -> Row:
         activation_limit=fields.word_or_none("activation_limit", is_optional=True),
         etp=fields.size_or_none("etp", is_optional=True),
         overlap={name: overlap.switch_or_none(name) for name in _OVERLAPS},
-        software=fields.word_or_none("software", is_optional=True),
+        software=_software(fields),
         software_date=fields.word_or_none("software_date", is_optional=True),
         attention=_first_word(fields.word_or_none("attention", is_optional=True)),
         attention_kernel=fields.word_or_none("attention_kernel", is_optional=True),
@@ -253,6 +254,13 @@ def _fabric(fields: _Fields) -> str | None:
     return named or next((name for name in list_fabrics() if name in words), None)
 
 
+def _software(fields: _Fields) -> str | None:
+    """The framework that the file names; Megatron-DeepSpeed also where the file's remarks name it."""
+    named, remarks = (fields.word_or_none(name, is_optional=True) for name in ("software", "notes"))
+    deepspeed = Software.MEGATRON_DEEPSPEED.value
+    return deepspeed if named == Software.MEGATRON.value and deepspeed in (remarks or "").lower() else named
+
+
 def _model(fields: _Fields) -> Mapping[str, object]:
     model = fields.child("model")
     assert model is not None
@@ -269,8 +277,8 @@ def _run(fields: _Fields) -> tuple[Mapping[str, Mapping[str, object]] | None, li
     if multimodal is None or ("layers" in model and "hidden" in model):
         return None, []
     tables_of, remarks = run_of_multimodal(multimodal)
-    software = fields.table.get("software")
-    if software in ("megatron", "torch"):
+    software = _software(fields)
+    if software in (framework.value for framework in Software):
         tables_of["training"] = {"software": software}
     return tables_of, list(remarks)
 

@@ -28,7 +28,8 @@ def accumulate_weight_gradient(
 
     The weight's: a product into the gradient buffer (read and written), or, where accumulation is not fused, into a
     tensor of the parameters' type, which a further kernel adds to the buffer. The bias's is fused into the product;
-    where the weight is frozen it is a reduction.
+    where the weight is frozen it is a reduction. Where gradients are summed twice, autograd adds the tensor to one of the
+    parameters' type, which is cast and added to the buffer and then cleared.
 
     Args:
         grad: of the layer's result. operands: what the product reads; not None where the weight trains.
@@ -37,6 +38,8 @@ def accumulate_weight_gradient(
         prefix: of the kernels' names.
     Source:
         Megatron-LM's ``--no-gradient-accumulation-fusion``: ``param.main_grad.add_(param.grad)`` in its DDP hook.
+        Twice: DeepSpeed's ``BF16_Optimizer``, ``hp_grad.data.add_(lp.grad.data.to(hp_grad.dtype))`` and
+        ``clear_lp_grads`` in every microbatch of a pipeline.
     """
     trace, (m, n, k) = grad.trace, sizes
     writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
@@ -65,7 +68,7 @@ def accumulate_weight_gradient(
             OpKind.ADD,
             [product_of],
             gradients=writes,
-            mem_bytes=(size + 2 * grad_size) * numel,
+            mem_bytes=(5 * size + 4 * grad_size if trace.options.sums_gradients_twice else size + 2 * grad_size) * numel,
             key=(numel,),
             phase=Phase.WEIGHT_GRADIENT,
             name=f"{prefix}accumulate_weight_grad",

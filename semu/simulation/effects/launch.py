@@ -81,10 +81,11 @@ def launching_hosts(
         between: int32[k, 2], the schedule's edges.
     """
     layout = insides.layout
-    is_eager = layout.job.training.is_eager
-    launch = layout.job.profile.host.launch(is_eager=is_eager)[1].value
+    training = layout.job.training
+    blocks, runs_python = training.launch_blocking, training.is_eager or training.launch_blocking
+    launch = layout.job.launch[1].value
     launch_s = [quantize_time(launch * slower) for slower in launch_slowdowns(layout)]
-    calls = np.array([launches_of(operator) if is_eager else 1 for operator in layout.library.operators])
+    calls = np.array([launches_of(operator) if runs_python else 1 for operator in layout.library.operators])
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
     host[stages] = nodes.num_units + np.arange(len(stages))
@@ -96,7 +97,7 @@ def launching_hosts(
         inside = insides.of(unit)
         key = inside, launch_s[on]
         if key not in bounds:
-            bounds[key] = _issued(inside, calls.take(inside.program.rows), launch_s[on])
+            bounds[key] = _issued(inside, calls.take(inside.program.rows), launch_s[on], blocks=blocks)
         bound, lag, latency[:, number] = bounds[key]
         if len(bound):
             bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
@@ -115,14 +116,23 @@ def launch_slowdowns(layout: Layout) -> list[float]:
 
 
 def _issued(
-    inside: Inside, calls: NDArray[np.int64], launch_s: float
+    inside: Inside, calls: NDArray[np.int64], launch_s: float, *, blocks: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Operators that a host which begins with their stage would issue late, when it has issued each after its begin,
     and everything: int64[k], float64[num_replicas, k], float64[num_replicas] [s].
 
-    The others are never late: a host begins a stage no later than the device. ``calls``: int64[num_ops], launches.
+    The others are never late: a host begins a stage no later than the device.
+
+    Args:
+        calls: int64[num_ops], launches. blocks: a kernel is launched when the one before it has ended, and the host has
+            issued everything when the last one has.
     """
     issued: NDArray[np.float64] = launch_s * np.cumsum(np.where(inside.latency > 0, calls, 0), axis=1)
+    if blocks:
+        ends = issued + np.cumsum(inside.latency, axis=1)
+        issued = ends - inside.latency
+        bound = np.flatnonzero((issued > inside.start).any(axis=0)).astype(np.int64)
+        return bound, issued[:, bound], ends.max(axis=1, initial=0.0)
     bound = np.flatnonzero((issued > inside.start).any(axis=0)).astype(np.int64)
     return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
 
@@ -132,7 +142,8 @@ def _synchronising(
 ) -> NDArray[np.int64]:
     """Edges to a host from everything that a stage behind a transfer waits for: int64[k, 2]."""
     units = insides.units
-    if insides.layout.job.overlaps_sends:
+    training = insides.layout.job.training
+    if insides.layout.job.overlaps_sends and not training.launch_blocking:
         return np.zeros((0, 2), dtype=np.int64)
     given = np.stack((nodes.edges.source, nodes.edges.target), axis=1)
     edges = np.concatenate((given, between)).astype(np.int64)

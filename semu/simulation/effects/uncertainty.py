@@ -66,7 +66,7 @@ def time_uncertainty(
     explained = sum(seconds.values())
     launch = launch_share * sum(path.stages.values())
     if launch > 0:
-        key, number = job.profile.host.launch(is_eager=job.training.is_eager)
+        key, number = job.launch
         spread, slower = spread_of(number.provenance, number.relative_error), max(launch_slowdowns(costs.costed.layout))
         _add(key, launch / slower, spread)
         if slower > 1:
@@ -95,7 +95,7 @@ class _Spreads:
         self._model = model
         self._plain: DeviceProfile = job.cluster.profile.scaled(job.training.fp8_recipe)
         software = job.training.software
-        self._factors = None if software is Software.KERNELS else job.cluster.profile.software.get(software)
+        self._factors = None if software is Software.KERNELS else job.cluster.profile.software_factors(software)
         self._attention = job.attention_factors
         self._transfer_s = job.profile.transfer_s
         self._spreads: dict[object, tuple[str, float]] = {}
