@@ -161,6 +161,7 @@ class ModelTracer:
             fused_accumulation=job.fuses_accumulation,
             sums_gradients_twice=job.sums_gradients_twice,
             eager_modules=training.eager_modules,
+            fused_modules=job.fused_modules,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,

@@ -100,6 +100,6 @@ def usual_kernel(software: Software, date: str | None) -> AttentionKernel | None
     """
     if software is Software.KERNELS:
         return None
-    if software is Software.TORCH:
+    if software.kernels is Software.TORCH:
         return AttentionKernel.SDPA
     return AttentionKernel.FA2 if date is not None and date < CUDNN_SINCE else AttentionKernel.TE

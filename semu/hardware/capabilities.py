@@ -20,7 +20,7 @@ from semu.hardware.efficiency import (
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
-from semu.hardware.software import FACTORS, KERNELS_OF, Software, SoftwareFactors, slowed
+from semu.hardware.software import FACTORS, Software, SoftwareFactors, slowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class DeviceProfile:
     def software_factors(self, software: Software) -> SoftwareFactors:
         """Factors of a framework, or of the one whose kernels it runs; neutral where the profile has neither."""
         neutral = SoftwareFactors.of({})
-        return self.software.get(software) or self.software.get(KERNELS_OF.get(software, software)) or neutral
+        return self.software.get(software) or self.software.get(software.kernels) or neutral
 
     def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
         """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""

@@ -37,7 +37,7 @@ from semu.hardware.capabilities import PEAKS, DeviceProfile, Fabric, Host, Varia
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
-from semu.hardware.software import FACTORS, KERNELS_OF, Software, SoftwareFactors
+from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
 PROFILE_DIR = Path(__file__).parent / "profiles"
 """Where the shipped profiles are."""
@@ -366,7 +366,7 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         if framework is not Software.KERNELS:
             prefix = f"software.{framework.value}"
             factors = {name: numbers[f"{prefix}.{name}"] for name in FACTORS if f"{prefix}.{name}" in numbers}
-            if factors or framework not in KERNELS_OF:
+            if factors or framework.kernels is framework:
                 with located(prefix):
                     software[framework] = SoftwareFactors.of(factors)
     attention_kernels: dict[AttentionKernel, AttentionFactors] = {}

@@ -23,17 +23,25 @@ class Software(Enum):
 
     KERNELS: none, every kernel takes its isolated time. MEGATRON: Megatron-LM with Transformer Engine, or with
     Megatron's fused kernels before it. TORCH: PyTorch's FSDP around ordinary modules, with PyTorch's FlashAttention.
-    MEGATRON_DEEPSPEED: Megatron's modules and kernels, run by DeepSpeed's pipeline engine and optimizers.
+    MEGATRON_DEEPSPEED: Megatron's modules and kernels, run by DeepSpeed's pipeline engine and optimizers. NANOTRON: as
+    PyTorch, with FlashAttention's Triton kernels for RMS norms and rotary embeddings.
     """
 
     KERNELS = "kernels"
     MEGATRON = "megatron"
     TORCH = "torch"
     MEGATRON_DEEPSPEED = "megatron-deepspeed"
+    NANOTRON = "nanotron"
+
+    @property
+    def kernels(self) -> Software:
+        """The framework whose kernels it runs, whose factors it has where a profile has none for it."""
+        return _KERNELS_OF.get(self, self)
 
 
-KERNELS_OF: Mapping[Software, Software] = MappingProxyType({Software.MEGATRON_DEEPSPEED: Software.MEGATRON})
-"""Framework -> the one whose kernels it runs, whose factors it has where a profile has none for it."""
+_KERNELS_OF: Mapping[Software, Software] = MappingProxyType(
+    {Software.MEGATRON_DEEPSPEED: Software.MEGATRON, Software.NANOTRON: Software.TORCH}
+)
 _NEUTRAL = "a kernel by itself"
 
 

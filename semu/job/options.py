@@ -365,7 +365,7 @@ class KernelOptions(AbstractOptions):
         """Whether modules run operator by operator, each launched from Python: PyTorch where it is said
         (``eager_modules``), and before ``COMPILED_SINCE``."""
         is_early = self.software_date is not None and self.software_date < COMPILED_SINCE
-        return self.software is Software.TORCH and (self.eager_modules or is_early)
+        return self.software.kernels is Software.TORCH and (self.eager_modules or is_early)
 
     @property
     def launches(self) -> bool:

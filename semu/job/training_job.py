@@ -312,7 +312,7 @@ class TrainingJob:
         mixed-precision policy (2304.11277 §4.4)."""
         training = self.training
         is_mixed = training.master_dtype is not training.precision.tensor_dtype
-        return is_mixed and self.parallel.zero >= 3 and training.software is Software.TORCH
+        return is_mixed and self.parallel.zero >= 3 and training.software.kernels is Software.TORCH
 
     @property
     def stops_recomputation_early(self) -> bool:
@@ -320,13 +320,21 @@ class TrainingJob:
 
         PyTorch's checkpoint does, Megatron-LM's does not.
         """
-        return self.training.software is Software.TORCH
+        return self.training.software.kernels is Software.TORCH
+
+    @property
+    def fused_modules(self) -> frozenset[str]:
+        """Kernels of modules (``rms_norm``, ``rope``) that are fused beside ``eager_modules``: nanotron's
+        ``TritonRMSNorm`` and ``FlashRotaryEmbedding``."""
+        return frozenset({"rms_norm", "rope"}) if self.training.software is Software.NANOTRON else frozenset()
 
     @property
     def fuses_accumulation(self) -> bool:
-        """Whether products for weight gradients add into the gradient buffers: as told; under DeepSpeed never."""
+        """Whether products for weight gradients add into the gradient buffers: as told; in DeepSpeed and nanotron
+        (``FP32GradientAccumulator``) never."""
         training = self.training
-        return training.gradient_accumulation_fusion and training.software is not Software.MEGATRON_DEEPSPEED
+        adds = training.software in (Software.MEGATRON_DEEPSPEED, Software.NANOTRON)
+        return training.gradient_accumulation_fusion and not adds
 
     @property
     def sums_gradients_twice(self) -> bool:
@@ -341,7 +349,7 @@ class TrainingJob:
         """Whether gradients that are reduced whole are copied into buckets that stay: PyTorch's
         DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
         gradients. Megatron-LM's gradients lie in its buffers."""
-        return self.training.software is Software.TORCH and not self.training.gradient_as_bucket_view
+        return self.training.software.kernels is Software.TORCH and not self.training.gradient_as_bucket_view
 
     @property
     def keeps_gathered_inputs(self) -> bool:
@@ -351,7 +359,7 @@ class TrainingJob:
         input. Megatron-LM saves the rank's part and gathers it again (2205.05198 §4.2.2).
         """
         chosen = self.training.gathered_inputs
-        return self.training.software is Software.TORCH if chosen is None else chosen is GatheredInputs.KEPT
+        return self.training.software.kernels is Software.TORCH if chosen is None else chosen is GatheredInputs.KEPT
 
     @property
     def overlaps_tensor_parallel(self) -> bool:

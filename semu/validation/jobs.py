@@ -73,6 +73,7 @@ PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
 _RECOMPUTED: Mapping[str, tuple[str, ...]] = MappingProxyType({"mla_up_proj": ("*.query_up", "*.kv_up")})
 """Words of ``recompute_modules`` that semu does not have -> the modules that they stand for."""
+_TORCH = frozenset(item.value for item in Software if item.kernels is Software.TORCH)
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
 _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -223,7 +224,7 @@ def _blocks(row: Row) -> bool:
 
 def _is_torch_fsdp(row: Row) -> bool:
     told = row.overlap or {}
-    is_torch = told.get("dp_grad_reduce") is None if row.software is None else row.software == "torch"
+    is_torch = told.get("dp_grad_reduce") is None if row.software is None else row.software in _TORCH
     return is_torch and row.sharding in ("fsdp", "zero2")
 
 

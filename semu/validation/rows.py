@@ -235,7 +235,7 @@ def _row(fields: _Fields) -> Row:
         compiled=fields.switch_or_none("torch_compile"),
         layout=fields.child("layout", is_optional=True),
         scope=fields.member("peak_mem_scope", Scope),
-        measure=fields.member("peak_mem_measure", Measure),
+        measure=_measure(fields),
         iteration_time_s=open_["iteration_time_s"] if open_ else fields.amount_or_none("iteration_time_s"),
         peak_mem_bytes=fields.amount_or_none("peak_mem_bytes"),
         activation_bytes=measured.amount_or_none("activation_bytes", is_optional=True),
@@ -255,10 +255,18 @@ def _fabric(fields: _Fields) -> str | None:
 
 
 def _software(fields: _Fields) -> str | None:
-    """The framework that the file names; Megatron-DeepSpeed also where the file's remarks name it."""
-    named, remarks = (fields.word_or_none(name, is_optional=True) for name in ("software", "notes"))
-    deepspeed = Software.MEGATRON_DEEPSPEED.value
-    return deepspeed if named == Software.MEGATRON.value and deepspeed in (remarks or "").lower() else named
+    """The framework that the file names, or, where its remarks or its source name one that runs the same kernels, that
+    one."""
+    named = fields.word_or_none("software", is_optional=True)
+    told = " ".join(str(fields.table.get(name) or "") for name in ("notes", "source")).lower()
+    runs_them = (item.value for item in Software if item.kernels is not item and item.kernels.value == named)
+    return next((name for name in runs_them if name in told), named)
+
+
+def _measure(fields: _Fields) -> Measure | None:
+    """What of a device's memory was measured; what nvidia-smi shows is more than the allocator holds."""
+    measure, words = fields.member("peak_mem_measure", Measure), fields.word_or_none("peak_mem_kind", is_optional=True)
+    return Measure.DEVICE if measure is Measure.RESERVED and "nvidia-smi" in (words or "") else measure
 
 
 def _model(fields: _Fields) -> Mapping[str, object]:

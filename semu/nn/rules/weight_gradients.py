@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
+from semu.nn.trace.eager import ACCUMULATE
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor
 
@@ -64,15 +65,29 @@ def accumulate_weight_gradient(
         arithmetic=arithmetic,
     )
     if not is_fused:
-        trace.emit(
-            OpKind.ADD,
-            [product_of],
-            gradients=writes,
-            mem_bytes=(5 * size + 4 * grad_size if trace.options.sums_gradients_twice else size + 2 * grad_size) * numel,
-            key=(numel,),
-            phase=Phase.WEIGHT_GRADIENT,
-            name=f"{prefix}accumulate_weight_grad",
-        )
+        add_to_gradient(product_of, writes, numel, f"{prefix}{ACCUMULATE}")
+
+
+def add_to_gradient(made: Tensor, writes: Sequence[ParameterUse], numel: int, name: str) -> None:
+    """Append what adds a gradient of the parameters' type to the buffer: summed twice, with its copy in the buffer's
+    type.
+
+    Args:
+        made: the gradient, of ``numel`` elements. writes: parameters whose buffers it is added to.
+    """
+    options = made.trace.options
+    size, grad_size = options.tensor_dtype.size_bytes, options.grad_dtype.size_bytes
+    is_twice = options.sums_gradients_twice
+    made.trace.emit(
+        OpKind.ADD,
+        [made],
+        gradients=writes,
+        mem_bytes=(5 * size + 4 * grad_size if is_twice else size + 2 * grad_size) * numel,
+        key=(numel,),
+        phase=Phase.WEIGHT_GRADIENT,
+        name=name,
+        extra_outputs=[((numel,), options.grad_dtype)] if is_twice else (),
+    )
 
 
 def reduce_rows(grad: Tensor, writes: Sequence[ParameterUse], mem_bytes: Dim, name: str) -> None:

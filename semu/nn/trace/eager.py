@@ -32,7 +32,7 @@ RMS_NORM, RMS_NORM_BACKWARD = 32, 86
 GATE, GATE_BACKWARD = 4, 8
 ROTARY, ROTARY_BACKWARD = 16, 16
 ROTARY_JOIN = 4
-_PASSES = "_passes"
+_PASSES, _BACKWARD = "_passes", "_bw"
 _PASS_KERNELS: Mapping[str, int] = {"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2}
 """Kernels of a module beyond the fused one; of a gate 1 forward and 2 backward."""
 _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
@@ -42,6 +42,8 @@ _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
     (OpKind.ATTENTION_BACKWARD, Phase.INPUT_GRADIENT): 6,
     (OpKind.NORM, Phase.INPUT_GRADIENT): 2,
 }
+ACCUMULATE = "accumulate_weight_grad"
+"""Name of the kernel that adds a weight's gradient to its buffer; its launch is counted with its product."""
 _COLLECTIVE = 10
 """More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
 
@@ -53,7 +55,8 @@ def eager_passes(x: Tensor, bytes_per_element: int, name: str, phase: Phase | No
         x: what the kernels read; its elements count. bytes_per_element: beyond the fused kernel. name: of the kernel.
         phase: default: the trace's current phase.
     """
-    if not x.trace.options.eager_modules:
+    options = x.trace.options
+    if not options.eager_modules or name.removesuffix(_BACKWARD) in options.fused_modules:
         return
     mem_bytes = bytes_per_element * x.numel
     x.trace.emit(OpKind.ADD, [x], mem_bytes=mem_bytes, key=(x.numel,), phase=phase, name=f"{name}{_PASSES}")
@@ -64,7 +67,9 @@ def launches_of(operator: Operator) -> int:
     if operator.kind.is_communication:
         return _COLLECTIVE
     name = operator.path.rpartition(".")[2]
+    if name.endswith(ACCUMULATE):
+        return 0
     if name.endswith(_PASSES):
         name = name.removesuffix(_PASSES)
-        return _PASS_KERNELS.get(name, 2 if name.endswith("_bw") else 1)
+        return _PASS_KERNELS.get(name, 2 if name.endswith(_BACKWARD) else 1)
     return _KERNELS.get((operator.kind, operator.phase), 1)

@@ -66,6 +66,7 @@ class TraceOptions:
             ``semu.nn.trace.early_stop``.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
         eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
+        fused_modules: those of them that do not, by the names of their kernels.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -85,6 +86,7 @@ class TraceOptions:
     keep_products: bool = False
     stop_early: bool = False
     eager_modules: bool = False
+    fused_modules: frozenset[str] = frozenset()
     keeps_gathered: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True

@@ -53,11 +53,11 @@ def _reads_more_than_text(job: TrainingJob) -> bool:
 
 
 def _has_modality(job: TrainingJob) -> bool:
-    return job.training.software is not Software.TORCH and _reads_more_than_text(job)
+    return job.training.software.kernels is not Software.TORCH and _reads_more_than_text(job)
 
 
 def _has_modality_under_torch(job: TrainingJob) -> bool:
-    return job.training.software is Software.TORCH and _reads_more_than_text(job)
+    return job.training.software.kernels is Software.TORCH and _reads_more_than_text(job)
 
 
 def _has_adapters(job: TrainingJob) -> bool:
