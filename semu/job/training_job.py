@@ -27,7 +27,6 @@ from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
 
-
 SCATTER_GATHER_UNTIL = "2023-07"
 """Month from which Megatron-LM no longer splits transfers over tensor-parallel ranks."""
 

@@ -48,12 +48,13 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
         if use.gradient is not None:
             whole = all_gather_tokens(grad) if is_split and plan.sequence_parallel else grad
             is_fused, grad_size = trace.options.fused_accumulation, trace.options.grad_dtype.size_bytes
+            written = 2 * grad_size * whole.numel if is_fused else size * (use.numel + whole.numel)
             made = trace.emit(
                 OpKind.EMBEDDING,
                 [whole, ids],
                 None if is_fused else (use.numel,),
                 gradients=[use] if is_fused else (),
-                mem_bytes=whole.size_bytes + (2 * grad_size * whole.numel if is_fused else size * (use.numel + whole.numel)),
+                mem_bytes=whole.size_bytes + written,
                 key=(ids.numel, width),
                 phase=Phase.WEIGHT_GRADIENT,
                 name="weight_bw",

@@ -29,8 +29,8 @@ def accumulate_weight_gradient(
 
     The weight's: a product into the gradient buffer (read and written), or, where accumulation is not fused, into a
     tensor of the parameters' type, which a further kernel adds to the buffer. The bias's is fused into the product;
-    where the weight is frozen it is a reduction. Where gradients are summed twice, autograd adds the tensor to one of the
-    parameters' type, which is cast and added to the buffer and then cleared.
+    where the weight is frozen it is a reduction. Where gradients are summed twice, autograd adds the tensor to one of
+    the parameters' type, which is cast and added to the buffer and then cleared.
 
     Args:
         grad: of the layer's result. operands: what the product reads; not None where the weight trains.

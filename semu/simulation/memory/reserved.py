@@ -163,8 +163,8 @@ def static_requests(layout: Layout, rank: int) -> list[int]:
 
 
 def step_requests(layout: Layout, rank: int) -> list[int]:
-    """What the optimizer step of a rank allocates and frees [bytes]. Under DeepSpeed's ZeRO-1 a bucket of gradients, the
-    reduced gradients of its shard and, where they are no fp32, their copies; then a bucket of gathered parameters.
+    """What the optimizer step of a rank allocates and frees [bytes]. Under DeepSpeed's ZeRO-1 a bucket of gradients,
+    the reduced gradients of its shard and, where they are no fp32, their copies; then a bucket of gathered parameters.
 
     Source: DeepSpeed's ``stage_1_and_2.py`` (``ipg_buffer``, ``averaged_gradients``,
     ``single_partition_of_fp32_groups``, ``all_gather_dp_groups``), with its default bucket sizes.
