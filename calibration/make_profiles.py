@@ -18,10 +18,10 @@ from pathlib import Path
 from semu.files import toml_string
 from semu.fitting.calibration import calibrate
 from semu.fitting.coefficients import coefficients_of
-from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.readers import read_measurements
 from semu.fitting.write import Provenances, number_text, replace_blocks, update_profile
 from semu.hardware import profile as profiles
+from semu.hardware.known_devices import KNOWN_DEVICES
 from semu.hardware.profile import load_profile
 from semu.hardware.shape_terms import tiled_flop
 

@@ -144,6 +144,12 @@ KERNELS = {
         'Tuple((f8[::1], f8[::1], i8[::1])), Array(i8, 1, "C", readonly=True), i8[:,::1], Tuple((b1, b1, i8, '
         "b1, f8, b1)), i4[::1]",
     ),
+    "schedule.rules.kernels.run_rule": Kernel(
+        1.8,
+        "Tuple((i8[::1], i8[::1], i8[:,::1], i8[::1], b1[::1])), Tuple((i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], "
+        "i4[::1], f8[::1], f8[::1], i8)), Tuple((i8[::1], i8[::1], i8[::1], i8[:,::1], b1, "
+        "b1, i8[:,::1])), i4[::1]",
+    ),
     "plan.verification.kernels.run_dry": Kernel(
         0.6,
         "i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[:,::1], i8[::1], "
@@ -165,7 +171,12 @@ _TIMES = (
     "engine.kernels.pipeline_memory.exact_summit",
 )
 _ALLOCATOR = ("engine.kernels.allocator.write_tape", "engine.kernels.allocator.replay")
-_ORDERS = ("schedule.kernels.list_schedule", "schedule.kernels.run_orders", "schedule.kernels.memory_of_orders")
+_ORDERS = (
+    "schedule.kernels.list_schedule",
+    "schedule.kernels.run_orders",
+    "schedule.rules.kernels.run_rule",
+    "schedule.kernels.memory_of_orders",
+)
 _LONGEST = (
     "searcher.kernels.interleaving.choose_memory",
     "searcher.kernels.interleaving.rollouts",

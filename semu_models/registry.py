@@ -30,6 +30,7 @@ from semu_models.multimodal.qwen_vl import (
 )
 from semu_models.multimodal.vlm import vlm_7b, vlm_l, vlm_m, vlm_s, vlm_xl
 from semu_models.multimodal.whisper import whisper_large_v3
+from semu_models.names import shipped_name
 from semu_models.text.bert import bert_base, bert_large
 from semu_models.text.deepseek import deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_mtp
 from semu_models.text.gemma import gemma2_2b, gemma2_9b, gemma2_27b, gemma3_1b, gemma3_4b, gemma3_12b, gemma3_27b
@@ -285,14 +286,15 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType({entry.name: entry for entry
 
 def find_model(name: str, *, where: str | None = None) -> ModelEntry:
     """The entry of a name in ``MODELS``; arguments and errors as ``build``."""
-    return find_named("model", name, MODELS, where=where)
+    return find_named("model", shipped_name(name, MODELS) or name, MODELS, where=where)
 
 
 def build(name: str, *, where: str | None = None) -> Model:
     """A new model.
 
     Args:
-        name: one of ``MODELS``. where: place of the name, for the error.
+        name: one of ``MODELS``, in any spelling, or what stands for one (``semu_models.names``).
+        where: place of the name, for the error.
     Raises:
         ConfigError: an unknown name, with a 'did you mean'.
     """

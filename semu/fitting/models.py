@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.fitting.devices import KNOWN_DEVICES
 from semu.fitting.forms import QUANTISE
 from semu.fitting.samples import Family, Samples, family_of
 from semu.hardware.efficiency import Efficiency, coefficient_names
 from semu.hardware.kinds import OpKind, Port
+from semu.hardware.known_devices import KNOWN_DEVICES
 from semu.hardware.network import COEFFICIENTS
 
 SMALL_PRODUCT = 256

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from semu.checks import check_number, check_word
 from semu.errors import ConfigError
-from semu.fitting.devices import KNOWN_DEVICES, profile_names
 from semu.fitting.models import FLOOR, TIME, defaults_of
+from semu.hardware.known_devices import KNOWN_DEVICES, profile_names
 from semu.hardware.profile import PROFILE_DIR, list_profiles
 
 

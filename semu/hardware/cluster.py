@@ -23,7 +23,8 @@ class Cluster:
     """Nodes, GPUs and what they can do. GPUs are numbered node by node.
 
     Attributes:
-        device: name of a shipped profile, path of a profile TOML, or a profile.
+        device: name of a shipped profile (what ``known_devices`` takes for one becomes it), path of a profile TOML, or
+            a profile.
         nodes: nodes, >= 1.
         gpus_per_node: GPUs of each node, >= 1.
         override: dotted profile key (or nested tables of them) -> number, e.g. ``{"nvlink_bytes_per_s": 1e11}``.
@@ -47,7 +48,9 @@ class Cluster:
             check_integer(count, f"cluster.{name}")
         check_number(self.oversubscription, "cluster.oversubscription", "a ratio", least=1)
         object.__setattr__(self, "override", dict(self.override))
-        _ = self.profile  # reads and checks the profile at the door
+        name = self.profile.name  # reads and checks the profile at the door
+        if isinstance(self.device, str) and not self.device.endswith(".toml"):
+            object.__setattr__(self, "device", name)
 
     def __hash__(self) -> int:
         return hash((self.profile, self.nodes, self.gpus_per_node))

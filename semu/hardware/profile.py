@@ -36,6 +36,7 @@ from semu.hardware.attention_kernels import PASSES, SAME, AttentionFactors, Atte
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Fabric, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
+from semu.hardware.known_devices import profile_name
 from semu.hardware.number import Number, located, worst_provenance
 from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
@@ -86,16 +87,15 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     """The profile of a shipped device or of a TOML file.
 
     Args:
-        name_or_path: a name of ``list_profiles()``, or a path (it ends in ``.toml`` or has a directory part).
+        name_or_path: a name of ``list_profiles()`` or what ``known_devices`` takes for one, or a path (it ends in
+            ``.toml`` or has a directory part).
     Raises:
         ConfigError: unknown device (did you mean), no such file, bad TOML, an unknown or missing key, a number out of
             its range; ``where`` is the file and the key.
     """
     path = Path(name_or_path)
     if path.suffix != ".toml" and path.name == name_or_path:
-        if name_or_path not in list_profiles():
-            raise unknown_name("device", name_or_path, list_profiles())
-        path = PROFILE_DIR / f"{name_or_path}.toml"
+        path = PROFILE_DIR / f"{profile_name(name_or_path, where=None)}.toml"
     path = _existing(path)
     stat = path.stat()
     return _load_cached(path, stat.st_mtime_ns, stat.st_size)

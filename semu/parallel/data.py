@@ -34,24 +34,25 @@ def gradient_buckets(
         elements: local elements of each trainable parameter.
         dp: ranks over which gradients are reduced (data x context).
         overlapped: false: one bucket (nothing is gained by several).
-        slots: virtual stage of each parameter; each has buckets of its own (Megatron-LM wraps each model chunk alone).
+        slots: virtual stage of each parameter; each has buckets of its own (Megatron-LM wraps each model chunk alone),
+            also where gradients of several become ready in turns.
+    Returns:
+        Buckets in the order in which they are complete.
     """
     limit = max(MIN_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * dp)
     buckets: list[Bucket] = []
-    members: list[int] = []
-    size = 0
+    filling: dict[int, tuple[list[int], int]] = {}
     for number, count in enumerate(elements):
-        if slots is not None and members and slots[number] != slots[members[-1]]:
-            buckets.append(Bucket(size, tuple(members)))
-            members, size = [], 0
+        slot = 0 if slots is None else slots[number]
+        members, size = filling.pop(slot, ([], 0))
         members.append(number)
         size += count
         if overlapped and size >= limit:
             buckets.append(Bucket(size, tuple(members)))
-            members, size = [], 0
-    if members:
-        buckets.append(Bucket(size, tuple(members)))
-    return buckets
+        else:
+            filling[slot] = members, size
+    buckets += [Bucket(size, tuple(members)) for members, size in filling.values()]
+    return sorted(buckets, key=lambda bucket: bucket.members[-1])
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from semu.runfile.multimodal import PARTS
 from semu.runfile.places import Places, parse_toml
 from semu.runfile.schema import SCHEMA
 from semu_models import MODELS, SETUPS, Setup
+from semu_models.names import shipped_name
 
 HF_NAME = "config.json"
 """What transformers calls a model's configuration."""
@@ -50,8 +51,9 @@ def read_source(run: str, options: ReadOptions | None = None) -> Source:
     Relative paths in a file become relative to the current folder.
 
     Args:
-        run: a name of ``semu_models.SETUPS`` or ``semu_models.MODELS`` in any spelling, a TOML file, a config.json of
-            HuggingFace transformers (or a folder with one), or a file of one of ``PROGRAMS``.
+        run: a name of ``semu_models.SETUPS`` or ``semu_models.MODELS`` in any spelling, an id of the HuggingFace hub
+            with such a shape (``semu_models.names``), a TOML file, a config.json of HuggingFace transformers (or a
+            folder with one), or a file of one of ``PROGRAMS``.
         options: how a file of another program is read.
     Raises:
         ConfigError: none of these; or a file that cannot be read.
@@ -59,7 +61,7 @@ def read_source(run: str, options: ReadOptions | None = None) -> Source:
     options = options if options is not None else ReadOptions()
     if (setup := _named(run, SETUPS)) is not None:
         return Source(_setup_tables(SETUPS[setup]), Places(f"setup {setup}"), SETUPS[setup])
-    if (model := _named(run, MODELS)) is not None:
+    if not os.path.exists(run) and (model := shipped_name(run, MODELS)) is not None:
         return Source({"model": {"name": model}}, Places(f"model {model}"), is_open=True)
     if os.path.isfile(os.path.join(run, HF_NAME)):
         return Source({"model": {"hf_config": os.path.join(run, HF_NAME)}}, Places(run), is_open=True)

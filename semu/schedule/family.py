@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -34,6 +33,9 @@ Rule = Callable[[int, int, int], Misfit | None]
 Makespan = Callable[[int, int, int, float, float, float], float | None]
 """Ranks, microbatches, slots; times of F, I, W of a stage (B takes I + W) -> makespan; None: no closed form there."""
 
+Orders = Iterable[Iterable[StageKey]]
+"""Per rank, its stages in order; what a rule gives is that as well (``StageColumns``)."""
+
 Activations = Callable[[int, int, int], list[int] | int | None]
 """Ranks, microbatches, slots -> the most stages whose activations are held at once, from F to B or W: of every rank, or
 of the rank that holds most; None: no closed form there."""
@@ -45,17 +47,18 @@ class ScheduleFamily:
 
     Attributes:
         name: as in run.toml and on the command line.
-        orders: shape -> per rank, its stages in order.
+        orders: shape -> per rank, its stages in order: a rule (``semu.schedule.rules``), or any function.
         source: paper and section.
         placement: where the chunks lie.
+        doc: the docstring of its file, which begins with a paragraph for people.
         splits_backward: whether it has input and weight gradients of their own.
         rules: what it asks of p, m and v.
         makespan, activations: closed forms at equal stages without transfer time.
         is_fixed: it is drawn for one chunk per rank and slot, in its placement, all with a backward; where a slot holds
             the end of one module and the beginning of the next, they run in a row.
-        adapt: a pipeline with its costs -> the schedule made for these; None: costs do not matter to the order.
+        adapt: a pipeline with its costs -> the orders made for these; None: costs do not matter to the order.
         adapt_within: the same in a job: pipeline, limit in multiples of p microbatches' activations, whether ranks end
-            an iteration apart -> schedule; None: ``adapt``.
+            an iteration apart -> orders; None: ``adapt``.
         activation_limit: that limit where ``training.activation_limit`` is not set; None: the schedule takes no limit.
         generate: Megatron-LM's schedules (``SCHEDULES``): the generator that a job calls in any circular placement,
             whatever ``rules`` say of the virtual stages; None: a job calls the family.
@@ -71,16 +74,17 @@ class ScheduleFamily:
     """
 
     name: str
-    orders: Callable[[PipelineShape], Iterable[Iterable[StageKey]]]
+    orders: Callable[[PipelineShape], Orders]
     source: str
     placement: Placement = Placement.ONE_TO_ONE
+    doc: str | None = None
     splits_backward: bool = False
     rules: tuple[Rule, ...] = ()
     makespan: Makespan = lambda p, m, v, f, i, w: None
     activations: Activations = lambda p, m, v: None
     is_fixed: bool = False
-    adapt: Callable[[PipelineStudy], Schedule] | None = None
-    adapt_within: Callable[[PipelineStudy, float, bool], Schedule] | None = None
+    adapt: Callable[[PipelineStudy], Orders] | None = None
+    adapt_within: Callable[[PipelineStudy, float, bool], Orders] | None = None
     activation_limit: float | None = None
     generate: Callable[[PipelineShape], Schedule] | None = None
     alternates: bool = False
@@ -93,10 +97,10 @@ class ScheduleFamily:
 
     @property
     def description(self) -> str:
-        """A paragraph for people: the generator's first line, or how the docstring of its file begins."""
+        """A paragraph for people: the generator's first line, or how ``doc`` begins."""
         if self.generate is not None:
             return (self.generate.__doc__ or "").strip().split("\n")[0]
-        text = " ".join((sys.modules[self.orders.__module__].__doc__ or "").split("\n\n")[0].split())
+        text = " ".join((self.doc or "").split("\n\n")[0].split())
         if self.activation_limit is None:
             return text
         return f"{text} Within {'' if self.activation_limit == 1 else f'{self.activation_limit:g} '}p microbatches."
@@ -153,7 +157,7 @@ class ScheduleFamily:
         if self.adapt is None:
             return self(study.shape)
         self.check_shape(study.shape)
-        return self.adapt(study)
+        return Schedule(self.name, self.adapt(study))
 
     def on_job(self, study: PipelineStudy, limit: float | None, *, ends_apart: bool) -> Schedule:
         """The schedule of a job's pipeline, made for its costs where the family can.
@@ -166,7 +170,8 @@ class ScheduleFamily:
         if self.adapt_within is None or self.activation_limit is None:
             return self.on(study)
         self.check_shape(study.shape)
-        return self.adapt_within(study, self.activation_limit if limit is None else limit, ends_apart)
+        within = self.activation_limit if limit is None else limit
+        return Schedule(self.name, self.adapt_within(study, within, ends_apart))
 
     def check_shape(self, shape: PipelineShape) -> None:
         """Raise what does not fit about a pipeline; see ``__call__``."""

@@ -5,7 +5,7 @@ Text form, one line per rank: ``0F0 0F1 0B0 0B1`` (chunk, phase, microbatch). Fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -35,6 +35,23 @@ class StageColumns:
     chunk: NDArray[np.int64]
     phase: NDArray[np.int64]
     microbatch: NDArray[np.int64]
+
+    def __iter__(self) -> Iterator[tuple[StageKey, ...]]:
+        """Per rank, its stages in order."""
+        stages = stage_keys(self.chunk, self.phase, self.microbatch)
+        return (tuple(stages[first:last]) for first, last in pairwise(self.ptr.tolist()))
+
+
+def columns_of(orders: Iterable[Iterable[StageKey]]) -> StageColumns:
+    """Stages per rank as arrays."""
+    listed = [[*order] for order in orders]
+    stages = [stage for order in listed for stage in order]
+    return StageColumns(
+        np.cumsum([0, *map(len, listed)], dtype=np.int64),
+        np.array([stage.chunk for stage in stages], dtype=np.int64),
+        np.array([_CODE_OF_LETTER.get(stage.phase._value_, -1) for stage in stages], dtype=np.int64),
+        np.array([stage.microbatch for stage in stages], dtype=np.int64),
+    )
 
 
 class Schedule:
@@ -83,19 +100,12 @@ class Schedule:
     @cached_property
     def orders(self) -> tuple[tuple[StageKey, ...], ...]:
         """Per rank, its stages in order."""
-        stages = stage_keys(self.columns.chunk, self.columns.phase, self.columns.microbatch)
-        return tuple(tuple(stages[first:last]) for first, last in pairwise(self.columns.ptr.tolist()))
+        return tuple(self.columns)
 
     @cached_property
     def columns(self) -> StageColumns:
         """The same stages as arrays."""
-        stages = [stage for order in self.orders for stage in order]
-        return StageColumns(
-            np.cumsum([0, *map(len, self.orders)], dtype=np.int64),
-            np.array([stage.chunk for stage in stages], dtype=np.int64),
-            np.array([_CODE_OF_LETTER.get(stage.phase._value_, -1) for stage in stages], dtype=np.int64),
-            np.array([stage.microbatch for stage in stages], dtype=np.int64),
-        )
+        return columns_of(self.orders)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):

@@ -20,7 +20,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.parallel.stage_layers import layer_parts
 from semu.runfile import load_run
-from semu.schedule.generators.optimus import encoder_chunks
+from semu.schedule.rules.around import encoder_chunks
 from semu.workload import vlm_batch
 from semu.workload.batch import Microbatch
 

@@ -10,10 +10,10 @@ import pytest
 from fitting.fixtures import GEMM_HEADER, NCCL_TEXT, nccl_json, trace, write
 
 from semu.errors import ConfigError
-from semu.fitting.devices import KNOWN_DEVICES, is_device, profile_name, profile_names
 from semu.fitting.door import admit
 from semu.fitting.readers import read_measurements
 from semu.fitting.samples import by_section
+from semu.hardware.known_devices import KNOWN_DEVICES, is_device, profile_name, profile_names
 from semu.hardware.profile import list_profiles, load_profile
 
 

@@ -13,6 +13,7 @@ from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.hardware.device import Direction
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
+from semu.hardware.known_devices import KNOWN_DEVICES
 from semu.hardware.profile import list_profiles, load_profile
 
 
@@ -30,6 +31,25 @@ def test_not_a_cluster(text: str) -> None:
         Cluster.parse(text)
     assert caught.value.where is not None
     assert caught.value.where.startswith("cluster")
+
+
+@pytest.mark.parametrize(
+    ("said", "device"),
+    [
+        ("A100", "a100-80g"),
+        ("a100-SXM4-40GB", "a100-40g"),
+        ("H800", "h800"),
+        ("4090", "rtx4090"),
+        ("gb200", "gb200-nvl72"),
+    ],
+)
+def test_what_people_call_a_device_is_its_profile(said: str, device: str) -> None:
+    assert Cluster(said) == Cluster(device)
+    assert Cluster.parse(f"{said}:2x8").label() == f"{device}:2x8"
+
+
+def test_a_shipped_profile_has_a_known_device_and_the_other_way_round() -> None:
+    assert sorted(KNOWN_DEVICES) == list_profiles()
 
 
 def test_unknown_device_suggests() -> None:

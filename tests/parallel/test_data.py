@@ -118,3 +118,8 @@ def test_nothing_is_gained_by_several_buckets_without_overlap() -> None:
         Bucket(100 * MILLION, (1, 2)),
     ]
     assert gradient_buckets([], 8, overlapped=False) == gradient_buckets([], 8, overlapped=True) == []
+
+
+def test_virtual_stages_whose_gradients_come_in_turns_fill_buckets_of_their_own() -> None:
+    turns = gradient_buckets([25 * MILLION] * 4, 2, overlapped=True, slots=[1, 0, 1, 0])
+    assert turns == [Bucket(50 * MILLION, (0, 2)), Bucket(50 * MILLION, (1, 3))]

@@ -111,7 +111,10 @@ def test_the_documented_file_loads(tmp_path: Path) -> None:
     assert (job.training.recompute, job.training.seq_len, job.num_microbatches) == (Recompute.FULL, 4096, 8)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "Llama-3-8B", "llama_3_8b", "LLAMA3 8B"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama3-8b", "Llama-3-8B", "llama_3_8b", "LLAMA3 8B", "llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"],
+)
 def test_the_name_of_a_model_is_a_run_in_any_spelling(name: str) -> None:
     job = load_run(name, cluster="h100:1x8", parallel="tp2-pp2")
     assert (job.model.name, job.parallel.label(), job.training.seq_len) == ("llama3-8b", "dp2-tp2-pp2", 8192)

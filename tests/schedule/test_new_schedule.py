@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from simulation.jobs import gpt, job_of, text_items
@@ -14,16 +13,11 @@ from semu.parallel.config import Parallel
 from semu.schedule import ALL_SCHEDULES
 from semu.schedule.family import ScheduleFamily, one_slot
 from semu.schedule.registry import REGISTRY
-from semu.schedule.rules.patterns import alternate
-from semu.schedule.shape import PipelineShape, StageKey
+from semu.schedule.rules.alternate import Alternate
 
-
-def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    """Two forwards more than 1F1B before the first backward."""
-    return (alternate(shape, rank, shape.num_ranks - rank + 1) for rank in range(shape.num_ranks))
-
-
-TOY = ScheduleFamily("toy", _orders, "this file", rules=(one_slot,), compared=2, is_tried=True)
+TWO_MORE = Alternate("p - r + 1")
+"""Two forwards more than 1F1B before the first backward."""
+TOY = ScheduleFamily("toy", TWO_MORE, "this file", doc=__doc__, rules=(one_slot,), compared=2, is_tried=True)
 
 
 def test_a_line_in_the_registry_is_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ from semu.schedule.passes import merge_backward, split_backward
 from semu.schedule.phases import PHASES
 from semu.schedule.placement import FlowModule, stage_flow
 from semu.schedule.registry import ALL_SCHEDULES
-from semu.schedule.rules.list_scheduler import Policy, activation_limit, list_schedule
+from semu.schedule.rules.earliest_start import EarliestStart
+from semu.schedule.rules.limits import activation_limit
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.study import PipelineStudy
@@ -112,10 +113,10 @@ def test_the_list_scheduler_orders_any_pipeline_within_its_limit(
     shape: PipelineShape, split: bool, seed: int, patient: bool, group: int, eager: bool
 ) -> None:
     study = random_study(shape, seed)
-    policy = Policy(patient, group, eager, 0.25)
-    list_schedule(study, "free", split=split, policy=policy).validate(shape)
+    rule = EarliestStart(split, patient, group, eager, 0.25)
+    Schedule("free", rule.on(study)).validate(shape)
     limit = activation_limit(study, 2)
-    schedule = list_schedule(study, "tight", limit_bytes=limit, split=split, policy=policy)
+    schedule = Schedule("tight", rule.on(study, limit))
     schedule.validate(shape)
     assert schedule.splits_backward == (
         split and any(s.phase is Phase.WEIGHT_GRADIENT for o in schedule.orders for s in o)
@@ -221,7 +222,7 @@ def test_memory_that_does_not_fit_names_the_rank() -> None:
     assert (caught.value.exit_code, caught.value.where) == (3, "1f1b: rank 0")
     assert (caught.value.expected, caught.value.got) == ("at most 2.00 GiB", "3.00 GiB")
     with pytest.raises(MemoryLimitError, match="rank 1 has no room for a microbatch") as caught:
-        list_schedule(study, "mine", limit_bytes=[1 << 30, 1000, 1 << 30])
+        EarliestStart().on(study, [1 << 30, 1000, 1 << 30])
     assert (caught.value.exit_code, caught.value.nearest) == (3, 1 << 30)
 
 

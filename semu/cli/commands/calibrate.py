@@ -134,7 +134,7 @@ def _score(arguments: argparse.Namespace) -> int:
 
 def _device(text: str, output: str | None) -> tuple[DeviceProfile, str]:
     """The device that was measured, and how a profile on top of it names it."""
-    from semu.fitting.devices import profile_name
+    from semu.hardware.known_devices import profile_name
     from semu.hardware.profile import load_profile
 
     if Path(text).suffix == ".toml":
@@ -177,7 +177,7 @@ def _check_places(arguments: argparse.Namespace) -> None:
 
 def _bases(device: str) -> list[Path]:
     """The profile file of a device and those below it."""
-    from semu.fitting.devices import profile_names
+    from semu.hardware.known_devices import profile_names
     from semu.hardware.profile import PROFILE_DIR
 
     names = profile_names(device) if Path(device).suffix != ".toml" else ()

@@ -16,10 +16,10 @@ from typing import Any
 
 from semu.checks import is_number
 from semu.errors import ConfigError
-from semu.fitting.devices import named_device
 from semu.fitting.kernel_names import family_of, family_of_kind
 from semu.fitting.samples import Refusal, Sample, places
 from semu.fitting.trace_events import read_events
+from semu.hardware.known_devices import named_device
 
 _BYTES = {
     "c10::bfloat16": 2,

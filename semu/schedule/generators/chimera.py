@@ -50,6 +50,7 @@ chimera = ScheduleFamily(
     _orders,
     "2107.06925 §3",
     Placement.BIDIRECTIONAL,
+    doc=__doc__,
     rules=(_interlocks,),
     makespan=lambda p, m, v, f, i, w: (2 * m + p - 2) * f if m % p == 0 and f == i + w else None,
     activations=lambda p, m, v: min(m, p),

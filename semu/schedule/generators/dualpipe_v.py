@@ -13,12 +13,9 @@ the other. Equal stages with f = i = w and m >= 2 p: makespan 6 m f + (p - 1) f;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from semu.schedule.family import Misfit, ScheduleFamily, two_slots
 from semu.schedule.placement import Placement
-from semu.schedule.rules.patterns import play
-from semu.schedule.shape import PipelineShape, StageKey
+from semu.schedule.rules.pattern import Pattern
 
 
 def _enough(p: int, m: int, v: int) -> Misfit | None:
@@ -26,38 +23,25 @@ def _enough(p: int, m: int, v: int) -> Misfit | None:
     return Misfit(rule, f">= {2 * p} microbatches", m, 2 * p) if m < 2 * p else None
 
 
-def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    p, m = shape.num_ranks, shape.num_microbatches
-    for rank in range(p):
-        later, here = p - rank - 1, rank + 1
-        yield play(
-            shape,
-            rank,
-            (
-                (2 * later, "F0"),
-                (here, "F0 F1"),
-                (later, "I1 W F1"),
-                (m - 2 * p + here, "F0 B1 F1 B0"),
-                (later, "B1 F1 B0"),
-                *_closing(rank),
-                (later, "W I0"),
-                (here, "W"),
-            ),
-        )
-
-
-def _closing(rank: int) -> Iterator[tuple[int, str]]:
-    """The first half of 2 (rank + 1) backwards is whole, the second split."""
-    letters = "B" * (rank + 1) + "I" * (rank + 1)
-    for second, first in zip(letters[::2], letters[1::2], strict=True):
-        yield 1, f"{second}1 {first}0"
-
-
 dualpipe_v = ScheduleFamily(
     "dualpipe-v",
-    _orders,
+    Pattern(
+        (
+            ("2 * (p - r - 1)", "F0"),
+            ("r + 1", "F0 F1"),
+            ("p - r - 1", "I1 W F1"),
+            ("m - 2 * p + r + 1", "F0 B1 F1 B0"),
+            ("p - r - 1", "B1 F1 B0"),
+            ("(r + 1) // 2", "B1 B0"),  # of 2 (r + 1) backwards the first half is whole, the second split
+            ("(r + 1) % 2", "B1 I0"),
+            ("(r + 1) // 2", "I1 I0"),
+            ("p - r - 1", "W I0"),
+            ("r + 1", "W"),
+        )
+    ),
     "2412.19437 §3.2.1",
     Placement.V_SHAPE,
+    doc=__doc__,
     splits_backward=True,
     rules=(two_slots, _enough),
     makespan=lambda p, m, v, f, i, w: (6 * m + p - 1) * f if f == i == w else None,

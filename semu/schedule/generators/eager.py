@@ -12,28 +12,16 @@ rank. Equal stages without transfer time: as 1F1B, makespan (m + p - 1)(f + b).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from semu.schedule.family import ScheduleFamily, one_slot
-from semu.schedule.rules.patterns import alternate
-from semu.schedule.shape import PipelineShape, StageKey
-
-
-def _held(p: int, m: int, v: int) -> list[int]:
-    return [min(m, 2 * (p - rank) - 1) for rank in range(p)]
-
-
-def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    held = _held(shape.num_ranks, shape.num_microbatches, 1)
-    return (alternate(shape, rank, most - 1) for rank, most in enumerate(held))
-
+from semu.schedule.rules.alternate import Alternate
 
 eager_1f1b = ScheduleFamily(
     "eager-1f1b",
-    _orders,
+    Alternate(warm_up="2 * (p - r - 1)"),
     "2211.05322 §4",
+    doc=__doc__,
     rules=(one_slot,),
     makespan=lambda p, m, v, f, i, w: (m + p - 1) * (f + i + w),
-    activations=_held,
+    activations=lambda p, m, v: [min(m, 2 * (p - rank) - 1) for rank in range(p)],
     compared=0,
 )

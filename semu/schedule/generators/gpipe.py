@@ -12,11 +12,8 @@ microbatches through one, then through the next (2211.05953 §4.1): with p <= m,
 
 from __future__ import annotations
 
-import numpy as np
-
 from semu.schedule.family import ScheduleFamily, one_slot
-from semu.schedule.phases import BACKWARD, FORWARD
-from semu.schedule.rules.turns import Turns, turn_columns
+from semu.schedule.rules.sweep import Sweep
 from semu.schedule.schedule import PipelineShape, Schedule
 
 
@@ -24,22 +21,14 @@ def gpipe(shape: PipelineShape, *, in_order: bool = False) -> Schedule:
     """The GPipe schedule; backwards run in reverse order of the forwards.
 
     Args:
-        shape: ranks, chunks and microbatches.
-        in_order: backwards of a virtual stage run in the order of its forwards, as in torch.distributed.pipelining.
+        shape: ranks, chunks and microbatches. in_order: as ``Sweep``.
     """
-    m, v = shape.num_microbatches, shape.num_slots
-    slot, microbatch = np.repeat(np.arange(v), m), np.tile(np.arange(m), v)
-    turns = Turns(
-        np.repeat((FORWARD, BACKWARD), m * v),
-        np.concatenate((slot, slot[::-1])),
-        np.concatenate((microbatch, microbatch if in_order else microbatch[::-1])),
-    )
-    return Schedule("gpipe", turn_columns(shape, turns))
+    return Schedule("gpipe", Sweep(in_order)(shape))
 
 
 gpipe_family = ScheduleFamily(
     "gpipe",
-    lambda shape: gpipe(shape).orders,
+    Sweep(),
     "1811.06965 §2.3",
     rules=(one_slot,),
     makespan=lambda p, m, v, f, i, w: (m + p - 1) * (f + i + w),

@@ -12,34 +12,22 @@ stages with b = 2 f, one chunk per rank: 1F1B's makespan (m + p - 1)(f + b).
 
 from __future__ import annotations
 
-from numpy.typing import ArrayLike
-
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.placement import Placement
-from semu.schedule.rules.list_scheduler import activation_limit, list_schedule
-from semu.schedule.schedule import Schedule
-from semu.schedule.study import PipelineStudy
+from semu.schedule.rules.best_of import BestOf
+from semu.schedule.rules.priority import Priority
+from semu.schedule.rules.traversal import Oldest
 
-
-def greedy_schedule(study: PipelineStudy, limit_bytes: ArrayLike | None = None) -> Schedule:
-    """The greedy order of a pipeline with its own costs.
-
-    Args:
-        study: pipeline and costs.
-        limit_bytes: of activations [bytes]; by default those of p microbatches on each rank, of 2 p with several slots.
-    """
-    times = 1 if study.shape.num_slots == 1 else 2
-    limit = activation_limit(study, times * study.shape.num_ranks) if limit_bytes is None else limit_bytes
-    return list_schedule(study, "greedy", limit_bytes=limit)
-
+RULE = BestOf((Priority(forward=Oldest(), backward=Oldest()),), activations="p * min(v, 2)")
 
 greedy = ScheduleFamily(
     "greedy",
-    lambda shape: greedy_schedule(PipelineStudy.of(shape)).orders,
+    RULE,
     "list scheduling",
     Placement.CIRCULAR,
+    doc=__doc__,
     makespan=lambda p, m, v, f, i, w: (m + p - 1) * (f + i + w) if v == 1 and i + w == 2 * f else None,
-    adapt=greedy_schedule,
+    adapt=RULE.on,
     runs_two_copies=True,
     compared=1,
     is_tried=True,

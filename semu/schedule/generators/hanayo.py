@@ -12,12 +12,13 @@ equal times leaves gaps that grow with m; on a pipeline's own costs the better o
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from semu.schedule.family import Misfit, ScheduleFamily
 from semu.schedule.placement import Placement
-from semu.schedule.rules.list_scheduler import activation_limit, list_schedule
-from semu.schedule.schedule import Schedule
-from semu.schedule.shape import PipelineShape, StageKey
-from semu.schedule.study import PipelineStudy
+from semu.schedule.rules.best_of import BestOf
+from semu.schedule.rules.priority import Priority
+from semu.schedule.rules.traversal import Oldest
 
 
 def _waves(p: int, m: int, v: int) -> Misfit | None:
@@ -25,26 +26,18 @@ def _waves(p: int, m: int, v: int) -> Misfit | None:
     return Misfit(rule, "an even number of virtual stages per rank", v, v + 1) if v % 2 else None
 
 
-def _orders(shape: PipelineShape) -> tuple[tuple[StageKey, ...], ...]:
-    study = PipelineStudy.of(shape, input_s=0.5, weight_s=0.5)
-    return list_schedule(study, "hanayo", limit_bytes=activation_limit(study, shape.num_ranks)).orders
-
-
-def _adapt(study: PipelineStudy) -> Schedule:
-    limit = activation_limit(study, study.shape.num_ranks)
-    found = (Schedule("hanayo", _orders(study.shape)), list_schedule(study, "hanayo", limit_bytes=limit))
-    return min(found, key=lambda schedule: study.evaluate(schedule).makespan_s)
-
+RULE = Priority(forward=Oldest(), backward=Oldest(), in_flight="p * v", clock="steps")
 
 hanayo = ScheduleFamily(
     "hanayo",
-    _orders,
+    RULE,
     "2308.15762 §3",
     Placement.V_SHAPE,
+    doc=__doc__,
     rules=(_waves,),
     makespan=lambda p, m, v, f, i, w: 2 * (m * v + p - 1) * f if m % p == 0 and f == i + w else None,
     activations=lambda p, m, v: p * v if m % p == 0 else None,
     is_fixed=True,
-    adapt=_adapt,
+    adapt=BestOf((RULE, replace(RULE, clock="costs"))).on,
     compared=0,
 )

@@ -13,13 +13,14 @@ first rank those of L (1 + (p - 1) / (p v)) of the model's L layers (2205.05198 
 
 from __future__ import annotations
 
-import numpy as np
-
 from semu.parallel.pipeline import nearest_multiple
 from semu.schedule.family import Misfit, ScheduleFamily
 from semu.schedule.placement import Placement
-from semu.schedule.rules.turns import Turns, one_forward_one_backward, turn_columns
-from semu.schedule.schedule import PipelineShape, Schedule, StageColumns
+from semu.schedule.rules.alternate import Alternate
+from semu.schedule.schedule import PipelineShape, Schedule
+
+MEGATRONS = Alternate(warm_up="min(v, 2) * (p - r - 1) + (v - 1) * p", group="p")
+"""1F1B, interleaved where a rank has several virtual stages."""
 
 
 def interleaved(shape: PipelineShape) -> Schedule:
@@ -30,14 +31,8 @@ def interleaved(shape: PipelineShape) -> Schedule:
     Raises:
         ScheduleError: several virtual stages and a number of microbatches that the ranks do not divide.
     """
-    return Schedule("interleaved", interleaved_columns(shape))
-
-
-def interleaved_columns(shape: PipelineShape) -> StageColumns:
-    """The stages of ``interleaved`` as arrays."""
-    p, m = shape.num_ranks, shape.num_microbatches
-    interleaved_family.check(p, m, shape.num_slots)
-    return turn_columns(shape, _turns(p, m, shape.num_slots))
+    interleaved_family.check(shape.num_ranks, shape.num_microbatches, shape.num_slots)
+    return Schedule("interleaved", MEGATRONS(shape))
 
 
 def is_surely_legal(shape: PipelineShape) -> bool:
@@ -52,14 +47,6 @@ def is_surely_legal(shape: PipelineShape) -> bool:
     group = [slot * p + rank for slot, rank in zip(shape.chunk_slot, shape.chunk_rank, strict=True)]
     reads_earlier = all(source < chunk for chunk, sources in enumerate(shape.sources) for source in sources)
     return reads_earlier and group == sorted(group)
-
-
-def _turns(p: int, m: int, v: int) -> Turns:
-    """Forwards: p microbatches through one slot, the same through the next."""
-    step, behind = np.arange(m * v), p - 1 - np.arange(p)
-    warm_up = np.minimum(2 * behind + (v - 1) * p if v > 1 else behind, m * v)
-    slot, microbatch = (step // p % v, step // (p * v) * p + step % p) if v > 1 else (np.zeros_like(step), step)
-    return one_forward_one_backward(warm_up, slot, microbatch, v)
 
 
 def _groups_of_p(p: int, m: int, v: int) -> Misfit | None:
@@ -78,7 +65,7 @@ def held_stages(p: int, m: int, v: int) -> list[int]:
 
 interleaved_family = ScheduleFamily(
     "interleaved",
-    lambda shape: interleaved(shape).orders,
+    MEGATRONS,
     "2104.04473 §2.2",
     Placement.CIRCULAR,
     rules=(_groups_of_p,),

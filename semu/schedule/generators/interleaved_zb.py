@@ -14,12 +14,9 @@ activations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from semu.schedule.family import Misfit, ScheduleFamily
 from semu.schedule.placement import Placement
-from semu.schedule.rules.patterns import alternate, grouped_turn
-from semu.schedule.shape import PipelineShape, StageKey
+from semu.schedule.rules.alternate import Alternate
 
 
 def _equal_groups(p: int, m: int, v: int) -> Misfit | None:
@@ -30,19 +27,14 @@ def _equal_groups(p: int, m: int, v: int) -> Misfit | None:
     return Misfit(rule, f"a multiple of {groups} microbatches", m, m - m % groups)
 
 
-def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    p, m, v = shape.num_ranks, shape.num_microbatches, shape.num_slots
-    size = m // max(1, m // p)
-    for rank in range(p):
-        warm_up = min((v - 1) * size + p - 1 - rank, m * v)
-        yield alternate(shape, rank, warm_up, delay=rank, turn=grouped_turn(size, v))
-
+_GROUP = "m // max(1, m // p)"
 
 interleaved_zb = ScheduleFamily(
     "interleaved-zb",
-    _orders,
+    Alternate(warm_up=f"(v - 1) * ({_GROUP}) + p - r - 1", weight_delay="r", group=_GROUP),
     "2401.10241 §2.2, 2104.04473 §2.2",
     Placement.CIRCULAR,
+    doc=__doc__,
     splits_backward=True,
     rules=(_equal_groups,),
     makespan=lambda p, m, v, f, i, w: (3 * m * v + p - 1) * f if m % p == 0 and f == i == w else None,

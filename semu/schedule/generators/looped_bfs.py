@@ -13,14 +13,15 @@ Gradients of a chunk are complete together and reduced while the next chunk's ba
 from __future__ import annotations
 
 from semu.schedule.family import ScheduleFamily
-from semu.schedule.generators.gpipe import gpipe
 from semu.schedule.placement import Placement
+from semu.schedule.rules.sweep import Sweep
 
 looped_bfs = ScheduleFamily(
     "looped-bfs",
-    lambda shape: gpipe(shape).orders,
+    Sweep(),
     "2211.05953 §4.1",
     Placement.CIRCULAR,
+    doc=__doc__,
     makespan=lambda p, m, v, f, i, w: (m * v + p - 1) * (f + i + w) if m >= p or v == 1 else None,
     activations=lambda p, m, v: [m * v] * p,
     runs_two_copies=True,

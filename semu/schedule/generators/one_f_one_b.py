@@ -13,7 +13,7 @@ virtual stage per rank (v = 1); several virtual stages take turns as in Megatron
 from __future__ import annotations
 
 from semu.schedule.family import ScheduleFamily, one_slot
-from semu.schedule.generators.interleaved import held_stages, interleaved, interleaved_columns
+from semu.schedule.generators.interleaved import MEGATRONS, held_stages, interleaved
 from semu.schedule.schedule import PipelineShape, Schedule
 
 
@@ -26,12 +26,12 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
     Raises:
         ScheduleError: as ``interleaved``.
     """
-    return interleaved(shape) if shape.num_slots > 1 else Schedule("1f1b", interleaved_columns(shape))
+    return interleaved(shape) if shape.num_slots > 1 else Schedule("1f1b", MEGATRONS(shape))
 
 
 one_f_one_b_family = ScheduleFamily(
     "1f1b",
-    lambda shape: one_f_one_b(shape).orders,
+    MEGATRONS,
     "2006.09503 §3, 2104.04473 §2.2",
     rules=(one_slot,),
     makespan=lambda p, m, v, f, i, w: (m + p - 1) * (f + i + w),

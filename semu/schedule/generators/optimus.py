@@ -18,73 +18,14 @@ Equal stages, v >= 2 virtual stages of which the first is the encoder's (capital
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from semu.parallel.pipeline import nearest_multiple
 from semu.schedule.family import Misfit, ScheduleFamily
+from semu.schedule.generators.interleaved import MEGATRONS
 from semu.schedule.placement import Placement
-from semu.schedule.rules.patterns import alternate, grouped_turn
-from semu.schedule.shape import PipelineShape, StageKey
-
-
-def encoder_chunks(shape: PipelineShape) -> frozenset[int]:
-    """Chunks of modules that read no other module and that another one reads."""
-    module = shape.chunk_module
-    between = [
-        (module[source], module[chunk])
-        for chunk, sources in enumerate(shape.sources)
-        for source in sources
-        if module[source] != module[chunk]
-    ]
-    names = {source for source, _ in between} - {reader for _, reader in between}
-    return frozenset(chunk for chunk, name in enumerate(module) if name in names)
-
-
-def coarse_orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    """Per rank: encoder forwards, the backbone's 1F1B, encoder backwards.
-
-    Args:
-        shape: chunks with the modules that they are part of; without encoders the order is 1F1B's.
-    """
-    first = encoder_chunks(shape)
-    before = sorted({shape.chunk_slot[chunk] for chunk in first})
-    slots = _backbone_slots(shape, first)
-    for rank in range(shape.num_ranks):
-        order = [
-            stage
-            for slot, microbatch in _in_groups(shape, before)
-            for stage in shape.forward(rank, microbatch, slot)
-            if stage.chunk in first
-        ]
-        order += (stage for stage in _one_f_one_b(shape, rank, slots) if stage.chunk not in first)
-        order += (
-            stage
-            for slot, microbatch in _in_groups(shape, before[::-1])
-            for stage in shape.backward(rank, microbatch, slot)
-            if stage.chunk in first
-        )
-        yield order
-
-
-def _backbone_slots(shape: PipelineShape, encoders: Collection[int]) -> list[int]:
-    return sorted({shape.chunk_slot[chunk] for chunk in range(shape.num_chunks) if chunk not in encoders})
-
-
-def _in_groups(shape: PipelineShape, slots: list[int]) -> Iterator[tuple[int, int]]:
-    """(slot, microbatch): as many microbatches as there are ranks through one slot, the same through the next."""
-    p, m = shape.num_ranks, shape.num_microbatches
-    for start in range(0, m, p):
-        for slot in slots:
-            for microbatch in range(start, min(start + p, m)):
-                yield slot, microbatch
-
-
-def _one_f_one_b(shape: PipelineShape, rank: int, slots: list[int]) -> list[StageKey]:
-    """1F1B of some slots in turn, as ``semu.schedule.generators.interleaved`` of all."""
-    p, v = shape.num_ranks, len(slots)
-    warm_up = min(2 * (p - rank - 1) + (v - 1) * p if v > 1 else p - rank - 1, shape.num_microbatches * v)
-    return alternate(shape, rank, warm_up, turn=grouped_turn(p if v > 1 else 1, max(v, 1)), slots=slots)
+from semu.schedule.rules.around import Around, encoder_chunks
+from semu.schedule.shape import PipelineShape
 
 
 @dataclass(frozen=True)
@@ -104,7 +45,8 @@ class _WithEncoder(ScheduleFamily):
 
     def check_shape(self, shape: PipelineShape) -> None:
         """Of a pipeline's virtual stages those count that hold some of the backbone; see ``__call__``."""
-        slots = _backbone_slots(shape, encoder_chunks(shape))
+        first = encoder_chunks(shape)
+        slots = {slot for chunk, slot in enumerate(shape.chunk_slot) if chunk not in first}
         self.check(shape.num_ranks, shape.num_microbatches, len(slots) + 1)
 
 
@@ -127,9 +69,10 @@ def _held(p: int, m: int, v: int) -> list[int]:
 
 optimus = _WithEncoder(
     "optimus",
-    coarse_orders,
+    Around(MEGATRONS),
     "Feng et al., USENIX ATC 2025, as DIP §7.1 has it",
     Placement.CIRCULAR,
+    doc=__doc__,
     rules=(_groups_of_p,),
     makespan=_makespan,
     activations=_held,

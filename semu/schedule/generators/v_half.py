@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from semu.schedule.family import ScheduleFamily, two_slots
 from semu.schedule.placement import Placement
-from semu.schedule.rules.building_block import repeat, wave_block
+from semu.schedule.rules.block import Block
 
 
 def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
@@ -24,15 +24,12 @@ def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | N
     return (6 * m + (0 if p == 1 else (7 * p - 8) // 2)) * f
 
 
-def _waits(p: int) -> tuple[int, int, int]:
-    return (1, 0, 0) if p % 2 and p > 1 else (0, 0, 0) if p == 1 else (3, 0, 4)
-
-
 v_half = ScheduleFamily(
     "v-half",
-    lambda shape: repeat(shape, lambda rank: wave_block(shape.num_ranks, rank, (2, 1), _waits(shape.num_ranks))),
+    Block(steps=(2, 1), waits=("min(3 * (p - 1), 3 - p % 2 * 2)", 0, "4 - p % 2 * 4")),
     "2405.15362 §3",
     Placement.V_SHAPE,
+    doc=__doc__,
     splits_backward=True,
     rules=(two_slots,),
     makespan=_makespan,

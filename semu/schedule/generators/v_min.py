@@ -13,12 +13,9 @@ holds the activations of at most 2 ceil((p + 2) / 3) of the 2 p stages of 1F1B.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from semu.schedule.family import ScheduleFamily, two_slots
 from semu.schedule.placement import Placement
-from semu.schedule.rules.building_block import repeat, wave_block
-from semu.schedule.shape import PipelineShape, StageKey
+from semu.schedule.rules.block import Block
 
 
 def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
@@ -27,16 +24,12 @@ def _makespan(p: int, m: int, v: int, f: float, i: float, w: float) -> float | N
     return (6 * m + (0 if p == 1 else 4 * p - 3 if p % 3 == 0 else 4 * p - 5)) * f
 
 
-def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    waits = (0, 2 if shape.num_ranks % 3 == 0 else 0, 0)
-    return repeat(shape, lambda rank: wave_block(shape.num_ranks, rank, (1, 1), waits))
-
-
 v_min = ScheduleFamily(
     "v-min",
-    _orders,
+    Block(steps=(1, 1), waits=(0, "2 - min(p % 3, 1) * 2", 0)),
     "2405.15362 §3",
     Placement.V_SHAPE,
+    doc=__doc__,
     splits_backward=True,
     rules=(two_slots,),
     makespan=_makespan,

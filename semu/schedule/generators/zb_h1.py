@@ -11,22 +11,14 @@ Equal stages of times f, i, w with w <= f and w <= i, and m >= p: makespan m (f 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from semu.schedule.family import ScheduleFamily, one_slot
-from semu.schedule.rules.patterns import alternate
-from semu.schedule.shape import PipelineShape, StageKey
-
-
-def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    p = shape.num_ranks
-    return (alternate(shape, rank, p - 1 - rank, delay=rank) for rank in range(p))
-
+from semu.schedule.rules.alternate import Alternate
 
 zb_h1 = ScheduleFamily(
     "zb-h1",
-    _orders,
+    Alternate(warm_up="p - r - 1", weight_delay="r"),
     "2401.10241 §2.2",
+    doc=__doc__,
     splits_backward=True,
     rules=(one_slot,),
     makespan=lambda p, m, v, f, i, w: m * (f + i + w) + (p - 1) * (f + i - w) if m >= p and w <= min(f, i) else None,

@@ -12,22 +12,14 @@ last, so the makespan is 3 m f + (p - 1) f; an iteration costs 3 m f where the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from semu.schedule.family import ScheduleFamily, one_slot
-from semu.schedule.rules.patterns import alternate
-from semu.schedule.shape import PipelineShape, StageKey
-
-
-def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    p = shape.num_ranks
-    return (alternate(shape, rank, 2 * (p - 1 - rank), delay=2 * rank) for rank in range(p))
-
+from semu.schedule.rules.alternate import Alternate
 
 zb_h2 = ScheduleFamily(
     "zb-h2",
-    _orders,
+    Alternate(warm_up="2 * (p - r - 1)", weight_delay="2 * r"),
     "2401.10241 §2.2",
+    doc=__doc__,
     splits_backward=True,
     rules=(one_slot,),
     makespan=lambda p, m, v, f, i, w: 3 * m * f + (p - 1) * f if m >= 2 * p - 1 and f == i == w else None,

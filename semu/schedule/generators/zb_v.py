@@ -12,41 +12,29 @@ the first of 2 p - 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from semu.schedule.family import ScheduleFamily, two_slots
 from semu.schedule.placement import Placement
-from semu.schedule.rules.patterns import play
-from semu.schedule.shape import PipelineShape, StageKey
-
-
-def _orders(shape: PipelineShape) -> Iterator[list[StageKey]]:
-    p = shape.num_ranks
-    m = max(2 * p - 1, shape.num_microbatches)
-    for rank in range(p):
-        ahead = 2 * p - 1 - rank  # forwards of the first chunk when the steady part begins; p of the second
-        yield play(
-            shape,
-            rank,
-            (
-                (2 * (p - rank) - 1, "F0"),
-                (rank, "F1 F0"),
-                (p - rank, "F1 I1 W1"),
-                (m - ahead, "F0 I0 W0 F1 I1 W1"),
-                (ahead - p, "I0 W0 F1 I1 W1"),
-                (rank, "I0 I1"),
-                (p - rank, "I0 W0"),
-                (rank, "W1"),
-                (rank, "W0"),
-            ),
-        )
-
+from semu.schedule.rules.pattern import Pattern
 
 zb_v = ScheduleFamily(
     "zb-v",
-    _orders,
+    Pattern(
+        (
+            ("2 * (p - r) - 1", "F0"),
+            ("r", "F1 F0"),
+            ("p - r", "F1 I1 W1"),
+            ("m - 2 * p + 1 + r", "F0 I0 W0 F1 I1 W1"),
+            ("p - 1 - r", "I0 W0 F1 I1 W1"),
+            ("r", "I0 I1"),
+            ("p - r", "I0 W0"),
+            ("r", "W1"),
+            ("r", "W0"),
+        ),
+        at_least="2 * p - 1",
+    ),
     "2401.10241 §6",
     Placement.V_SHAPE,
+    doc=__doc__,
     splits_backward=True,
     rules=(two_slots,),
     makespan=lambda p, m, v, f, i, w: (6 * m + p - 1) * f if m >= 2 * p - 1 and f == i == w else None,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.schedule.graph import fan_out
-from semu.schedule.phases import BACKWARD, FORWARD
+from semu.schedule.phases import FORWARD
 from semu.schedule.schedule import StageColumns
 from semu.schedule.shape import PipelineShape
 
@@ -25,21 +25,6 @@ class Turns(NamedTuple):
     phase: I64
     slot: I64
     microbatch: I64
-
-
-def one_forward_one_backward(warm_up: I64, slot: I64, microbatch: I64, num_slots: int) -> Turns:
-    """One forward, one backward in turn; backwards take the slots in reverse.
-
-    Args:
-        warm_up: int64[num_ranks], forwards before the first backward's turn begins.
-        slot, microbatch: int64[n], of the forwards in order, on every rank alike.
-    """
-    step = np.arange(len(slot))
-    phase = np.repeat((FORWARD, BACKWARD), len(slot))
-    turn = np.concatenate(np.broadcast_arrays(step, step + warm_up[:, None]), axis=1)
-    order = np.argsort(2 * turn + phase, axis=1, kind="stable")
-    both = np.concatenate((slot, num_slots - 1 - slot)), np.concatenate((microbatch, microbatch))
-    return Turns(phase[order], both[0][order], both[1][order])
 
 
 def turn_columns(shape: PipelineShape, turns: Turns) -> StageColumns:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from semu.errors import ConfigError
-from semu.imports.hub import SAME_SHAPE, find_hub_model, hub_model, is_quantized, sequence_length
+from semu.imports.hub import find_hub_model, hub_model, is_quantized, sequence_length
 from semu_models import MODELS
+from semu_models.names import SAME_SHAPE
 
 FOLDER = Path(__file__).parents[1] / "deepspeed" / "files"
 

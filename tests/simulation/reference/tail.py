@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass, field
 
 from simulation.reference import muon
@@ -208,24 +207,15 @@ def _pair(held: list[list[Held]]) -> None:
 def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
     """Gradients in order of readiness, at least 40 million elements (a million per replica) together, of one virtual
     stage."""
-    groups: list[list[Held]] = [[]]
-    for item in sorted(held, key=lambda item: item.ready_s):
-        is_full = several and sum(other.elements for other in groups[-1]) >= max(40_000_000, 1_000_000 * dp)
-        if is_full or (groups[-1] and groups[-1][-1].slot != item.slot):
-            groups.append([])
-        groups[-1].append(item)
-    return [group for group in groups if group]
-
-
-def is_tied(expansion: Expansion) -> bool:
-    """Whether gradients of two virtual stages of a rank are complete within rounding of each other: then the sums that
-    their times are decide which bucket closes first."""
-    for rank in range(expansion.model.job.parallel.pp):
-        order = sorted(trainable(expansion, rank), key=lambda item: item.ready_s)
-        for a, b in itertools.pairwise(order):
-            if a.slot != b.slot and math.isclose(a.ready_s, b.ready_s, rel_tol=1e-12):
-                return True
-    return False
+    found: list[list[Held]] = []
+    for slot in {item.slot for item in held}:
+        groups: list[list[Held]] = [[]]
+        for item in sorted((item for item in held if item.slot == slot), key=lambda item: item.ready_s):
+            if several and sum(other.elements for other in groups[-1]) >= max(40_000_000, 1_000_000 * dp):
+                groups.append([])
+            groups[-1].append(item)
+        found += groups
+    return found
 
 
 def shared_buckets(model: CutModel, held: list[Held], several: bool) -> list[list[Held]]:

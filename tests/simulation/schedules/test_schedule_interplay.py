@@ -104,6 +104,10 @@ def compare(seed: int) -> str | None:
     return job.training.schedule
 
 
+def test_gradients_of_several_virtual_stages_that_are_complete_at_once() -> None:
+    compare(143468)
+
+
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**9))
 def test_any_job_equals_the_slow_reference(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""``KNOWN_DEVICES``: names of a device in files, and its multiprocessors; ``profile_names``: the alias table.
+"""``KNOWN_DEVICES``: names of a device on command lines and in files, and its multiprocessors; ``profile_name``.
 
 Measurements name a device by its product and form (``H100-SXM``), PyTorch by what the driver says (``NVIDIA H100 80GB
 HBM3``), profiles by the names of ``semu list devices``.
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from semu.checks import known_spelling
 from semu.errors import unknown_name
 
 
@@ -18,7 +19,7 @@ class KnownDevice:
     """A device.
 
     Attributes:
-        aliases: names of the device in files, upper and lower case alike; semu writes the first one.
+        aliases: names of the device, in any spelling; semu writes the first one into files.
         multiprocessors: of one GPU; data sheets.
         cache_bytes: its level 2 cache [bytes]; data sheets.
         has_switch_reduction: whether NVSwitch adds up an all-reduce of all its GPUs (NVLink SHARP, since H100).
@@ -30,18 +31,19 @@ class KnownDevice:
     has_switch_reduction: bool = False
 
 
-_H100 = ("H100-SXM", "H100", "NVIDIA H100 80GB HBM3")
+_A100 = ("A100-SXM", "A100", "A100-80GB", "A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")
+_H100 = ("H100-SXM", "H100", "H100-80GB", "NVIDIA H100 80GB HBM3")
 _H800 = ("H800-SXM", "H800", "NVIDIA H800")
 
 KNOWN_DEVICES: Mapping[str, KnownDevice] = MappingProxyType(
     {
-        "a100-80g": KnownDevice(("A100-SXM", "A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), 108, 40e6),
-        "a100-40g": KnownDevice(("A100-SXM-40GB", "NVIDIA A100-SXM4-40GB"), 108, 40e6),
+        "a100-80g": KnownDevice(_A100, 108, 40e6),
+        "a100-40g": KnownDevice(("A100-SXM-40GB", "A100-40GB", "A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"), 108, 40e6),
         "a100-pcie": KnownDevice(("A100-PCIe", "A100-PCIe-80GB", "NVIDIA A100 80GB PCIe"), 108, 40e6),
         "a40": KnownDevice(("A40", "NVIDIA A40"), 84, 6e6),
         "a800": KnownDevice(("A800-SXM", "A800", "NVIDIA A800-SXM4-80GB"), 108, 40e6),
         "b200": KnownDevice(("B200-SXM", "B200", "NVIDIA B200"), 148, 126e6, True),
-        "gb200-nvl72": KnownDevice(("GB200", "NVIDIA GB200"), 148, 126e6, True),
+        "gb200-nvl72": KnownDevice(("GB200", "GB200-NVL", "NVIDIA GB200"), 148, 126e6, True),
         "h100": KnownDevice(_H100, 132, 50e6, True),
         "h100-96g": KnownDevice(("H100-96GB", "NVIDIA H100"), 132, 50e6, True),
         "h20": KnownDevice(("H20", "NVIDIA H20"), 78, 60e6, True),
@@ -49,8 +51,8 @@ KNOWN_DEVICES: Mapping[str, KnownDevice] = MappingProxyType(
         "h800": KnownDevice(_H800, 132, 50e6, True),
         "h800-400g": KnownDevice(_H800, 132, 50e6, True),
         "l40s": KnownDevice(("L40S", "NVIDIA L40S"), 142, 96e6),
-        "mi300x": KnownDevice(("MI300X", "AMD Instinct MI300X"), 304, 256e6),
-        "rtx4090": KnownDevice(("RTX 4090", "NVIDIA GeForce RTX 4090"), 128, 72e6),
+        "mi300x": KnownDevice(("MI300X", "MI300", "AMD Instinct MI300X"), 304, 256e6),
+        "rtx4090": KnownDevice(("RTX 4090", "4090", "NVIDIA GeForce RTX 4090"), 128, 72e6),
     }
 )
 """Profile name -> device. Two profiles may share a device that differs in its network cards alone."""
@@ -60,27 +62,31 @@ def profile_names(device: str) -> tuple[str, ...]:
     """The profiles that a device's name may mean; empty: none.
 
     Args:
-        device: a profile's name or an alias.
+        device: a profile's name or an alias, in any spelling.
     """
-    wanted = device.strip().lower()
     return tuple(
         name
         for name, item in KNOWN_DEVICES.items()
-        if wanted == name or wanted in (alias.lower() for alias in item.aliases)
+        if known_spelling(device.strip(), (name, *item.aliases)) is not None
     )
 
 
-def profile_name(device: str, *, where: str = "--device") -> str:
-    """The profile that a device's name means; of two that share the device, the one of that name, else the last.
+def profile_name(device: str, *, where: str | None = "--device") -> str:
+    """The profile that a device's name means; of two that share the device, the one of that name in any
+    spelling, else the last.
 
     Raises:
         ConfigError: no such device.
     """
+    if (spelt := known_spelling(device.strip(), KNOWN_DEVICES)) is not None:
+        return spelt
     names = profile_names(device)
     if not names:
         aliases = {alias for item in KNOWN_DEVICES.values() for alias in item.aliases}
-        raise unknown_name("device", device, {*KNOWN_DEVICES, *aliases}, where=where)
-    return device if device in names else names[-1]
+        error = unknown_name("device", device, {*KNOWN_DEVICES, *aliases}, where=where)
+        error.expected = "one of " + ", ".join(KNOWN_DEVICES)
+        raise error
+    return names[-1]
 
 
 def named_device(names: Iterable[str], profile: str) -> str:

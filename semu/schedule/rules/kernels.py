@@ -1,0 +1,309 @@
+"""The rule machine: FlexPipe's Algorithm 1 over stage arrays, one step of one rank at a time, in order of time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compiled import kernel, part, zeros
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+Group = tuple[Any, ...]
+
+BACKWARD_FIRST, FORWARD_FIRST, ALTERNATE = 0, 1, 2
+"""Codes of the computation type traversal priority (FlexPipe §5.2)."""
+NOTHING_READY, LIMITED, RUN_WAITS = -1, -2, -3
+"""Why a type of computation gives no stage."""
+PREFER, WAITS, IS_PATIENT, UNIT, RUN, IS_OLDEST, IS_LAST = 0, 1, 2, 3, 5, 7, 9
+"""Columns of a rank's rules; from ``UNIT`` on one for forwards, one for backwards."""
+RULE_COLUMNS = 11
+
+
+@part
+def _first_bit(word: np.uint64) -> int:
+    """Number of the lowest bit that is set."""
+    count = 0
+    if word & np.uint64(0xFFFFFFFF) == np.uint64(0):
+        word >>= np.uint64(32)
+        count += 32
+    if word & np.uint64(0xFFFF) == np.uint64(0):
+        word >>= np.uint64(16)
+        count += 16
+    if word & np.uint64(0xFF) == np.uint64(0):
+        word >>= np.uint64(8)
+        count += 8
+    if word & np.uint64(0xF) == np.uint64(0):
+        word >>= np.uint64(4)
+        count += 4
+    if word & np.uint64(0x3) == np.uint64(0):
+        word >>= np.uint64(2)
+        count += 2
+    if word & np.uint64(0x1) == np.uint64(0):
+        count += 1
+    return count
+
+
+@part
+def _set_time(rank: int, time: float, at: F64, winner: I32) -> None:
+    """Write when a rank acts next, and who acts first: of equals the lower rank."""
+    at[rank] = time
+    node = (len(at) + rank) >> 1
+    while node >= 1:
+        one, other = winner[2 * node], winner[2 * node + 1]
+        winner[node] = one if at[one] <= at[other] else other
+        node >>= 1
+
+
+@part
+def _is_limited(stage: int, time: float, flow: Group, limits: Group, state: Group) -> bool:
+    """Whether a forward that is ready must not start: a limit of its rank, its chunk or its microbatch."""
+    _, _, _, rank, chunk, microbatch, latency, _, _ = flow
+    held, limit, chunk_limit, need, uses_need, in_turn, rules = limits
+    level, count, reserved, inside, pend_head, pend_tail, pending, ready = state
+    pair = stage >> 1
+    r, c, i = rank[pair], chunk[pair], microbatch[pair]
+    if level[r] + held[pair] > limit[r] or count[c] >= chunk_limit[c]:
+        return True
+    if uses_need and not inside[i]:
+        for other in range(len(limit)):
+            wanted = need[i, other]
+            for early in range(i if in_turn else 0):
+                if not inside[early]:
+                    wanted += need[early, other]
+            if reserved[other] + wanted > limit[other]:
+                return True
+    if rules[r, IS_PATIENT]:
+        for n in range(pend_head[r], pend_tail[r]):
+            coming = pending[n]
+            if ready[coming] >= time + latency[stage]:
+                break
+            if coming & 1:
+                return True
+    return False
+
+
+@part
+def _front(c: int, kind: int, is_last: int, queue: Group) -> int:
+    """The stage of a chunk that comes first of those that are ready: of the lowest microbatch, or of the highest."""
+    _, _, head, tail, waiting, _, _, _ = queue
+    place: int = tail[c, kind] - 1 if is_last else head[c, kind]
+    stage: int = waiting[kind, place]
+    return stage
+
+
+@part
+def _take(r: int, kind: int, time: float, mask: int, queue: Group, flow: Group, limits: Group, state: Group) -> int:
+    """The stage of a kind that a rank would run, ``fetch_inst`` of Algorithm 1; writes the place of a run only.
+
+    Args:
+        mask: the reorder queue: bit n is set where the n-th chunk in the order of traversal has a stage that is ready.
+    Returns:
+        a stage, or why there is none.
+    """
+    chunk_ptr, chunk_order, _, _, _, place, stepped, left = queue
+    rules, microbatch = limits[6], flow[5]
+    begin = chunk_ptr[2 * r + kind]
+    size = chunk_ptr[2 * r + kind + 1] - begin
+    is_last, run = rules[r, IS_LAST + kind], rules[r, RUN + kind]
+    bits = np.uint64(mask)
+    one = np.uint64(1)
+    if run > 0:
+        at = place[r, kind]
+        if stepped[r, kind] >= run or left[chunk_order[begin + at], kind] == 0:
+            for _ in range(size):
+                at = (at + 1) % size
+                if left[chunk_order[begin + at], kind] > 0:
+                    break
+            place[r, kind], stepped[r, kind] = at, 0
+        if (bits >> np.uint64(at)) & one == np.uint64(0):
+            if rules[r, WAITS]:
+                return RUN_WAITS
+            if bits == np.uint64(0):
+                return NOTHING_READY
+            while (bits >> np.uint64(at)) & one == np.uint64(0):
+                at = (at + 1) % size
+            place[r, kind], stepped[r, kind] = at, 0
+        stage = _front(chunk_order[begin + at], kind, is_last, queue)
+        return LIMITED if kind == 0 and _is_limited(stage, time, flow, limits, state) else stage
+    if bits == np.uint64(0):
+        return NOTHING_READY
+    best, lowest = LIMITED, np.int64(1) << 60
+    while bits != np.uint64(0):
+        at = _first_bit(bits)
+        bits &= bits - one
+        stage = _front(chunk_order[begin + at], kind, is_last, queue)
+        is_oldest = rules[r, IS_OLDEST + kind] != 0
+        if is_oldest and microbatch[stage >> 1] >= lowest:
+            continue
+        if kind == 0 and _is_limited(stage, time, flow, limits, state):
+            continue
+        if not is_oldest:
+            return stage
+        best, lowest = stage, np.int64(microbatch[stage >> 1])
+    return best
+
+
+@kernel
+def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
+    """Run a pipeline under a rule: at every step, the rank that is free first takes a stage or waits (FlexPipe §5).
+
+    Args:
+        chunks: chunk_ptr: int64[2 num_ranks + 1], CSR of each rank's chunks for forwards and for backwards.
+            chunk_order: int64, chunks in the order of traversal. bit_of: int64[num_chunks, 2], the place of a chunk in
+            it. first: int64[num_chunks + 1], first pair of each chunk. has_backward: bool[num_chunks].
+        flow: succ_ptr, succ: int32, CSR of what waits for a stage ``2 x pair + (0 forward, 1 backward)``; before:
+            int32[num_stages], how many stages each waits for; rank, chunk, microbatch: int32[num_pairs]; latency:
+            float64[num_stages] [s]; delay: float64[len(succ)] [s]; 0: num_pairs.
+        limits: held: int64[num_pairs] [bytes], what a forward leaves; limit: int64[num_ranks] [bytes]; chunk_limit:
+            int64[num_chunks], microbatches in flight; need: int64[num_microbatches, num_ranks] [bytes], room that a
+            microbatch must find on all ranks before it enters, where uses_need; in_turn: an entering microbatch leaves
+            room for all earlier ones; rules: int64[num_ranks, RULE_COLUMNS].
+        order: int32[num_stages], written: stages in the order in which they start.
+    Returns:
+        how many stages are in ``order``; fewer than there are: the ranks wait for ever.
+    """
+    chunk_ptr, chunk_order, bit_of, first, has_backward = chunks
+    succ_ptr, succ, before_given, rank, chunk, microbatch, latency, delay, num_pairs = flow
+    held, limit, _, need, uses_need, in_turn, rules = limits
+    num_ranks, num_chunks = len(limit), len(first) - 1
+    before = before_given.copy()
+    one = np.uint64(1)
+    # reorder queues: per chunk and kind a deque sorted by microbatch; per rank and kind a bitmap of those not empty
+    head, tail = zeros((num_chunks, 2), np.int64), zeros((num_chunks, 2), np.int64)
+    waiting, left = zeros((2, num_pairs), np.int32), zeros((num_chunks, 2), np.int64)
+    mask, rest = zeros((num_ranks, 2), np.uint64), zeros((num_ranks, 2), np.int64)
+    pend_ptr = zeros(num_ranks + 1, np.int64)
+    for c in range(num_chunks):
+        head[c, 0] = head[c, 1] = tail[c, 0] = tail[c, 1] = first[c]
+        left[c, 0] = first[c + 1] - first[c]
+        left[c, 1] = left[c, 0] if has_backward[c] else 0
+        if first[c] < first[c + 1]:
+            r = rank[first[c]]
+            rest[r, 0] += left[c, 0]
+            rest[r, 1] += left[c, 1]
+            pend_ptr[r + 1] += 2 * left[c, 0]
+            for pair in range(first[c], first[c + 1]):
+                if before[2 * pair] == 0:
+                    waiting[0, tail[c, 0]] = 2 * pair
+                    tail[c, 0] += 1
+            if tail[c, 0] > head[c, 0]:
+                mask[r, 0] |= one << np.uint64(bit_of[c, 0])
+    for r in range(num_ranks):
+        pend_ptr[r + 1] += pend_ptr[r]
+    pend_head, pend_tail = pend_ptr[:-1].copy(), pend_ptr[:-1].copy()
+    pending, ready = zeros(2 * num_pairs, np.int32), zeros(2 * num_pairs, np.float64)
+    # state of the rules
+    level, count, reserved = zeros(num_ranks, np.int64), zeros(num_chunks, np.int64), zeros(num_ranks, np.int64)
+    inside, refused = zeros(len(need), np.bool_), zeros(num_ranks, np.bool_)
+    place, stepped = zeros((num_ranks, 2), np.int64), zeros((num_ranks, 2), np.int64)
+    latest, repeated, begun = np.full(num_ranks, -1), zeros(num_ranks, np.int64), zeros(num_ranks, np.bool_)
+    queue = (chunk_ptr, chunk_order, head, tail, waiting, place, stepped, left)
+    state = (level, count, reserved, inside, pend_head, pend_tail, pending, ready)
+    # a tournament: when each rank acts next
+    leaves = 1
+    while leaves < num_ranks:
+        leaves *= 2
+    free, at = zeros(num_ranks, np.float64), np.full(leaves, np.inf)
+    winner = zeros(2 * leaves, np.int32)
+    for r in range(leaves):
+        winner[leaves + r] = r
+    for r in range(leaves):
+        _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
+    done = 0
+    while True:
+        r = winner[1]
+        time = at[r]
+        if time == np.inf:
+            return done
+        # what has arrived goes into the reorder queues
+        n = pend_head[r]
+        while n < pend_tail[r] and ready[pending[n]] <= time:
+            stage = pending[n]
+            c, kind = chunk[stage >> 1], stage & 1
+            slot = tail[c, kind]
+            while slot > head[c, kind] and waiting[kind, slot - 1] > stage:
+                waiting[kind, slot] = waiting[kind, slot - 1]
+                slot -= 1
+            waiting[kind, slot] = stage
+            tail[c, kind] += 1
+            mask[r, kind] |= one << np.uint64(bit_of[c, kind])
+            n += 1
+        pend_head[r] = n
+        # Algorithm 1
+        prefer, last = rules[r, PREFER], latest[r]
+        is_unit_over = last < 0 or repeated[r] >= rules[r, UNIT + last]
+        kind = 1 if prefer == BACKWARD_FIRST else 0
+        if last >= 0 and not is_unit_over:
+            kind = last
+        elif prefer == ALTERNATE and last >= 0:
+            kind = 1 - last
+        chosen = NOTHING_READY
+        refused[r] = False
+        for _ in range(2):
+            if rest[r, kind] > 0:
+                chosen = _take(r, kind, time, mask[r, kind], queue, flow, limits, state)
+                if chosen >= 0:
+                    break
+                if chosen == LIMITED:
+                    refused[r] = True
+                elif rules[r, WAITS] and begun[r] and (chosen == RUN_WAITS or prefer == ALTERNATE):
+                    break
+            kind = 1 - kind
+        if chosen < 0:
+            _set_time(r, ready[pending[n]] if n < pend_tail[r] else np.inf, at, winner)
+            continue
+        # the stage runs
+        stage, pair = chosen, chosen >> 1
+        c, i = chunk[pair], microbatch[pair]
+        order[done] = stage
+        done += 1
+        if rules[r, IS_LAST + kind]:
+            tail[c, kind] -= 1
+        else:
+            head[c, kind] += 1
+        if head[c, kind] == tail[c, kind]:
+            mask[r, kind] &= ~(one << np.uint64(bit_of[c, kind]))
+        left[c, kind] -= 1
+        rest[r, kind] -= 1
+        stepped[r, kind] += 1
+        repeated[r] = repeated[r] + 1 if last == kind else 1
+        latest[r] = kind
+        if kind == 0:
+            level[r] += held[pair]
+            count[c] += 1
+            if uses_need and not inside[i]:
+                for early in range(0 if in_turn else i, i + 1):
+                    if not inside[early]:
+                        inside[early] = True
+                        for other in range(num_ranks):
+                            reserved[other] += need[early, other]
+        else:
+            begun[r] = True
+            level[r] -= held[pair]
+            count[c] -= 1
+            if uses_need:
+                reserved[r] -= held[pair]
+                for other in range(num_ranks):
+                    if refused[other] and other != r and free[other] <= time:
+                        _set_time(other, time, at, winner)
+        free[r] = time + latency[stage]
+        for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
+            after = succ[e]
+            ready[after] = max(ready[after], free[r] + delay[e])
+            before[after] -= 1
+            if before[after] == 0:
+                q = rank[after >> 1]
+                slot = pend_tail[q]
+                while slot > pend_head[q] and ready[pending[slot - 1]] > ready[after]:
+                    pending[slot] = pending[slot - 1]
+                    slot -= 1
+                pending[slot] = after
+                pend_tail[q] += 1
+                soonest = max(ready[after], free[q])
+                if q != r and soonest < at[q]:
+                    _set_time(q, soonest, at, winner)
+        _set_time(r, free[r], at, winner)
