@@ -286,7 +286,7 @@ def _run(fields: _Fields) -> tuple[Mapping[str, Mapping[str, object]] | None, li
         return None, []
     tables_of, remarks = run_of_multimodal(multimodal)
     software = _software(fields)
-    if software in (framework.value for framework in Software):
+    if software in {framework.value: framework for framework in Software}:
         tables_of["training"] = {"software": software}
     return tables_of, list(remarks)
 

@@ -138,7 +138,10 @@ class CutModel:
             keep_products=job.training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
             cross_entropy=job.training.cross_entropy.value,
-            fused_accumulation=job.training.gradient_accumulation_fusion,
+            fused_accumulation=job.training.gradient_accumulation_fusion
+            and job.training.software.value not in ("megatron-deepspeed", "nanotron"),
+            sums_gradients_twice=job.training.software.value == "megatron-deepspeed"
+            and job.training.grad_dtype is not job.training.precision.tensor_dtype,
             eager_modules=job.training.eager_modules,
             keeps_gathered=(
                 job.training.software.value == "torch"
