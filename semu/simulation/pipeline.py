@@ -69,7 +69,7 @@ def _replica_links(
     layout: Layout, pairs: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]:
     """Of every replica the links of all pairs of ranks, and the numbers of those that differ."""
-    parallel, node = layout.job.parallel, layout.job.cluster.gpus_per_node
+    parallel, node = layout.job.parallel, layout.job.cluster.period_gpus
     distinct: dict[CommGroup, CommGroup] = {}
     by_place: dict[int, tuple[CommGroup, ...]] = {}  # replicas at the same place of a node have the same links
     links = []

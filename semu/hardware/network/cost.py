@@ -55,7 +55,12 @@ def links_of(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> Links:
     is_whole = group.local_port is Port.NVLINK and group.num_ranks == profile.nvlink_gpus.value > 2
     transfer_s = profile.transfer_s if kind is OpKind.P2P and group.name == PIPELINE else 0.0
     return Links(
-        local, nic, port_peak(profile, group.port), is_whole and group.num_nodes == 1, transfer_s, profile.has_trees
+        local,
+        nic / group.nic_slowdown,
+        port_peak(profile, group.port),
+        is_whole and group.num_nodes == 1,
+        transfer_s,
+        profile.has_trees,
     )
 
 
@@ -71,7 +76,9 @@ def port_shares(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> dict[
     """
     route = collective_route(profile, kind, group)
     crosses = {} if route is None else route.over
-    return {port: min(rate / port_capacity(profile, port), 1.0) for port, rate in crosses.items() if rate > 0}
+    slower = {Port.NIC: group.nic_slowdown}  # of the upper tiers, which others want too
+    shares = {port: rate * slower.get(port, 1.0) / port_capacity(profile, port) for port, rate in crosses.items()}
+    return {port: min(share, 1.0) for port, share in shares.items() if share > 0}
 
 
 def port_capacity(profile: DeviceProfile, port: Port) -> float:

@@ -24,6 +24,8 @@ class CommGroup:
         local_port: what joins the ranks within a node: NVLink, or PCIe where NVLink does not reach.
         nic_share: of what an all-to-all has for other nodes, the share that crosses to them: below 1 where a row that
             several ranks of a node want crosses once and is forwarded within the node.
+        nic_slowdown: how many times slower than its card a rank sends to another node, where the way leads over upper
+            tiers that have less bandwidth than the cards.
     Raises:
         ConfigError: counts that do not fit together.
     """
@@ -34,6 +36,7 @@ class CommGroup:
     ranks_per_node: int = 0
     local_port: Port = Port.NVLINK
     nic_share: float = 1.0
+    nic_slowdown: float = 1.0
 
     def __post_init__(self) -> None:
         where = f"communicator {self.name}"

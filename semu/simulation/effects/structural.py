@@ -70,7 +70,8 @@ def _has_experts(job: TrainingJob) -> bool:
 
 def _has_own_network(job: TrainingJob) -> bool:
     """Whether the job crosses nodes at a bandwidth that is not that of the profile's measurements."""
-    return job.cluster.nodes > 1 and job.profile.nic_bytes_per_s.source == OVERRIDE_SOURCE
+    has_own_cards = job.profile.nic_bytes_per_s.source == OVERRIDE_SOURCE or job.cluster.oversubscription > 1
+    return job.cluster.nodes > 1 and has_own_cards
 
 
 CAUSES = (

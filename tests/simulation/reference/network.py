@@ -74,6 +74,7 @@ def moving_seconds(profile: DeviceProfile, kind: OpKind, group: CommGroup, net_b
     """How long the busiest port of a rank carries long messages [s], for a rank on the node with the fewest."""
     local, nic = (_peak(profile, port) * profile.links[port].of(kind).net for port in (group.local_port, Port.NIC))
     inside, outside = group.ranks_per_node - 1, group.num_ranks - group.ranks_per_node
+    nic /= group.nic_slowdown
     if kind is OpKind.P2P:
         return net_bytes / (local if group.num_nodes == 1 else nic)
     if group.num_nodes == 1:
