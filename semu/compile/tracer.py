@@ -10,6 +10,7 @@ from semu.compile.module_sharding import ModuleSetting, resharded
 from semu.compile.structure import StructureReader
 from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
+from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
 from semu.job import Attention, Fp8Weights, Precision, Recompute, TrainingJob
 from semu.job.experts import expert_plan
@@ -148,6 +149,7 @@ class ModelTracer:
             grad_dtype=training.grad_dtype,
             overlap_tp=job.overlaps_tensor_parallel,
             fused_attention=training.attention is Attention.FUSED,
+            head_dims=head_dims(job.attention_kernel),
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
             experts=expert_plan(job.model, job.parallel, training, self.mesh),
@@ -160,8 +162,10 @@ class ModelTracer:
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=job.fuses_accumulation,
             sums_gradients_twice=job.sums_gradients_twice,
-            eager_modules=training.eager_modules,
+            eager_modules=training.runs_unfused,
             fused_modules=job.fused_modules,
+            channels_first=training.has_channels_first,
+            autocast=training.autocast,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,

@@ -19,11 +19,12 @@ from semu.hardware.software import Software
 class AttentionKernel(Enum):
     """A fused attention kernel; the value is run.toml's word.
 
-    TRITON_FA1: the Triton kernel of the first FlashAttention. FA2, FA3: FlashAttention-2 and -3. CUDNN: cuDNN's. SDPA:
-    PyTorch's ``scaled_dot_product_attention`` with its flash backend. FLEX: PyTorch's FlexAttention. TE: what
-    Transformer Engine picks.
+    FA1: the first FlashAttention, also what xFormers ran. TRITON_FA1: its Triton kernel. FA2, FA3: FlashAttention-2 and
+    -3. CUDNN: cuDNN's. SDPA: PyTorch's ``scaled_dot_product_attention`` with its flash backend. FLEX: PyTorch's
+    FlexAttention. TE: what Transformer Engine picks.
     """
 
+    FA1 = "fa1"
     TRITON_FA1 = "triton-fa1"
     FA2 = "fa2"
     FA3 = "fa3"
@@ -34,12 +35,35 @@ class AttentionKernel(Enum):
 
 
 RELATIVES: Mapping[AttentionKernel, AttentionKernel] = {
+    AttentionKernel.FA1: AttentionKernel.FA2,
     AttentionKernel.SDPA: AttentionKernel.FA2,
     AttentionKernel.FLEX: AttentionKernel.FA2,
     AttentionKernel.TE: AttentionKernel.CUDNN,
 }
 """Kernels that a profile may leave out -> the kernel whose factors they then take: PyTorch's flash backend is
-FlashAttention-2, FlexAttention's Triton kernel was made to match it, Transformer Engine prefers cuDNN."""
+FlashAttention-2, FlexAttention's Triton kernel was made to match it, Transformer Engine prefers cuDNN. The first
+FlashAttention is ``FIRST_FLASH`` times as slow as its relative."""
+
+FIRST_FLASH = Number(
+    2.0,
+    Provenance.SPEC,
+    "FlashAttention / FlashAttention-2: around 2 x (2307.08691, abstract; 1.7 to 3.0 over the shapes of its section 4)",
+)
+
+_HEAD_DIMS: Mapping[AttentionKernel, tuple[int, ...]] = {
+    AttentionKernel.FA1: (32, 64, 128),
+    AttentionKernel.TRITON_FA1: (16, 32, 64, 128, 256),
+    AttentionKernel.FA2: (32, 64, 96, 128, 160, 192, 224, 256),
+    AttentionKernel.FA3: (64, 96, 128, 192, 256),
+}
+"""Sizes of a head that a kernel is compiled for (flash-attention's ``static_switch.h``, Triton's ``BLOCK_HEADDIM``): a
+head of another size is computed as one of the next, with zeros. Of cuDNN's kernels no such steps are known."""
+
+FA2_IN_TORCH = "2024-01"
+"""PyTorch 2.2, whose flash backend is FlashAttention-2; before it was the first."""
+
+FA2_SINCE = "2023-08"
+"""Month after FlashAttention-2 was published; frameworks that called the package had the first before."""
 
 CUDNN_SINCE = "2024-07"
 """Transformer Engine called FlashAttention-2 where it was installed before this date, and cuDNN on Hopper since."""
@@ -80,6 +104,18 @@ _SAME = Number(1.0, Provenance.DEFAULT, "as the profile's attention coefficients
 SAME = AttentionFactors(_SAME, _SAME)
 
 
+def head_dims(kernel: AttentionKernel | None) -> tuple[int, ...]:
+    """Sizes of a head that a kernel, or else its relative, is compiled for, ascending; empty: any."""
+    if kernel is None or kernel in _HEAD_DIMS:
+        return () if kernel is None else _HEAD_DIMS[kernel]
+    return head_dims(RELATIVES.get(kernel))
+
+
+def computed_head_dim(sizes: tuple[int, ...], head_dim: int) -> int:
+    """The size that a head is computed as: the least of ``sizes`` that holds it; itself where none does."""
+    return next((size for size in sizes if size >= head_dim), head_dim)
+
+
 def times(one: Number, other: Number) -> Number:
     """The product of two factors; a factor of 1 leaves the other as it is."""
     if one.value == 1:
@@ -101,5 +137,7 @@ def usual_kernel(software: Software, date: str | None) -> AttentionKernel | None
     if software is Software.KERNELS:
         return None
     if software.kernels is Software.TORCH:
-        return AttentionKernel.SDPA
+        return AttentionKernel.FA1 if date is not None and date < FA2_IN_TORCH else AttentionKernel.SDPA
+    if date is not None and date < FA2_SINCE:
+        return AttentionKernel.FA1
     return AttentionKernel.FA2 if date is not None and date < CUDNN_SINCE else AttentionKernel.TE

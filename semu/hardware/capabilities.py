@@ -9,7 +9,15 @@ from typing import Any
 
 from semu.checks import check_number
 from semu.errors import ConfigError, unknown_name
-from semu.hardware.attention_kernels import PASSES, RELATIVES, SAME, AttentionFactors, AttentionKernel, times
+from semu.hardware.attention_kernels import (
+    FIRST_FLASH,
+    PASSES,
+    RELATIVES,
+    SAME,
+    AttentionFactors,
+    AttentionKernel,
+    times,
+)
 from semu.hardware.efficiency import (
     CollectiveEfficiency,
     Efficiency,
@@ -189,11 +197,12 @@ class DeviceProfile:
 
     def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
         """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""
-        while kernel is not None:
-            if kernel in self.attention_kernels:
-                return self.attention_kernels[kernel]
-            kernel = RELATIVES.get(kernel)
-        return SAME
+        if kernel is None or kernel in self.attention_kernels:
+            return SAME if kernel is None else self.attention_kernels[kernel]
+        factors = self.attention_factors(RELATIVES.get(kernel))
+        if kernel is not AttentionKernel.FA1:
+            return factors
+        return AttentionFactors(times(factors.forward, FIRST_FLASH), times(factors.backward, FIRST_FLASH))
 
     def under(
         self, software: Software, kernel: AttentionKernel | None = None, *, is_deterministic: bool = False

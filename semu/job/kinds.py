@@ -141,3 +141,11 @@ class Fp8Weights(Enum):
     ITERATION = "iteration"
     PRIMARY = "primary"
     MICROBATCH = "microbatch"
+
+
+class OptimizerKernels(Enum):
+    """How a step runs: one fused kernel (Apex, Transformer Engine, PyTorch's ``fused=True``), or one kernel for each
+    operation over lists of parameters (PyTorch's ``foreach``, its default)."""
+
+    FUSED = "fused"
+    FOREACH = "foreach"

@@ -48,6 +48,7 @@ from semu.job.kinds import (
 )
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
+from semu.nn.trace.eager import Autocast
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
 
@@ -343,8 +344,20 @@ class KernelOptions(AbstractOptions):
     eager_modules: bool = option(
         False,
         SWITCH,
-        "RMS norms, gated activations and rotary embeddings run operator by operator, as in PyTorch without"
-        " torch.compile and without fused kernels (semu.nn.trace.eager)",
+        "norms, gates, rotary embeddings, modulations, biases and convolutions run operator by operator, as in PyTorch"
+        " without torch.compile and without fused kernels (semu.nn.trace.eager)",
+    )
+    channels_last: Converted[bool | None, bool | str | None] = option(
+        None,
+        AUTO_SWITCH,
+        "tensors of convolutions keep channels last, as tensor cores want them; false: every product of a convolution"
+        " copies its operands. None or auto: false in eager mode, as is PyTorch's default",
+    )
+    autocast: OptionalWord[Autocast] = option(
+        None,
+        word(Autocast),
+        "the model keeps fp32 weights and runs under torch.autocast: every microbatch copies them to 16 bits, and norms"
+        " compute in fp32, or in 16 bits too (low_precision_norms); None: parameters are in 16 bits",
     )
     launch: Converted[bool | None, bool | str | None] = option(
         None,
@@ -360,12 +373,32 @@ class KernelOptions(AbstractOptions):
         "a kernel is launched when the one before it has ended, as with CUDA_LAUNCH_BLOCKING=1 in the environment",
     )
 
+    def _check(self) -> None:
+        super()._check()
+        if self.autocast is not None and self.precision.tensor_dtype is DType.FP32:  # type: ignore[attr-defined]
+            raise ConfigError(
+                "autocast without a 16-bit type",
+                where="training.autocast",
+                expected="training.precision = bf16, fp16 or fp8, or no training.autocast",
+                got=self.autocast.value,
+            )
+
     @property
     def is_eager(self) -> bool:
         """Whether modules run operator by operator, each launched from Python: PyTorch where it is said
         (``eager_modules``), and before ``COMPILED_SINCE``."""
         is_early = self.software_date is not None and self.software_date < COMPILED_SINCE
         return self.software.kernels is Software.TORCH and (self.eager_modules or is_early)
+
+    @property
+    def runs_unfused(self) -> bool:
+        """Whether modules run operator by operator, and not as fused kernels."""
+        return self.eager_modules or self.is_eager
+
+    @property
+    def has_channels_first(self) -> bool:
+        """Whether convolutions copy their operands to channels last and back."""
+        return self.runs_unfused if self.channels_last is None else not self.channels_last
 
     @property
     def launches(self) -> bool:

@@ -20,7 +20,7 @@ from semu.job.declare import (
     part,
     word,
 )
-from semu.job.kinds import Optimizer, SplitMatrices
+from semu.job.kinds import Optimizer, OptimizerKernels, SplitMatrices
 from semu.job.left_out import read_left_out
 
 ALWAYS, STEP = Shown.ALWAYS, Influence.STEP
@@ -32,6 +32,18 @@ class StepOptions(AbstractOptions):
 
     optimizer: Word[Optimizer] = option(
         Optimizer.ADAM, word(Optimizer), "the optimizer whose step ends the iteration", influence=STEP, shown=ALWAYS
+    )
+    optimizer_kernels: Word[OptimizerKernels] = option(
+        OptimizerKernels.FUSED,
+        word(OptimizerKernels),
+        "how Adam and the like step: one fused kernel, or one for each operation (PyTorch's default)",
+        influence=STEP,
+    )
+    weight_average: bool = option(
+        False,
+        SWITCH,
+        "an exponential moving average of the weights (EMA), in the master weights' type, is updated behind every step",
+        influence=STEP,
     )
     muon_steps: int = option(5, COUNT, "Newton-Schulz steps of Muon", influence=STEP)
     muon_dtype: Word[DType] = option(

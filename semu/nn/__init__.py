@@ -1,7 +1,7 @@
 """Describe models as in PyTorch: modules, parameters, ``forward``; shapes only, no data."""
 
 from semu.nn.layers.activation import Activation
-from semu.nn.layers.elementary import GELU, Dropout, Embedding, LayerNorm, LayerScale, Linear, RMSNorm, SiLU
+from semu.nn.layers.elementary import GELU, Dropout, Embedding, GroupNorm, LayerNorm, LayerScale, Linear, RMSNorm, SiLU
 from semu.nn.layers.lora import LoRA, LoRALinear, add_lora
 from semu.nn.layers.mla import LatentAttention, LatentSizes
 from semu.nn.layers.moe import MixtureOfExperts
@@ -21,6 +21,7 @@ __all__ = [
     "CrossAttention",
     "Dropout",
     "Embedding",
+    "GroupNorm",
     "InputSpec",
     "LMHead",
     "LatentAttention",

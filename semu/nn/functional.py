@@ -61,6 +61,7 @@ __all__ = [
     "gated_activation",
     "gated_add",
     "gelu",
+    "group_norm",
     "layer_norm",
     "linear",
     "matmul",
@@ -111,6 +112,11 @@ def swiglu(x: Tensor) -> Tensor:
 def layer_norm(x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None) -> Tensor:
     """Layer norm over the last axis; saves x, mean and deviation."""
     return norm(x, weight, bias, num_statistics=2, name="layer_norm")
+
+
+def group_norm(x: Tensor, weight: Parameter | None = None, bias: Parameter | None = None) -> Tensor:
+    """Group norm over groups of channels of an image [pixels, channels] (1803.08494); saves x, means and deviations."""
+    return norm(x, weight, bias, num_statistics=2, name="group_norm")
 
 
 def rms_norm(x: Tensor, weight: Parameter | None = None) -> Tensor:

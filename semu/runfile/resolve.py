@@ -33,7 +33,7 @@ from semu.runfile.multimodal import complete_parts, is_own, own_model
 from semu.runfile.networks import NETWORKS
 from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
-from semu.runfile.schedules import set_cut
+from semu.runfile.schedules import named_rules, set_cut
 from semu.runfile.schema import TABLES, check_schema
 from semu.runfile.sources import options_table, read_source
 from semu.runfile.transformer import TransformerConfig
@@ -87,12 +87,16 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     Raises:
         ConfigError: as ``load_run``.
     """
+    config, named = named_rules(config, places)
     check_schema(config, places)
     refuse_unmodelled(config, places)
     _require(config, places)
     resolved = _with_defaults(config, places)
     written = config.get("parallel", {})
-    notes: list[str | None] = [*set_cut(resolved, written, places, lambda v: _count(resolved, places, setup, v))]
+    notes: list[str | None] = [
+        *named,
+        *set_cut(resolved, written, places, lambda v: _count(resolved, places, setup, v)),
+    ]
     notes.append(_set_global_batch(resolved, places, setup))
     with places.located():
         notes += _pad_named(resolved)

@@ -1,19 +1,76 @@
-"""``set_cut``: a run's schedule brings the placement and the virtual stages that it needs."""
+"""``set_cut``: a run's schedule brings the placement and the virtual stages that it needs; ``named_rules``: schedules
+that a run file describes itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from semu.checks import known_spelling
+from semu.checks import check_integer, check_word, known_spelling
 from semu.errors import ConfigError
 from semu.parallel.config import PLACEMENTS
 from semu.runfile.places import Places
+from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES, NEAREST
+from semu.schedule.rules.program import program_text
+from semu.schedule.rules.text import make_rule, parse_rule
 from semu.simulation.schedules.cuts import cut_for
 
 _KEYS = ("vpp", "placement")
+
+
+def named_rules(config: Mapping[str, Any], places: Places) -> tuple[dict[str, Any], list[str]]:
+    """The tables without ``[schedule.NAME]``; ``training.schedule`` is the text of the rule that it names.
+
+    A table has a rule's ``text``, or the fields of a kind of rule (``rule``, by default ``priority``); and
+    ``placement`` and ``vpp`` where the rule needs them.
+
+    Returns:
+        the tables, and what to tell the user.
+    Raises:
+        ConfigError: an unknown key, a value that is none, the name of a schedule that ships.
+    """
+    tables = config.get("schedule")
+    rest = {name: table for name, table in config.items() if name != "schedule"}
+    if tables is None:
+        return rest, []
+    if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
+        expected = "[schedule.NAME] with the fields of a rule, or its text"
+        raise ConfigError("not a table of schedules", where=places.where("schedule"), expected=expected, got=tables)
+    texts = {name: _program(table, name, places) for name, table in tables.items()}
+    training = rest.get("training")
+    name = training.get("schedule") if isinstance(training, Mapping) else None
+    if not isinstance(training, Mapping) or name not in texts:
+        return rest, []
+    return rest | {"training": {**training, "schedule": texts[name]}}, [
+        f"training.schedule: {name!r} is {texts[name]!r}"
+    ]
+
+
+def _program(table: Mapping[str, Any], name: str, places: Places) -> str:
+    """The text of the schedule that a table describes."""
+    where = places.where(f"schedule.{name}")
+    if name in ALL_SCHEDULES:
+        expected = "another name"
+        raise ConfigError(
+            "a schedule of this name ships", where=where, expected=expected, got=name, nearest=f"my-{name}"
+        )
+    values = dict(table)
+    placement, vpp, kind = (values.pop(key, None) for key in ("placement", "vpp", "rule"))
+    if "text" in values:
+        rule = parse_rule(str(values.pop("text")), where)
+        if values or kind is not None:
+            raise ConfigError("text beside other fields", where=where, expected="text alone", got=sorted(values))
+    else:
+        rule = make_rule("priority" if kind is None else str(kind), values, where)
+    if placement is not None:
+        placement = Placement(
+            check_word(placement, [each.value for each in Placement], "placement", f"{where}.placement")
+        )
+    elif vpp is not None:
+        placement = Placement.CIRCULAR
+    return program_text(rule, placement, None if vpp is None else check_integer(vpp, f"{where}.vpp", "a count"))
 
 
 def set_cut(
@@ -42,7 +99,7 @@ def set_cut(
     by_flag = places.flags.get("training.schedule") == "--set"
     setters = [places.flags.get(f"parallel.{key}", "file" if key in written_keys else None) for key in _KEYS]
     is_open = [setter in (None, "--parallel") or (setter == "file" and by_flag) for setter in setters]
-    if parallel["pp"] < 2 or vpp < 1 or "layout" in parallel or not any(is_open):
+    if not family.is_placed or parallel["pp"] < 2 or vpp < 1 or "layout" in parallel or not any(is_open):
         return notes
     with suppress(ConfigError):  # sizes that it does not fit with any cut are refused with the others
         found = cut_for(family, parallel["pp"], vpp, placement, count)

@@ -1,4 +1,5 @@
-"""Pipeline schedules as data: ``Schedule`` = order of stages per rank; one file per generator.
+"""Pipeline schedules as data: ``Schedule`` = order of stages per rank; one file per generator, each a table over the
+rules (``Priority``, ``Alternate``, ...) that anyone can use; ``separate`` puts weight gradients in bubbles.
 
 ``ALL_SCHEDULES`` holds every schedule (``registry``), each also an attribute (``semu.schedule.zb_v(shape)``);
 ``SCHEDULES`` the generators of Megatron-LM's. ``PipelineStudy`` evaluates any of them on plain numbers, ``draw_grid``
@@ -13,6 +14,19 @@ from semu.schedule.grid import draw_grid
 from semu.schedule.passes import merge_backward, split_backward
 from semu.schedule.placement import FlowModule, Placement, stage_flow
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES, is_executed
+from semu.schedule.rules.alternate import Alternate
+from semu.schedule.rules.around import Around
+from semu.schedule.rules.best_of import BestOf
+from semu.schedule.rules.block import Block
+from semu.schedule.rules.earliest_start import EarliestStart
+from semu.schedule.rules.pattern import Pattern
+from semu.schedule.rules.priority import Priority
+from semu.schedule.rules.rule import Rule
+from semu.schedule.rules.separated import Separated
+from semu.schedule.rules.separation import separate
+from semu.schedule.rules.sweep import Sweep
+from semu.schedule.rules.text import parse_rule, rule_text
+from semu.schedule.rules.traversal import Breadth, Depth, Oldest
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.study import PipelineStudy
@@ -21,18 +35,34 @@ from semu.schedule.study import StudyResult as Evaluation
 __all__ = [
     "ALL_SCHEDULES",
     "SCHEDULES",
+    "Alternate",
+    "Around",
+    "BestOf",
+    "Block",
+    "Breadth",
+    "Depth",
+    "EarliestStart",
     "Evaluation",
     "FlowModule",
+    "Oldest",
+    "Pattern",
     "PipelineShape",
     "PipelineStudy",
     "Placement",
+    "Priority",
+    "Rule",
     "Schedule",
     "ScheduleFamily",
+    "Separated",
     "StageKey",
+    "Sweep",
     "draw_grid",
     "is_executed",
     "merge_backward",
+    "parse_rule",
     "read_schedule",
+    "rule_text",
+    "separate",
     "split_backward",
     "stage_flow",
     "write_schedule",

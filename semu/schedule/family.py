@@ -51,6 +51,7 @@ class ScheduleFamily:
         source: paper and section.
         placement: where the chunks lie.
         doc: the docstring of its file, which begins with a paragraph for people.
+        is_placed: it runs in its placement alone; else in that of the job.
         splits_backward: whether it has input and weight gradients of their own.
         rules: what it asks of p, m and v.
         makespan, activations: closed forms at equal stages without transfer time.
@@ -78,6 +79,7 @@ class ScheduleFamily:
     source: str
     placement: Placement = Placement.ONE_TO_ONE
     doc: str | None = None
+    is_placed: bool = True
     splits_backward: bool = False
     rules: tuple[Rule, ...] = ()
     makespan: Makespan = lambda p, m, v, f, i, w: None
@@ -108,7 +110,8 @@ class ScheduleFamily:
     @property
     def fewest_slots(self) -> int:
         """Virtual stages per rank from which on it is more than a simpler schedule; made for costs, it takes any."""
-        return 2 if self.placement is Placement.CIRCULAR and self.adapt is None else 1
+        is_circular = self.placement is Placement.CIRCULAR and self.is_placed
+        return 2 if is_circular and self.adapt is None else 1
 
     def misfit(self, num_ranks: int, num_microbatches: int, num_slots: int = 1) -> Misfit | None:
         """The first rule that a pipeline's size breaks, if any."""

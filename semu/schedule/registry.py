@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from semu.checks import find_named
@@ -24,6 +24,7 @@ from semu.schedule.generators.zb_auto import zb_auto, zb_auto_2p
 from semu.schedule.generators.zb_h1 import zb_h1
 from semu.schedule.generators.zb_h2 import zb_h2
 from semu.schedule.generators.zb_v import zb_v
+from semu.schedule.rules.program import is_program, program_family
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 
@@ -52,8 +53,27 @@ REGISTRY = {
 }
 """The table of schedules; a new one is a file in ``generators`` and a line here."""
 
-ALL_SCHEDULES: Mapping[str, ScheduleFamily] = MappingProxyType(REGISTRY)
-"""Schedules by the name of run.toml and the command line, the merged ones of the classics first."""
+
+class _Schedules(Mapping[str, ScheduleFamily]):
+    """Names lead to the table's schedules; a rule's text (``semu.schedule.rules.program``) to a schedule made of it."""
+
+    def __getitem__(self, name: str) -> ScheduleFamily:
+        if name in REGISTRY:
+            return REGISTRY[name]
+        if is_program(name):
+            return program_family(name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(REGISTRY)
+
+    def __len__(self) -> int:
+        return len(REGISTRY)
+
+
+ALL_SCHEDULES: Mapping[str, ScheduleFamily] = _Schedules()
+"""Schedules by the name of run.toml and the command line, the merged ones of the classics first; beside the names that
+it lists, it knows every rule by its text."""
 
 SCHEDULES: Mapping[str, Callable[[PipelineShape], Schedule]] = MappingProxyType(
     {name: family.generate for name, family in sorted(REGISTRY.items()) if family.generate is not None}
@@ -65,11 +85,13 @@ NEAREST: Mapping[str, str] = MappingProxyType({"dualpipe": "dualpipe-v"})
 
 
 def schedule_family(name: str, where: str = "schedule") -> ScheduleFamily:
-    """The schedule of a name.
+    """The schedule of a name, or of a rule's text.
 
     Raises:
-        ConfigError: an unknown name; ``where`` it stands.
+        ConfigError: an unknown name, a text that is no rule; ``where`` it stands.
     """
+    if is_program(name):
+        return program_family(name, where)
     return find_named("schedule", name, ALL_SCHEDULES, where=where)
 
 

@@ -266,5 +266,7 @@ def _dit(item: _Object, part: _Object) -> Run:
     is_split = "spatial" in attention and "full" not in attention
     if is_split and tokens > cells:
         table |= {"frame_tokens": cells, "frames": max(tokens // cells, 1)}
+    if frames > 1 and "vae" in keys:
+        table["image_latents"] = max(side // _VAE_SIDE, 1) ** 2
     batch = {"kind": "fixed", "video": tokens, **streams}
     return {"model": {"dit": table | keys, "frozen": frozen}, "batch": batch}

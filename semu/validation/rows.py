@@ -23,6 +23,7 @@ from semu.hardware.software import Software
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.adapters import lora_table
 from semu.validation.multimodal import run_of_multimodal
+from semu.validation.multimodal_training import training_of_multimodal
 from semu.validation.open_sizes import complete_sizes
 from semu.validation.row import NO_TRANSFORMER, BadRow, Measure, Row, Scope, Shape, Trust
 
@@ -285,10 +286,8 @@ def _run(fields: _Fields) -> tuple[Mapping[str, Mapping[str, object]] | None, li
     if multimodal is None or ("layers" in model and "hidden" in model):
         return None, []
     tables_of, remarks = run_of_multimodal(multimodal)
-    software = _software(fields)
-    if software in {framework.value: framework for framework in Software}:
-        tables_of["training"] = {"software": software}
-    return tables_of, list(remarks)
+    training, more = training_of_multimodal(fields.table, multimodal)
+    return tables_of | ({"training": training} if training else {}), [*remarks, *more]
 
 
 def _pass_times(table: Mapping[str, object] | None) -> PassTimes | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from semu.checks import check_divides, check_sizes
 from semu.nn import (
     Embedding,
+    GroupNorm,
     InputSpec,
     LayerNorm,
     Linear,
@@ -83,9 +84,18 @@ def caption_module(name: str, config: TextEncoderConfig, width: int | None) -> M
 
 
 class PixelEncoder(Module):
-    """Stable Diffusion's autoencoder, the half that encodes (2112.10752): 34.2 M parameters, 64 pixels a latent."""
+    """Stable Diffusion's autoencoder, the half that encodes (2112.10752): 34.2 M parameters, 64 pixels a latent.
 
-    def __init__(self, width: int = 128, mult: tuple[int, ...] = (1, 2, 4, 4), latent_channels: int = 4) -> None:
+    ``image``: latents of one image, where a sequence holds several (the frames of a clip); None: it is one.
+    """
+
+    def __init__(
+        self,
+        width: int = 128,
+        mult: tuple[int, ...] = (1, 2, 4, 4),
+        latent_channels: int = 4,
+        image: int | None = None,
+    ) -> None:
         super().__init__()
         blocks: list[Module] = [conv3(3, width)]
         inputs = width
@@ -95,11 +105,11 @@ class PixelEncoder(Module):
                 inputs = factor * width
             if level < len(mult) - 1:
                 blocks.append(conv3(inputs, inputs, HALF))
-        blocks += [ResBlock(inputs, inputs, None), PixelAttention(inputs), ResBlock(inputs, inputs, None)]
+        blocks += [ResBlock(inputs, inputs, None), PixelAttention(inputs, image), ResBlock(inputs, inputs, None)]
         self.count = len(blocks)
         for number, block in enumerate(blocks):
             setattr(self, f"block{number}", block)
-        self.norm, self.conv = LayerNorm(inputs), conv3(inputs, 2 * latent_channels)
+        self.norm, self.conv = GroupNorm(inputs), conv3(inputs, 2 * latent_channels)
         self.moments = Linear(2 * latent_channels, 2 * latent_channels)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -111,8 +121,11 @@ class PixelEncoder(Module):
         return out
 
 
-def pixel_module() -> ModalityModule:
-    """The autoencoder's half, frozen; images are sequences of pixels in the stream ``vision``."""
-    body = Sequential({"encoder": PixelEncoder()})
+def pixel_module(image: int | None = None) -> ModalityModule:
+    """The autoencoder's half, frozen; images are sequences of pixels in the stream ``vision``.
+
+    ``image``: latents of each of several images in a sequence; None: a sequence is one image.
+    """
+    body = Sequential({"encoder": PixelEncoder(image=image)})
     body.requires_grad_(False)
     return ModalityModule("vae", ModalityRole.ENCODER, body, (InputSpec(VISION_STREAM, 3),))

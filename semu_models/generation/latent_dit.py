@@ -39,6 +39,7 @@ class LatentDiTConfig:
         frame_tokens, frames: a clip's tokens in space and in time, where attention goes through one after the other;
             None: through all of them.
         shared: one modulation network for all layers (AdaLN-single), instead of one in each.
+        image_latents: latents of one frame, by which the autoencoder takes a clip; None: a clip is one image.
         latent_features: numbers of a token. timestep_features: of a timestep's code.
     Raises:
         ConfigError: a size below 1, heads that do not divide hidden.
@@ -52,6 +53,7 @@ class LatentDiTConfig:
     frame_tokens: int | None = None
     frames: int | None = None
     shared: bool = False
+    image_latents: int | None = None
     latent_features: int = 16
     timestep_features: int = 256
 
@@ -140,7 +142,7 @@ def make_latent_dit(
         vae: the frozen autoencoder encodes every frame.
     """
     inputs = [InputSpec(VIDEO_STREAM, config.latent_features), InputSpec(VIDEO_STREAM, config.timestep_features, True)]
-    modules = [pixel_module()] if vae else []
+    modules = [pixel_module(config.image_latents)] if vae else []
     modules += [caption_module(f"text{i or ''}", item, config.context) for i, item in enumerate(text)]
     if config.context is not None and not text:
         inputs.append(InputSpec("text", config.context))

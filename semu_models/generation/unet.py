@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from semu.checks import check_sizes
 from semu.errors import ConfigError
 from semu.nn import (
+    GroupNorm,
     InputSpec,
-    LayerNorm,
     Linear,
     ModalityModule,
     ModalityRole,
@@ -145,7 +145,7 @@ class UNetHead(Module):
 
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()
-        self.norm, self.conv = LayerNorm(config.channels), conv3(config.channels, config.latent_channels)
+        self.norm, self.conv = GroupNorm(config.channels), conv3(config.channels, config.latent_channels)
 
     def forward(self, x: Tensor, context: Tensor, time: Tensor) -> Tensor:
         """[pixels, channels] -> scalar loss."""

@@ -1,13 +1,13 @@
 """Blocks of convolutional diffusion networks: residual blocks, spatial transformers, changes of resolution.
 
 Pixels of a latent are the tokens of a sequence, row by row, so that a 3 x 3 convolution costs what one of nine taps
-along the sequence costs; one of stride 2 makes a token of four. A group norm moves what a layer norm moves.
+along the sequence costs; one of stride 2 makes a token of four.
 """
 
 from __future__ import annotations
 
 from semu.errors import GraphError
-from semu.nn import MLP, Activation, CrossAttention, LayerNorm, Linear, Module, SelfAttention, Tensor
+from semu.nn import MLP, Activation, CrossAttention, GroupNorm, LayerNorm, Linear, Module, SelfAttention, Tensor, Window
 from semu.nn import functional as F
 from semu.nn.layers.convolution import Conv1d
 
@@ -31,9 +31,9 @@ class ResBlock(Module):
 
     def __init__(self, inputs: int, outputs: int, time: int | None) -> None:
         super().__init__()
-        self.norm1, self.conv1 = LayerNorm(inputs), conv3(inputs, outputs)
+        self.norm1, self.conv1 = GroupNorm(inputs), conv3(inputs, outputs)
         self.time = Linear(time, outputs) if time is not None else None
-        self.norm2, self.conv2 = LayerNorm(outputs), conv3(outputs, outputs)
+        self.norm2, self.conv2 = GroupNorm(outputs), conv3(outputs, outputs)
         self.skip = Linear(inputs, outputs) if inputs != outputs else None
 
     def forward(self, x: Tensor, time: Tensor | None = None) -> Tensor:
@@ -76,7 +76,7 @@ class SpatialTransformer(Module):
 
     def __init__(self, width: int, heads: int, context: int, depth: int) -> None:
         super().__init__()
-        self.norm, self.inward, self.outward = LayerNorm(width), Linear(width, width), Linear(width, width)
+        self.norm, self.inward, self.outward = GroupNorm(width), Linear(width, width), Linear(width, width)
         self.depth = depth
         for number in range(depth):
             setattr(self, f"layer{number}", BasicTransformer(width, heads, context))
@@ -109,11 +109,15 @@ class Upsample(Module):
 
 
 class PixelAttention(Module):
-    """One head over all pixels behind a group norm, beside the input."""
+    """One head over all pixels behind a group norm, beside the input.
 
-    def __init__(self, width: int) -> None:
+    ``image``: pixels that see one another; None: all of a sequence.
+    """
+
+    def __init__(self, width: int, image: int | None = None) -> None:
         super().__init__()
-        self.norm, self.attention = LayerNorm(width), SelfAttention(width, 1, causal=False)
+        window = Window.chunked(image) if image is not None else None
+        self.norm, self.attention = GroupNorm(width), SelfAttention(width, 1, causal=False, window=window)
 
     def forward(self, x: Tensor) -> Tensor:
         """[pixels, width] -> the same."""

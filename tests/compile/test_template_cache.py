@@ -32,6 +32,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.nn.routing import ExpertPlan
+from semu.nn.trace.eager import Autocast
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.nn.trace.sharding import ContextKind, ShardingPlan, ShardingStyle
 from semu.nn.trace.tracing import TraceOptions
@@ -253,6 +254,9 @@ OTHER_OPTIONS: dict[str, object] = {
     "replica_group": CommGroup("replicas", 4, 2),
     "stop_early": True,
     "eager_modules": True,
+    "channels_first": True,
+    "autocast": Autocast.FP32_NORMS,
+    "head_dims": (64, 128),
     "keeps_gathered": True,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}

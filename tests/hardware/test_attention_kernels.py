@@ -6,7 +6,13 @@ import pytest
 
 import semu
 from semu.errors import ConfigError
-from semu.hardware.attention_kernels import DETERMINISTIC_BACKWARD, AttentionKernel, usual_kernel
+from semu.hardware.attention_kernels import (
+    DETERMINISTIC_BACKWARD,
+    AttentionKernel,
+    computed_head_dim,
+    head_dims,
+    usual_kernel,
+)
 from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.profile import load_profile
 from semu.hardware.software import Software
@@ -27,7 +33,7 @@ def slower(run: str, forward: float, backward: float, *settings: str) -> float:
     return semu.evaluate(load_run(run, [*settings, *changed])).iteration_time_s
 
 
-@pytest.mark.parametrize("run", ["lm-7b", "vlm-s"])
+@pytest.mark.parametrize("run", ["lm-7b", "t2v-s"])
 def test_a_kernel_slows_attention_and_nothing_else(run: str) -> None:
     settings = ("cluster.device=h100", "training.software=kernels")
     fa2 = load_profile("h100").attention_factors(AttentionKernel.FA2)
@@ -56,7 +62,10 @@ def test_a_kernel_without_factors_is_its_relative() -> None:
         (Software.MEGATRON, None, AttentionKernel.TE),
         (Software.MEGATRON, "2024-07", AttentionKernel.TE),
         (Software.MEGATRON, "2024-06", AttentionKernel.FA2),
-        (Software.TORCH, "2023-10", AttentionKernel.SDPA),
+        (Software.MEGATRON, "2023-07", AttentionKernel.FA1),
+        (Software.TORCH, None, AttentionKernel.SDPA),
+        (Software.TORCH, "2024-01", AttentionKernel.SDPA),
+        (Software.TORCH, "2023-12", AttentionKernel.FA1),
         (Software.KERNELS, "2023-10", None),
     ],
 )
@@ -83,3 +92,30 @@ def test_a_device_s_own_factors() -> None:
     assert job.cluster.profile.attention_factors(AttentionKernel.FA2).backward.value == 2.5
     with pytest.raises(ConfigError):
         load_run("lm-7b", ["cluster.device=h100", "cluster.override.attention_kernel.fa2.backward=0"])
+
+
+def test_the_first_flash_attention_takes_twice_its_successor_s_time() -> None:
+    for device in ("h100", "a100-80g"):
+        profile = load_profile(device)
+        fa1, fa2 = (profile.attention_factors(kernel) for kernel in (AttentionKernel.FA1, AttentionKernel.FA2))
+        assert (fa1.forward.value, fa1.backward.value) == (2 * fa2.forward.value, 2 * fa2.backward.value)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "computed"),
+    [
+        (AttentionKernel.FA2, 72, 96),
+        (AttentionKernel.SDPA, 88, 96),
+        (AttentionKernel.FA2, 128, 128),
+        (AttentionKernel.FA1, 80, 128),
+        (AttentionKernel.FA1, 160, 160),  # none that large
+        (AttentionKernel.TRITON_FA1, 72, 128),
+        (AttentionKernel.FA3, 40, 64),
+        (AttentionKernel.CUDNN, 72, 72),
+        (None, 72, 72),
+    ],
+)
+def test_a_head_is_computed_as_the_next_size_that_a_kernel_has(
+    kernel: AttentionKernel | None, head_dim: int, computed: int
+) -> None:
+    assert computed_head_dim(head_dims(kernel), head_dim) == computed

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from semu.hardware.attention_kernels import AttentionKernel
+from semu.job.kinds import OptimizerKernels
+from semu.nn.trace.eager import Autocast
 from semu.runfile import make_job
 from semu.validation import Row, parse_rows
 from semu.validation.evaluate import evaluate_row
@@ -70,6 +73,31 @@ def test_every_kind_runs(kind: str) -> None:
     result = evaluate_row(read({"multimodal": KINDS[kind]}), make_job)
     assert result.status is Status.OK, result.reason
     assert (result.compared[Quantity.TIME].predicted or 0) > 0
+
+
+def test_a_source_s_software_is_read_from_its_words() -> None:
+    words = {"attention": "xFormers", "ema": True, "low_precision_norms": True}
+    row = read({"multimodal": {**UNET, **words}, "software": "torch", "precision": "fp16 (amp)"})
+    training = make_job(tables_of(row)).training
+    assert (training.eager_modules, training.weight_average) == (True, True)
+    assert training.autocast is Autocast.LOW_PRECISION_NORMS
+    assert training.attention_kernel is AttentionKernel.FA1
+    assert training.optimizer_kernels is OptimizerKernels.FOREACH
+    assert any("torch.compile" in remark for remark in row.remarks)
+    words = {"torch_inductor": True, "cuda_graph": True, "channels_last": True}
+    row = read({"multimodal": {**UNET, **words}, "software": "torch"})
+    training = make_job(tables_of(row)).training
+    assert (training.eager_modules, training.launches, training.has_channels_first) == (False, False, False)
+    assert (training.autocast, training.weight_average) == (None, False)
+    row = read({"multimodal": UNET, "software": "megatron", "precision": "bf16"})
+    assert make_job(tables_of(row)).training.optimizer_kernels is OptimizerKernels.FUSED
+
+
+def test_frames_are_images_to_the_autoencoder() -> None:
+    clip = {**KINDS["stdit"], "text": "T5, 8 tokens in the loop (frozen)", "vae": "run in the loop (frozen)"}
+    model = {frames: tables_of(read({"multimodal": {**clip, "frames": frames}}))["model"]["dit"] for frames in (1, 4)}
+    assert (model[4]["image_latents"], model[1].get("image_latents")) == (32 * 32, None)
+    assert evaluate_row(read({"multimodal": clip}), make_job).status is Status.OK
 
 
 def test_frozen_parts_do_not_train() -> None:

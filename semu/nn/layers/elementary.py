@@ -49,6 +49,14 @@ class LayerNorm(Module):
         return F.layer_norm(x, self.weight, self.bias)
 
 
+class GroupNorm(LayerNorm):
+    """Group norm over the channels of an image, with weight and bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[pixels, channels] -> the same."""
+        return F.group_norm(x, self.weight, self.bias)
+
+
 class RMSNorm(Module):
     """RMS norm over the last axis with a weight."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.operator import OpKind, Phase
+from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.attention.context_collective import redistribute_tokens
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
@@ -21,7 +22,8 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
 
     Under VOCABULARY each rank looks up its part and the parts are summed: a reduce-scatter over tokens with sequence
     parallelism, else an all-reduce (1909.08053 §3, 2205.05198 §4.2). Backward: a scatter-add into the gradient, or,
-    where accumulation is not fused, into a table of zeros, which is added.
+    where accumulation is not fused, into a table of zeros, which is added. Under autocast the rows are those of the
+    fp32 table.
     """
     trace, plan = ids.trace, ids.trace.options.plan
     is_split = plan.tp > 1 and trace.style is ShardingStyle.VOCABULARY
@@ -29,12 +31,14 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
         raise GraphError("an embedding looks up one id a token", where=trace.where, expected="[tokens]", got=ids.shape)
     use = trace.parameter(table, (plan.tp, 1) if is_split else None)
     width = table.shape[1]
-    size = trace.options.tensor_dtype.size_bytes
+    dtype = trace.options.tensor_dtype if trace.options.autocast is None else DType.FP32
+    size = dtype.size_bytes
     with trace.no_grad():
         rows = trace.emit(
             OpKind.EMBEDDING,
             [ids, use],
             (*ids.shape, width),
+            dtype=dtype,
             sequences=ids.sequences,
             mem_bytes=ids.size_bytes + 2 * ids.numel * width * size,
             key=(ids.numel, width),

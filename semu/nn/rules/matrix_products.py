@@ -9,6 +9,7 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim, product
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
+from semu.nn.rules.casts import cast_weights, for_products
 from semu.nn.rules.collective import all_gather_tokens
 from semu.nn.rules.fp8 import fp8_linear
 from semu.nn.rules.linear_split import LinearSplit
@@ -51,9 +52,11 @@ def linear(
     split = LinearSplit.of(x, trace.style if style is None else style)
     if trace.is_fp8 and may_be_fp8:
         return fp8_linear(x, weight, bias, split, parts)
+    x = for_products(x)
     w = trace.parameter(weight, (split.out_shards, split.in_shards), parts=parts, is_packed=trace.packs(weight))
     b = trace.parameter(bias, (split.out_shards,)) if bias is not None else None
     read = [w] if b is None else [w, b]
+    cast_weights(x, read)
     with trace.no_grad():
         gathered = split.gathered(x)
         y = split.reduced(_forward_product(gathered, [*read, *_unpacked(trace, w)], split.out_shards, parts))

@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation, one fused kernel each way."""
+"""Layer, group and RMS normalisation: one fused kernel each way, more in eager mode, in fp32 under autocast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from semu.graph.dim import product
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
-from semu.nn.trace.eager import RMS_NORM, RMS_NORM_BACKWARD, eager_passes
+from semu.nn.rules.casts import for_norms
+from semu.nn.trace.eager import (
+    GROUP_NORM,
+    GROUP_NORM_BACKWARD,
+    LAYER_NORM_BACKWARD,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    eager_moves,
+    eager_passes,
+)
 from semu.nn.trace.tensor import Tensor
 
 
@@ -16,16 +25,18 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
 
     Args:
         x: [..., h], h whole on each rank. weight, bias: [h] or None.
-        num_statistics: fp32 numbers kept per row: 2 for layer norm (mean, 1/deviation), 1 for RMS norm.
-        name: ``layer_norm`` or ``rms_norm``.
+        num_statistics: fp32 numbers kept per row: 2 for layer norm (mean, 1/deviation), 1 for RMS norm. A group norm
+            has fewer, and is counted as a layer norm.
+        name: ``layer_norm``, ``group_norm`` or ``rms_norm``.
     Saves x and the statistics. Backward: one kernel for the gradients of x, weight and bias.
     """
     trace = x.trace
+    is_rms, is_group = num_statistics == 1, name == "group_norm"
+    x = x if is_rms else for_norms(x)
     if x.shards[-1] != 1:
         raise GraphError("a norm needs whole rows", where=trace.where, expected="an unsplit last axis", got=x.shards)
     uses = [trace.parameter(parameter) for parameter in (weight, bias) if parameter is not None]
     rows = product(x.local_shape[:-1])
-    is_rms = num_statistics == 1
     statistics = rows * num_statistics * DType.FP32.size_bytes
 
     def _normalise() -> Tensor:
@@ -43,6 +54,8 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
     (saved,) = trace.side_outputs(1)
     if is_rms:
         eager_passes(y, RMS_NORM, name)
+    if is_group:
+        eager_moves(y, GROUP_NORM, name)
     trace.drop_output("layernorm", y, _normalise)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
@@ -61,6 +74,9 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
         )
         if is_rms and x.requires_grad:
             eager_passes(grad_x, RMS_NORM_BACKWARD, f"{name}_bw", Phase.INPUT_GRADIENT)
+        if is_group or (trained and not is_rms):
+            passes = GROUP_NORM_BACKWARD if is_group else LAYER_NORM_BACKWARD
+            eager_moves(grad, passes, f"{name}_bw", Phase.INPUT_GRADIENT)
         return [grad_x if x.requires_grad else None]
 
     return trace.recorded([x], y, _backward)

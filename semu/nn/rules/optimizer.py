@@ -38,6 +38,39 @@ def optimizer_bytes(
     return elements * (grad_dtype.size_bytes + weight + 2 * moments * state_dtype.size_bytes)
 
 
+def foreach_bytes(
+    elements: int,
+    moments: int = 2,
+    /,
+    *,
+    tensor_dtype: DType,
+    grad_dtype: DType,
+    master_dtype: DType = DType.FP32,
+    state_dtype: DType = DType.FP32,
+    is_copied: bool = True,
+) -> int:
+    """Memory traffic of a step of which every operation is a kernel over lists of tensors, PyTorch's ``foreach``.
+
+    Arguments and result as ``optimizer_bytes``. ``is_copied``: master weights are copied to parameters of another type.
+
+    AdamW: the weight decays (read, written), the first moment takes the gradient in (two read, one written), the second
+    is scaled, then takes the gradient's square in, its root is taken, corrected and kept from zero (read and written
+    each), and the weight is stepped (weight, moment and root read, one written). SGD: the momentum is scaled, takes the
+    gradient in and is added to the weight.
+    """
+    weight, grad, state = master_dtype.size_bytes, grad_dtype.size_bytes, state_dtype.size_bytes
+    copy = 0 if tensor_dtype is master_dtype or not is_copied else weight + tensor_dtype.size_bytes
+    if moments == 1:
+        return elements * (2 * weight + grad + 5 * state + copy)
+    return elements * (4 * weight + 2 * grad + 14 * state + copy)
+
+
+def average_bytes(elements: int, master_dtype: DType = DType.FP32) -> int:
+    """Memory traffic of a moving average of the weights [bytes]: the difference of both (two read, one written) is
+    scaled (read, written) and taken from the average (two read, one written), as diffusers' ``EMAModel`` does."""
+    return 8 * elements * master_dtype.size_bytes
+
+
 def muon_bytes(
     elements: int, *, tensor_dtype: DType, grad_dtype: DType, master_dtype: DType, state_dtype: DType
 ) -> int:

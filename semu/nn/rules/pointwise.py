@@ -12,7 +12,20 @@ from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
-from semu.nn.trace.eager import GATE, GATE_BACKWARD, ROTARY, ROTARY_BACKWARD, ROTARY_JOIN, eager_passes
+from semu.nn.rules.casts import cast
+from semu.nn.trace.eager import (
+    GATE,
+    GATE_BACKWARD,
+    GATED_ADD,
+    GATED_ADD_BACKWARD,
+    MODULATE,
+    MODULATE_BACKWARD,
+    ROTARY,
+    ROTARY_BACKWARD,
+    ROTARY_JOIN,
+    eager_moves,
+    eager_passes,
+)
 from semu.nn.trace.tensor import Tensor, laid_out_like
 
 
@@ -43,12 +56,15 @@ def _same_layout(a: Tensor, b: Tensor, what: str) -> None:
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """Residual add. Saves nothing; the gradient goes to both unchanged."""
+    """Residual add. Saves nothing; the gradient goes to both unchanged. Of 16 bits and fp32 comes fp32."""
     _same_layout(a, b, "an addition")
-    y = a.trace.emit(OpKind.ADD, [a, b], like=a, mem_bytes=3 * a.size_bytes, name="add")
+    like = a if a.dtype.size_bytes >= b.dtype.size_bytes else b
+    traffic = a.size_bytes + b.size_bytes + like.size_bytes
+    y = a.trace.emit(OpKind.ADD, [a, b], like=a, dtype=like.dtype, mem_bytes=traffic, name="add")
 
     def _backward(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return [gradients[0], gradients[0]]
+        (grad,) = gradients
+        return [None if grad is None else cast(grad, operand.dtype) for operand in (a, b)]
 
     a.trace.record([a, b], [y], _backward)
     return y
@@ -193,8 +209,10 @@ def modulate(x: Tensor, condition: Tensor) -> Tensor:
     """
     traffic = 2 * x.size_bytes + condition.size_bytes
     y = x.trace.emit(OpKind.MODULATE, [x, condition], like=x, mem_bytes=traffic, name="modulate")
+    eager_moves(y, MODULATE, "modulate")
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
+        eager_moves(grad, MODULATE_BACKWARD, "modulate_bw")
         traffic, wanted = 3 * x.size_bytes + 2 * condition.size_bytes, condition.requires_grad
         return emit_both_gradients(OpKind.MODULATE, x, condition, grad, traffic, "modulate_bw", writes_other=wanted)
 
@@ -232,8 +250,10 @@ def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     _same_layout(x, branch, "a gated addition")
     traffic = 3 * x.size_bytes + gate.size_bytes
     y = x.trace.emit(OpKind.MODULATE, [x, branch, gate], like=x, mem_bytes=traffic, name="gated_add")
+    eager_moves(y, GATED_ADD, "gated_add")
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
+        eager_moves(grad, GATED_ADD_BACKWARD, "gated_add_bw")
         traffic, wanted = 3 * x.size_bytes + 2 * gate.size_bytes, gate.requires_grad
         gradients = emit_both_gradients(
             OpKind.MODULATE, branch, gate, grad, traffic, "gated_add_bw", writes_other=wanted

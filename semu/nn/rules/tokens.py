@@ -13,9 +13,11 @@ from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
+from semu.nn.rules.casts import cast_weights, for_products
 from semu.nn.rules.views import copy_like
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient, reduce_rows
 from semu.nn.streams import Change, changed
+from semu.nn.trace.eager import CONVOLUTION_BIAS, LAYOUT, eager_moves
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
 
@@ -107,7 +109,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         [tokens / stride, out].
     FLOP:
         2 x tokens of the result x in x kernel x out, three times that with both gradients. The input is read once.
-    Saves its input.
+    Saves its input. With channels first (``TraceOptions.channels_first``) every product is between copies.
     Raises:
         GraphError: features that do not fit the weight, or that are split.
     """
@@ -119,8 +121,10 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
             expected=f"[tokens, a divisor of {weight.shape[1]}], whole",
             got=x.shape,
         )
+    x = for_products(x)
     w = trace.parameter(weight)
     b = trace.parameter(bias) if bias is not None else None
+    cast_weights(x, [w] if b is None else [w, b])
     n, k = weight.shape
     size = trace.options.tensor_dtype.size_bytes
     packing = changed(x, Change.shorter(stride)) if stride > 1 else x.sequences
@@ -136,10 +140,14 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         key=(m, n, k),
         name="convolution",
     )
+    _copy_layouts([x, y], "layout")
+    if b is not None:
+        eager_moves(y, CONVOLUTION_BIAS, "bias")
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
+            _copy_layouts([grad, x], "layout_bw")
             grad_x = trace.emit(
                 OpKind.MATMUL,
                 [grad, w],
@@ -151,10 +159,18 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
                 phase=Phase.INPUT_GRADIENT,
                 name="grad_bw",
             )
+        if w.gradient is not None:
+            _copy_layouts([grad, x], "layout_bw")
         accumulate_weight_gradient(grad, [grad, x], w, b, (m, n, k), grad.size_bytes + x.size_bytes)
         return [grad_x]
 
     return trace.recorded([x], y, _backward)
+
+
+def _copy_layouts(tensors: Sequence[Tensor], name: str) -> None:
+    """Append the copies of a product's operands between channels first and last, where the model keeps them first."""
+    for x in tensors if tensors[0].trace.options.channels_first else ():
+        x.trace.emit(OpKind.COPY, [x], mem_bytes=LAYOUT * x.size_bytes, key=(x.numel,), name=f"{name}_passes")
 
 
 def _row(x: Tensor, token: Parameter) -> ParameterUse:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
-from semu.nn.trace.eager import ACCUMULATE
+from semu.nn.trace.eager import ACCUMULATE, BIAS_BACKWARD, eager_moves
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor
 
@@ -28,9 +28,10 @@ def accumulate_weight_gradient(
     """Append the gradients of a weight and its bias, where they train.
 
     The weight's: a product into the gradient buffer (read and written), or, where accumulation is not fused, into a
-    tensor of the parameters' type, which a further kernel adds to the buffer. The bias's is fused into the product;
-    where the weight is frozen it is a reduction. Where gradients are summed twice, autograd adds the tensor to one of
-    the parameters' type, which is cast and added to the buffer and then cleared.
+    tensor of the parameters' type, which a further kernel adds to the buffer; autocast copies it to fp32 before. The
+    bias's is fused into the product, but for eager mode; where the weight is frozen it is a reduction. Where gradients
+    are summed twice, autograd adds the tensor to one of the parameters' type, which is cast and added to the buffer
+    and then cleared.
 
     Args:
         grad: of the layer's result. operands: what the product reads; not None where the weight trains.
@@ -49,7 +50,10 @@ def accumulate_weight_gradient(
             reduce_rows(grad, writes, grad.size_bytes, f"{prefix}bias_bw")
         return
     size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
-    is_fused = trace.options.fused_accumulation
+    is_cast = trace.options.autocast is not None
+    is_fused = trace.options.fused_accumulation and not is_cast
+    if bias in writes:
+        eager_moves(grad, BIAS_BACKWARD, f"{prefix}bias_bw", Phase.WEIGHT_GRADIENT)
     numel = n * k * (groups or 1)
     product_of = trace.emit(
         kind,
@@ -69,8 +73,8 @@ def accumulate_weight_gradient(
 
 
 def add_to_gradient(made: Tensor, writes: Sequence[ParameterUse], numel: int, name: str) -> None:
-    """Append what adds a gradient of the parameters' type to the buffer: summed twice, with its copy in the buffer's
-    type.
+    """Append what adds a gradient of the parameters' type to the buffer: under autocast and where gradients are summed
+    twice, with its copy in the buffer's type.
 
     Args:
         made: the gradient, of ``numel`` elements. writes: parameters whose buffers it is added to.
@@ -78,11 +82,12 @@ def add_to_gradient(made: Tensor, writes: Sequence[ParameterUse], numel: int, na
     options = made.trace.options
     size, grad_size = options.tensor_dtype.size_bytes, options.grad_dtype.size_bytes
     is_twice = options.sums_gradients_twice
+    narrow, wide = (5, 4) if is_twice else (1, 2 if options.autocast is None else 4)
     made.trace.emit(
         OpKind.ADD,
         [made],
         gradients=writes,
-        mem_bytes=(5 * size + 4 * grad_size if is_twice else size + 2 * grad_size) * numel,
+        mem_bytes=(narrow * size + wide * grad_size) * numel,
         key=(numel,),
         phase=Phase.WEIGHT_GRADIENT,
         name=name,

@@ -12,6 +12,18 @@ from torchtitan's modules (torchtitan/models/llama/model.py, norms.py):
   4 + 2, 4 + 2 and 4 + 2 = 18, fused 10.
 * rotary embedding in complex fp32: cast 2 + 4, product 4 + 4, cast 4 + 2 = 20, fused 4; gradients the same.
 
+Other modules of eager PyTorch, as reads and writes of an element [passes] beyond the fused kernel (counted by
+``tests/nn/test_eager_traffic.py`` from PyTorch's own operators):
+
+* layer norm with weights: gradients of weight and bias read gradient and input again: 2.
+* group norm: moments in a kernel of their own read the input again: 1; so do their gradients: 2.
+* modulation (``x * (1 + scale) + shift``): 2; its gradients (dy * (1 + scale), dy * x and its sum, the sum of dy): 4.
+* gated addition (``x + gate * branch``): 2; its gradients (dy * gate, dy * branch and its sum): 3.
+* the gradient of a linear layer's or a convolution's bias is a sum over rows: 1 of the result.
+* a convolution adds its bias in a kernel of its own: 2 of the result.
+* cuDNN's convolutions on tensor cores want channels last. Where the model keeps PyTorch's default, channels first,
+  each of the three products copies both tensors that it shares with the model: 2 of each.
+
 How many kernels these are decides what launching them takes (``launches_of``), as do the copies around attention, the
 rest of a norm's backward, and the sum of a weight's gradient into ``.grad``. A collective takes the host about as long
 as ten kernels: a function of autograd, ``torch.distributed``, the streams' events (CPU time of a bare Llama block on
@@ -24,6 +36,7 @@ beyond the fused kernels' inputs is not counted.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 
 from semu.graph.operator import Operator, OpKind, Phase
 from semu.nn.trace.tensor import Tensor
@@ -32,9 +45,21 @@ RMS_NORM, RMS_NORM_BACKWARD = 32, 86
 GATE, GATE_BACKWARD = 4, 8
 ROTARY, ROTARY_BACKWARD = 16, 16
 ROTARY_JOIN = 4
+"""More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
+LAYER_NORM_BACKWARD = 2
+GROUP_NORM, GROUP_NORM_BACKWARD = 1, 2
+MODULATE, MODULATE_BACKWARD = 2, 4
+GATED_ADD, GATED_ADD_BACKWARD = 2, 3
+BIAS_BACKWARD = 1
+CONVOLUTION_BIAS = 2
+LAYOUT = 2
+"""Of both operands of a convolution with channels first."""
 _PASSES, _BACKWARD = "_passes", "_bw"
-_PASS_KERNELS: Mapping[str, int] = {"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2}
-"""Kernels of a module beyond the fused one; of a gate 1 forward and 2 backward."""
+_PASS_KERNELS: Mapping[str, int] = {
+    **{"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2, "layer_norm_bw": 0, "group_norm_bw": 1},
+    **{"modulate": 1, "modulate_bw": 4, "gated_add": 1, "gated_add_bw": 2, "bias_bw": 1, "layout_bw": 1},
+}
+"""Kernels of a module beyond the fused one (or two: a norm's backward); those of others: 1 forward and 2 backward."""
 _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
     (OpKind.MATMUL, Phase.WEIGHT_GRADIENT): 2,
     (OpKind.ATTENTION_FORWARD, Phase.FORWARD): 4,
@@ -45,21 +70,43 @@ _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
 ACCUMULATE = "accumulate_weight_grad"
 """Name of the kernel that adds a weight's gradient to its buffer; its launch is counted with its product."""
 _COLLECTIVE = 10
-"""More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
 
 
-def eager_passes(x: Tensor, bytes_per_element: int, name: str, phase: Phase | None = None) -> None:
+class Autocast(Enum):
+    """What ``torch.autocast`` does beside products in 16 bits; the value is run.toml's word.
+
+    FP32_NORMS: layer and group norms compute in fp32 (PyTorch's list). LOW_PRECISION_NORMS: they are kept in 16 bits
+    (Composer's ``low_precision_layernorm`` and ``low_precision_groupnorm``).
+    """
+
+    FP32_NORMS = "fp32_norms"
+    LOW_PRECISION_NORMS = "low_precision_norms"
+
+    @property
+    def has_fp32_norms(self) -> bool:
+        """Whether norms compute in fp32."""
+        return self is Autocast.FP32_NORMS
+
+
+def eager_moves(x: Tensor, passes: int, name: str, phase: Phase | None = None, kind: OpKind = OpKind.ADD) -> None:
+    """``eager_passes`` by reads and writes of an element of ``x``, in its own type."""
+    eager_passes(x, passes * x.dtype.size_bytes, name, phase, kind)
+
+
+def eager_passes(
+    x: Tensor, bytes_per_element: int, name: str, phase: Phase | None = None, kind: OpKind = OpKind.ADD
+) -> None:
     """Append the extra traffic of an unfused module; nothing where modules are fused.
 
     Args:
         x: what the kernels read; its elements count. bytes_per_element: beyond the fused kernel. name: of the kernel.
-        phase: default: the trace's current phase.
+        phase: default: the trace's current phase. kind: whose rate the kernels have.
     """
     options = x.trace.options
     if not options.eager_modules or name.removesuffix(_BACKWARD) in options.fused_modules:
         return
     mem_bytes = bytes_per_element * x.numel
-    x.trace.emit(OpKind.ADD, [x], mem_bytes=mem_bytes, key=(x.numel,), phase=phase, name=f"{name}{_PASSES}")
+    x.trace.emit(kind, [x], mem_bytes=mem_bytes, key=(x.numel,), phase=phase, name=f"{name}{_PASSES}")
 
 
 def launches_of(operator: Operator) -> int:

@@ -24,6 +24,7 @@ from semu.hardware.network import CommGroup
 from semu.hardware.packed import FrozenWeights
 from semu.nn.module import Module, Parameter
 from semu.nn.routing import ExpertPlan
+from semu.nn.trace.eager import Autocast
 from semu.nn.trace.early_stop import SecondRuns
 from semu.nn.trace.keep import Ledger
 from semu.nn.trace.parameter_use import ParameterUse
@@ -50,6 +51,7 @@ class TraceOptions:
         grad_dtype: element type of the gradient buffers.
         overlap_tp: tensor-parallel collectives run beside independent kernels; false: compute waits for each.
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
+        head_dims: sizes of a head that this kernel is compiled for; empty: any.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts the weights; false: they are cast once an iteration.
         experts: expert parallelism, and how tokens are routed.
@@ -65,8 +67,10 @@ class TraceOptions:
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
-        eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
+        eager_modules: modules run operator by operator, see ``semu.nn.trace.eager``.
         fused_modules: those of them that do not, by the names of their kernels.
+        channels_first: in eager mode, convolutions copy their operands to channels last and back.
+        autocast: fp32 weights and 16-bit products under ``torch.autocast``; None: parameters have the tensors' type.
     """
 
     plan: ShardingPlan = field(default_factory=ShardingPlan)
@@ -76,6 +80,7 @@ class TraceOptions:
     grad_dtype: DType = DType.FP32
     overlap_tp: bool = False
     fused_attention: bool = True
+    head_dims: tuple[int, ...] = ()
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
     experts: ExpertPlan = field(default_factory=ExpertPlan)
@@ -87,6 +92,8 @@ class TraceOptions:
     stop_early: bool = False
     eager_modules: bool = False
     fused_modules: frozenset[str] = frozenset()
+    channels_first: bool = False
+    autocast: Autocast | None = None
     keeps_gathered: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True

@@ -32,6 +32,11 @@ class Alternate(Rule):
     weight_delay: Number | None = None
     group: Number = 1
 
+    @property
+    def splits(self) -> bool:
+        """See ``Rule``."""
+        return self.weight_delay is not None
+
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """See ``Rule``."""
         v, total = shape.num_slots, shape.num_microbatches * shape.num_slots

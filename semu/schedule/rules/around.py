@@ -33,6 +33,11 @@ class Around(Rule):
     inner: Rule
     group: Number = "p"
 
+    @property
+    def splits(self) -> bool:
+        """See ``Rule``."""
+        return self.inner.splits
+
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """See ``Rule``."""
         first = encoder_chunks(shape)

@@ -34,6 +34,11 @@ class BestOf(Rule):
         if not self.rules:
             raise ConfigError("no rules to choose from", where="rules", expected="at least one rule", got="none")
 
+    @property
+    def splits(self) -> bool:
+        """See ``Rule``."""
+        return any(rule.splits for rule in self.rules)
+
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """See ``Rule``."""
         return self.on(PipelineStudy.of(shape))
@@ -61,9 +66,8 @@ class BestOf(Rule):
                 found = study.evaluate(Schedule("rule", columns))
             except ScheduleError:
                 continue  # written down for another pipeline
-            is_written = type(rule).on is Rule.on  # other rules keep the limit themselves
-            if limit_bytes is not None and is_written and not np.all(found.peak_bytes <= np.asarray(limit_bytes)):
-                continue
+            if limit_bytes is not None and not rule.runs and not np.all(found.peak_bytes <= np.asarray(limit_bytes)):
+                continue  # rules that run the pipeline keep the limit themselves
             reached = (score or merit)(found)
             if best is None or reached < best[0]:
                 best = reached, columns

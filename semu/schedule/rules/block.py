@@ -34,6 +34,11 @@ class Block(Rule):
     steps: tuple[Number, Number]
     waits: tuple[Number, Number, Number] = (0, 0, 0)
 
+    @property
+    def splits(self) -> bool:
+        """See ``Rule``."""
+        return True
+
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """See ``Rule``.
 

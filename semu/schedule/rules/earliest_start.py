@@ -38,6 +38,11 @@ class EarliestStart(Rule):
     eager_weights: bool = False
     slack: float = 0.0
 
+    @property
+    def splits(self) -> bool:
+        """See ``Rule``."""
+        return self.split
+
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """See ``Rule``."""
         return self.on(PipelineStudy.of(shape))

@@ -37,6 +37,11 @@ class Pattern(Rule):
                     expected = "F, B, I or W with a virtual stage, like F0, or W alone"
                     raise ConfigError("not a word of a pattern", where=f"steps[{number}]", expected=expected, got=word)
 
+    @property
+    def splits(self) -> bool:
+        """See ``Rule``."""
+        return any(word[0] in "IW" for _, words in self.steps for word in words.split())
+
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """See ``Rule``.
 

@@ -20,6 +20,16 @@ I64 = NDArray[np.int64]
 class Rule(ABC):
     """How a pipeline is to be scheduled (FlexPipe §4.2); each kind is a frozen dataclass."""
 
+    @property
+    def splits(self) -> bool:
+        """Whether its orders have input and weight gradients of their own."""
+        return False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs the pipeline, so that costs matter to the order."""
+        return type(self).on is not Rule.on
+
     @abstractmethod
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """The order of each rank; a rule that runs the pipeline takes a second for each F, I and W.

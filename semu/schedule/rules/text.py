@@ -23,6 +23,7 @@ from semu.schedule.rules.expressions import Number, number_text, parse_expressio
 from semu.schedule.rules.pattern import Pattern
 from semu.schedule.rules.priority import Priority
 from semu.schedule.rules.rule import Rule
+from semu.schedule.rules.separated import Separated
 from semu.schedule.rules.sweep import Sweep
 from semu.schedule.rules.traversal import TRAVERSALS, Traversal
 
@@ -290,6 +291,7 @@ KINDS: Mapping[str, tuple[type[Rule], Mapping[str, _Codec]]] = {
             "activations": _NUMBER,
         },
     ),
+    "separated": (Separated, {"inner": _RULE, "activations": _NUMBER}),
     "around": (Around, {"inner": _RULE, "group": _NUMBER}),
 }
 """Kinds of rules by the word with which their text begins, and the fields of each."""

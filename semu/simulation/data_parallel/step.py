@@ -23,7 +23,8 @@ from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
 from semu.hardware.number import worst_provenance
 from semu.job import Optimizer
-from semu.nn.rules.optimizer import muon_bytes, optimizer_bytes
+from semu.job.kinds import OptimizerKernels
+from semu.nn.rules.optimizer import average_bytes, foreach_bytes, muon_bytes, optimizer_bytes
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.clipping import gradient_checks, rank_checks
@@ -159,7 +160,7 @@ def _find_step(costed: CostedJob, rank: int) -> RankStep:
         return RankStep()
     dtype = job.training.precision.tensor_dtype
     narrower = sum(layout.narrower_bytes(pool) for pool in layout.pools(rank))
-    if job.shards_are_masters:  # nothing is written but the masters
+    if not _writes_copies(costed) and job.training.optimizer_kernels is OptimizerKernels.FUSED:
         narrower += layout.stepped_elements(rank) * dtype.size_bytes
     traffic = _step_bytes(costed, rank) - narrower
     reload, offload = _state_copies(costed, rank)
@@ -193,7 +194,7 @@ def _find_step(costed: CostedJob, rank: int) -> RankStep:
 
 
 def _step_bytes(costed: CostedJob, rank: int) -> int:
-    """Memory traffic of a rank's step [bytes]."""
+    """Memory traffic of a rank's step [bytes], and of the moving average behind it."""
     training = costed.job.training
     dtypes = {
         "tensor_dtype": training.precision.tensor_dtype,
@@ -203,10 +204,19 @@ def _step_bytes(costed: CostedJob, rank: int) -> int:
     }
     shares = costed.layout.optimizer_shares(rank)
     elements = sum(share.elements for share in shares)
-    if training.optimizer is not Optimizer.MUON:
-        return optimizer_bytes(elements, training.optimizer.fewest_moments, **dtypes)
-    by_muon = sum(share.single_moments for share in shares)
-    return muon_bytes(by_muon, **dtypes) + optimizer_bytes(elements - by_muon, **dtypes)
+    by_muon = sum(share.single_moments for share in shares) if training.optimizer is Optimizer.MUON else 0
+    average = average_bytes(elements, training.master_dtype) if training.weight_average else 0
+    moments = 2 if training.optimizer is Optimizer.MUON else training.optimizer.fewest_moments
+    if training.optimizer_kernels is OptimizerKernels.FOREACH:
+        others = foreach_bytes(elements - by_muon, moments, is_copied=_writes_copies(costed), **dtypes)
+    else:
+        others = optimizer_bytes(elements - by_muon, moments, **dtypes)
+    return average + others + (muon_bytes(by_muon, **dtypes) if by_muon else 0)
+
+
+def _writes_copies(costed: CostedJob) -> bool:
+    """Whether the step writes 16-bit parameters: not where gathers or autocast make them of the masters."""
+    return not costed.job.shards_are_masters and costed.job.training.autocast is None
 
 
 def _state_copies(costed: CostedJob, rank: int) -> tuple[tuple[OuterSlice, ...], tuple[OuterSlice, ...]]:

@@ -53,6 +53,9 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
         each = master_bytes + moments * state
         bucket = min(static.optimizer, MIN_BUCKET_ELEMENTS * each)  # on the device for the step
         static = replace(static, optimizer=bucket, host=static.optimizer)
+    if job.training.weight_average:
+        average = layout.stepped_elements(rank) * master.size_bytes
+        static = replace(static, optimizer=static.optimizer + average)
     if not layout.cut.on_host:
         return static
     away = host_weights(layout, rank)

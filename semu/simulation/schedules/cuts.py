@@ -45,6 +45,8 @@ def cut_for(family: ScheduleFamily, pp: int, vpp: int, placement: str, count: Ca
     Raises:
         ConfigError: sizes that the schedule does not fit (the rule).
     """
+    if not family.is_placed:
+        return vpp, placement
     is_twice = family.placement is Placement.BIDIRECTIONAL  # two groups of layers per rank, one of each copy
     wanted = (2,) if is_twice else dict.fromkeys((vpp, *range(1, MOST_SLOTS + 1)))
     slots = [v for v in wanted if v >= family.fewest_slots or pp == 1]

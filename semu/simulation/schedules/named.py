@@ -65,7 +65,8 @@ def check_schedule_options(job: TrainingJob) -> None:
         return
     placement = job.parallel.placement
     wants = family.placement.value if family.placement is Placement.V_SHAPE else "circular"
-    if placement != wants and job.parallel.vpp > 1 and not (family.adapt is not None and wants == "circular"):
+    is_free = not family.is_placed or (family.adapt is not None and wants == "circular")
+    if placement != wants and job.parallel.vpp > 1 and not is_free:
         raise _misplaced(family, wants, placement)
     misfit = family.misfit(job.parallel.pp, job.num_microbatches, job.parallel.vpp)
     if misfit is not None and family.generate is None:

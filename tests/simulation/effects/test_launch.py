@@ -224,8 +224,8 @@ def test_a_pipeline_that_synchronises_begins_every_stage_with_a_launch(build: An
     ("build", "software", "forward", "backward"),
     [
         # 2 norms, 4 products, attention and its copies, GELU, 2 residuals; 2 norms of two kernels, 4 products of three,
-        # attention, the gradients of queries, keys and values joined, GELU, 2 sums at the branches
-        (small_gpt, "torch", 2 + 4 + 4 + 1 + 2, 4 + 12 + 6 + 1 + 1 + 2),
+        # 4 biases, attention, the gradients of queries, keys and values joined, GELU, 2 sums at the branches
+        (small_gpt, "torch", 2 + 4 + 4 + 1 + 2, 4 + 12 + 4 + 6 + 1 + 1 + 2),
         # the same with norms of 8 and 2 + 15 kernels, queries and keys rotated by 3 each, a gate of 2 and 3
         (small_llama, "torch", 16 + 4 + 6 + 4 + 2 + 2, 34 + 12 + 6 + 6 + 1 + 3 + 2),
         # the same with a kernel for a norm, two backward, and one for a rotation

@@ -51,10 +51,17 @@ def test_the_time_that_passes_over_memory_take() -> None:
     assert eager.peak_memory_bytes == fused.peak_memory_bytes
 
 
-def test_fused_kernels_of_eager_mode_are_left_alone() -> None:
-    """A layer norm and GELU are one kernel each in PyTorch."""
+def test_biases_and_norms_read_once_more() -> None:
+    """GELU and a layer norm are one kernel each in PyTorch; biases' gradients are sums, and so are those of norms."""
     model = Model.from_module(GPT(GPTConfig(LAYERS, HIDDEN, heads=HEADS, vocab=512, positions=SEQ)), name="llm")
-    assert run(model, eager_modules=True).iteration_time_s == run(model).iteration_time_s
+    profile = Cluster("h100", 1, 1).profile
+    kind = profile.efficiencies[OpKind.ADD]
+    wide = SEQ * HIDDEN
+    biases, norms = LAYERS * (3 + 1 + 4 + 1) * wide * 2, (2 * LAYERS + 1) * 2 * wide * 2
+    kernels = 4 * LAYERS + 2 * LAYERS + 1
+    more = (biases + norms) / (kind.mem * profile.mem_bytes_per_s.value) + kernels * kind.t0_s
+    took = run(model, eager_modules=True).iteration_time_s - run(model).iteration_time_s
+    assert took == pytest.approx(MICROBATCHES * more, rel=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"recompute": "full", "software": "torch"}, {"precision": "fp8"}], ids=str)
@@ -65,6 +72,23 @@ def test_as_the_reference(options: dict[str, Any], pp: int) -> None:
     assert_tails_equal(job_of(vlm(), vlm_items(3), Parallel(pp=pp), eager_modules=True, **options))
     job = job_of(gpt(), text_items(3), Parallel(pp=pp), eager_modules=True, **options)
     assert_tails_equal(replace(job, model=llama()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"autocast": "fp32_norms", "optimizer_kernels": "foreach", "weight_average": True},
+        {"autocast": "low_precision_norms", "recompute": "full", "launch": True, "weight_average": True},
+        {"optimizer_kernels": "foreach", "optimizer": "sgd", "software_date": "2023-01"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.sampled(4)
+def test_pytorch_s_own_options_as_the_reference(options: dict[str, Any], zero: int) -> None:
+    for model, items in ((gpt(), text_items(4)), (vlm(), vlm_items(4))):
+        assert_tails_equal(job_of(model, items, Parallel(dp=2, zero=zero), software="torch", **options))
+        assert_tails_equal(job_of(model, items, Parallel(pp=2, tp=2), software="torch", **options))
 
 
 @pytest.mark.parametrize(("told", "expected"), [(False, True), (True, None), (None, None)])
@@ -80,3 +104,10 @@ def test_bad_input() -> None:
     with pytest.raises(ConfigError) as caught:
         Training(1, 1, SEQ, eager_modules="yes")  # type: ignore[arg-type]
     assert caught.value.where == "training.eager_modules"
+    for options, where in (({"autocast": "norms"}, "autocast"), ({"optimizer_kernels": "fast"}, "optimizer_kernels")):
+        with pytest.raises(ConfigError) as caught:
+            Training(1, 1, SEQ, **options)  # type: ignore[arg-type]
+        assert caught.value.where == f"training.{where}"
+    with pytest.raises(ConfigError) as caught:
+        Training(1, 1, SEQ, autocast="fp32_norms", precision="fp32")
+    assert caught.value.where == "training.autocast" and "bf16" in str(caught.value.expected)

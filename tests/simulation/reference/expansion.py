@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from simulation.reference.costs import ATTENTION, latency_of, on_grid, symbols_of, value
 from simulation.reference.memory import Curve, RankStatic, memory_of, static_of
-from simulation.reference.model import Block, CutModel
+from simulation.reference.model import Block, CutModel, is_eager
 from simulation.reference.modules import module_symbols
 from simulation.reference.network import collective_seconds
 from simulation.reference.sharding import COPY, GATHER, REPLICATE, SHARD, Sharding, Unit, holds_all
@@ -37,13 +37,16 @@ HOST = ("offload", "reload")
 
 def eager_calls(operator: Operator) -> int:
     """Kernels of an operator in eager mode, as ``semu.nn.trace.eager`` tells them; ten for a collective."""
-    kind, name, is_forward = operator.kind.value, operator.path.split(".")[-1], operator.phase.value in "FR"
-    if name == "accumulate_weight_grad":  # the second of the two of its product
-        return 0
+    kind = operator.kind.value
     if kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"):
         return 10
+    name, is_forward = operator.path.split(".")[-1], operator.phase.value in "FR"
+    if name == "accumulate_weight_grad":  # the second of the two of its product
+        return 0
     if name.endswith("_passes"):
-        return {"rms": (15, 7), "rope": (2, 2)}.get(name.split("_")[0], (2, 1))[is_forward]
+        counts = {"rms": (15, 7), "rope": (2, 2), "layer": (0, 0), "group": (1, 1), "modulate": (4, 1)}
+        counts |= {"bias": (1, 1), "layout": (1, 1)}
+        return counts.get(name.split("_")[0], (2, 1))[is_forward]
     if kind == "matmul":
         return 1 + (operator.phase.value == "W")
     return {"attention_forward": 4, "attention_backward": 6, "norm": 2 - is_forward}.get(kind, 1)
@@ -383,7 +386,7 @@ class Writer:
             node, key = self.nodes[entry.key], ("launch", *stage, number)
             host, calls = job.profile.host, 1
             lasts = host.launch_s.value
-            if job.training.software.value == "torch" and job.training.eager_modules:
+            if job.training.software.value == "torch" and is_eager(job):
                 calls = eager_calls(entry.operator)
                 lasts = host.eager_launch_s.value * self._eager_slowdown(rank)
             if blocks:

@@ -81,6 +81,7 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     state *= training.optimizer_state_dtype.size_bytes
     if training.master_dtype is not training.precision.tensor_dtype:
         state += training.master_dtype.size_bytes
+    average = own * training.master_dtype.size_bytes * training.weight_average
     gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
     if training.software.value == "megatron-deepspeed" and training.grad_dtype is not training.precision.tensor_dtype:
         gradients += trainable * tensor_bytes  # of the parameters' type, beside them
@@ -101,10 +102,10 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
         master = 0 if training.master_dtype is training.precision.tensor_dtype else training.master_dtype.size_bytes
         shares, each = muon.shares_of(model, rank), training.optimizer_state_dtype.size_bytes
         optimizer = sum((s.in_matrices + s.others) * master + s.moments * each for s in shares)
-        return RankStatic(elements, trainable, parameters, gradients, optimizer)
+        return RankStatic(elements, trainable, parameters, gradients, optimizer + average)
     if zero < 3:
         parameters -= sum(away.values()) * tensor_bytes
-        return RankStatic(elements, trainable, parameters, gradients, _on_device(job, own) * state)
+        return RankStatic(elements, trainable, parameters, gradients, _on_device(job, own) * state + average)
     left = {key: use for key, use in uses.items() if key not in away}
 
     def shared(some: list[ParameterUse]) -> int:
@@ -119,8 +120,8 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
         masters = stepped
     parameters = kept * tensor_bytes
     if "optimizer" in (training.offload or ()):
-        return RankStatic(elements, trainable, parameters, gradients, _on_device(job, own) * state)
-    optimizer = own * state - (own - masters) * training.master_dtype.size_bytes
+        return RankStatic(elements, trainable, parameters, gradients, _on_device(job, own) * state + average)
+    optimizer = own * state - (own - masters) * training.master_dtype.size_bytes + average
     return RankStatic(elements, trainable, parameters, gradients, optimizer)
 
 

@@ -7,6 +7,7 @@ stops early, and those that are offloaded are traced by semu.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -142,7 +143,10 @@ class CutModel:
             and job.training.software.value not in ("megatron-deepspeed", "nanotron"),
             sums_gradients_twice=job.training.software.value == "megatron-deepspeed"
             and job.training.grad_dtype is not job.training.precision.tensor_dtype,
-            eager_modules=job.training.eager_modules,
+            eager_modules=is_eager(job),
+            channels_first=is_eager(job) if job.training.channels_last is None else not job.training.channels_last,
+            autocast=job.training.autocast,
+            head_dims=_HEAD_DIMS.get(job.attention_kernel.value, ()) if job.attention_kernel is not None else (),
             keeps_gathered=(
                 job.training.software.value == "torch"
                 if job.training.gathered_inputs is None
@@ -460,6 +464,22 @@ def job_every(job: TrainingJob, number: int) -> bool:
     """Whether it is not this layer's turn to be recomputed."""
     every = job.training.recompute_every
     return every is not None and number % every != every - 1
+
+
+_HEAD_DIMS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("fa2", "sdpa", "flex"), tuple(range(32, 257, 32))),
+    "fa1": (32, 64, 128),
+    "triton-fa1": tuple(2**power for power in range(4, 9)),
+    "fa3": (64, 96, 128, 192, 256),
+}
+"""Sizes that attention kernels are compiled for."""
+
+
+def is_eager(job: TrainingJob) -> bool:
+    """Whether modules are many kernels: as told, and under PyTorch before its 2.0."""
+    training = job.training
+    date = training.software_date or "9999-12"
+    return training.eager_modules or (training.software.value == "torch" and date < "2023-03")
 
 
 def _plan(job: TrainingJob) -> RecomputePlan:

@@ -335,10 +335,19 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     found = {id(u.parameter): u for block in model.blocks if block.rank == rank for u in block.trace.parameters}
     is_moved = job.fp8_weights.value == "primary" and job.training.fp8_recipe.value != "mxfp8"
     primary = [u for u in found.values() if u.is_fp8 and is_moved]
-    if job.parallel.zero == 3 and job.training.software.value == "torch" and weight > 2 * tensor_bytes:
+    is_written = job.training.autocast is None and not (
+        job.parallel.zero == 3 and job.training.software.value == "torch"
+    )
+    if weight > 2 * tensor_bytes and not is_written:
         weight = 2 * master
     moments, products_s = {"adam": 2, "sgd": 1, "lion": 1, "muon": 2}[job.training.optimizer.value], 0.0
     traffic = stepped(model, held) * (grad_bytes + 2 * moments * state + weight)
+    if job.training.optimizer_kernels.value == "foreach":
+        copy = weight - 2 * master if weight > 2 * master else 0
+        each = {2: 4 * master + 2 * grad_bytes + 14 * state, 1: 2 * master + grad_bytes + 5 * state}[moments]
+        traffic = stepped(model, held) * (each + (master + copy if copy else 0))
+    if job.training.weight_average:
+        traffic += stepped(model, held) * 8 * master
     if job.training.optimizer.value == "muon":
         shares = muon.shares_of(model, rank)
         copied = 0 if job.training.master_dtype is job.training.precision.tensor_dtype else master + tensor_bytes

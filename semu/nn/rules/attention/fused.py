@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
+from semu.hardware.attention_kernels import computed_head_dim
 from semu.hardware.kinds import DType
 from semu.nn.rules.attention.unfused import attention_sizes
 from semu.nn.trace.parameter_use import ParameterUse
@@ -66,19 +67,20 @@ class AttentionKernel:
         Returns:
             [query tokens, heads, d_v]; one fp32 log-sum-exp per query and head, [tokens, heads] local.
         FLOP:
-            2 pairs heads (d + d_v), halved where masked.
+            2 pairs heads (d + d_v), halved where masked; what zeros in padded heads add is no model FLOP.
         """
-        trace = q.trace
-        flop = self._flop(q, self.d + self.d_v)
+        trace, run = q.trace, self._as_computed(q)
+        needed, flop = self._flop(q, self.d + self.d_v), self._flop(q, run.d + run.d_v)
         y = trace.emit(
             OpKind.ATTENTION_FORWARD,
             [q, *keys, *self.parameters],
             (q.shape[0], q.shape[1], self.d_v),
             like=q,
             flop=flop,
-            causal_flop=flop if self.is_causal else 0,
+            recomputed_flop=flop - needed,
+            causal_flop=needed if self.is_causal else 0,
             mem_bytes=q.size_bytes + self.key_bytes(q) + self.out_bytes(q) + self.statistics_bytes,
-            key=self.key,
+            key=run.key,
             name=name,
             extra_outputs=[((self.tokens, self.heads), DType.FP32)],
         )
@@ -96,24 +98,31 @@ class AttentionKernel:
         Returns:
             Gradient of the queries; those of keys and values.
         FLOP:
-            2 pairs heads (3 d + 2 d_v), halved where masked; the third q k^T is no model FLOP.
+            2 pairs heads (3 d + 2 d_v), halved where masked; the third q k^T is no model FLOP, nor are padded heads.
         """
-        trace = q.trace
-        flop, scores = self._flop(q, 3 * self.d + 2 * self.d_v), self._flop(q, self.d)
+        trace, run = q.trace, self._as_computed(q)
+        needed, flop = self._flop(q, 2 * self.d + 2 * self.d_v), self._flop(q, 3 * run.d + 2 * run.d_v)
         grad_q = trace.emit(
             OpKind.ATTENTION_BACKWARD,
             [*reads, *self.parameters],
             like=q,
             flop=flop,
-            recomputed_flop=scores,
-            causal_flop=flop - scores if self.is_causal else 0,
+            recomputed_flop=flop - needed,
+            causal_flop=needed if self.is_causal else 0,
             mem_bytes=2 * (q.size_bytes + self.key_bytes(q) + self.out_bytes(q)) + self.statistics_bytes,
-            key=self.key,
+            key=run.key,
             name=name,
             gradients=[use for use in self.parameters if use.gradient is not None],
             extra_outputs=key_gradients,
         )
         return grad_q, trace.side_outputs(len(key_gradients))
+
+    def _as_computed(self, q: Tensor) -> AttentionKernel:
+        """With the sizes of a head that the kernel is compiled for."""
+        sizes = q.trace.options.head_dims
+        if not sizes:
+            return self
+        return replace(self, d=computed_head_dim(sizes, self.d), d_v=computed_head_dim(sizes, self.d_v))
 
     @property
     def key(self) -> tuple[Dim, ...]:

@@ -7,6 +7,7 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention.context import context_attention
 from semu.nn.rules.attention.fused import fused_attention
 from semu.nn.rules.attention.unfused import unfused_attention
+from semu.nn.rules.casts import for_products
 from semu.nn.trace.autograd import recompute
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor
@@ -49,6 +50,7 @@ def attention(
             return fused_attention(*parts, causal=causal, window=window, sinks=use)
         return unfused_attention(*parts, causal=causal, dropout=dropout, window=window, sinks=use, softcap=softcap)
 
+    q, k, v = (for_products(part) for part in (q, k, v))
     if "core_attn" not in trace.options.recompute.kinds:
         return _core(q, k, v)
     result = recompute(trace, _core, (q, k, v))
