@@ -17,6 +17,7 @@ from semu.baselines.list_scheduled import greedy
 from semu.baselines.megatron_lm import megatron, megatron_1f1b
 from semu.baselines.nn_scaler import nnscaler
 from semu.baselines.optimus_coarse import optimus
+from semu.baselines.vocabulary_parallel import t_1f1b
 from semu.checks import find_named
 from semu.job import TrainingJob
 
@@ -28,6 +29,7 @@ BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
         "optimus": optimus,
         "fsdp": fsdp,
         "greedy": greedy,
+        "t-1f1b": t_1f1b,
     }
 )
 """Every baseline by the name that ``--baseline`` uses."""
@@ -42,6 +44,7 @@ __all__ = [
     "megatron_1f1b",
     "nnscaler",
     "optimus",
+    "t_1f1b",
 ]
 
 

@@ -78,6 +78,7 @@ NO_LAYOUT: Mapping[str, Any] = {
     "shares": {},
     "partition": "parameters",
     "placement": "circular",
+    "vocabulary": "ends",
 }
 """Stages cut by parameters, whatever a job has said of them."""
 NO_SCHEDULE: Mapping[str, Any] = {

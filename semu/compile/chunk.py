@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from semu.compile.combined.hidden_exchanges import HiddenExchanges
+from semu.compile.combined.layers import hiding_programs
 from semu.compile.stage import StageProgram
 from semu.compile.tracer import Block
 from semu.parallel.pipeline import Chunk
@@ -25,3 +28,12 @@ class ChunkStages:
     forward: StageProgram
     backward: StageProgram | None
     arrivals: tuple[int, ...]
+
+
+def combined_chunks(chunks: Sequence[ChunkStages], hidden: Sequence[HiddenExchanges]) -> tuple[ChunkStages, ...]:
+    """Chunks as they run in pairs of a forward and a backward; those of the same stages share them again."""
+    hiding = hiding_programs(hidden)
+    return tuple(
+        replace(own, forward=hiding(own.forward), backward=None if own.backward is None else hiding(own.backward))
+        for own in chunks
+    )

@@ -37,6 +37,7 @@ def build_stages(
     has_consumer: bool = True,
     borrowed: Sequence[bool] = (),
     exchanges: ExchangePlan | None = None,
+    has_producer: bool = True,
 ) -> tuple[StageProgram, StageProgram | None]:
     """Join a chunk's blocks into its forward and its backward stage.
 
@@ -45,6 +46,8 @@ def build_stages(
         streams: stream names, the compute stream first.
         serial: communication does not overlap: a block's first operator waits for the last one of the block before.
         has_consumer: false: nobody takes what the chunk returns, nor sends it gradients (the model's end).
+        has_producer: false: nobody takes the gradients of what arrives: all members of a gang make them, and one hands
+            them on.
         borrowed: per arriving tensor, whether a chunk of the same rank keeps it for its own backward, and so frees it.
         exchanges: collectives over the data-parallel group inside the stages (ZeRO-2, ZeRO-3), and copies of parameters
             from the host.
@@ -55,7 +58,7 @@ def build_stages(
     """
     names = {name: number for number, name in enumerate(streams)}
     joiner = _Joiner(library, blocks, names, serial, exchanges if exchanges is not None else ExchangePlan())
-    return joiner.build(has_consumer, borrowed)
+    return joiner.build(has_consumer, borrowed, has_producer)
 
 
 @dataclass
@@ -83,7 +86,9 @@ class _Joiner:
         """Streams of copies to and from the host."""
         return {number for name, number in self.streams.items() if name in HOST_COPIES}
 
-    def build(self, has_consumer: bool, borrowed: Sequence[bool]) -> tuple[StageProgram, StageProgram | None]:
+    def build(
+        self, has_consumer: bool, borrowed: Sequence[bool], has_producer: bool = True
+    ) -> tuple[StageProgram, StageProgram | None]:
         """The two stages; arguments as ``build_stages``."""
         templates = [self.library.templates[b] for b in self.blocks]
         self._number_storages()
@@ -118,9 +123,9 @@ class _Joiner:
         backward_stage = self._program(
             backward,
             before=saved | ({s for s in gradient_in if s >= 0} if has_consumer else set()),
-            after={s for s in gradient_out if s >= 0} | (lent & saved),
+            after={s for s in gradient_out if s >= 0 and has_producer} | (lent & saved),
             arriving=gradient_in if has_consumer else [],
-            leaving=gradient_out,
+            leaving=gradient_out if has_producer else [],
             kept=set(),
         )
         return forward_stage, backward_stage

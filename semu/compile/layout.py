@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from semu import memo
-from semu.compile.chunk import ChunkStages
+from semu.compile.chunk import ChunkStages, combined_chunks
+from semu.compile.combined.layers import Hiding, hiding_of
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
 from semu.compile.optimizer_share import OptimizerShare, share_of_pool
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
@@ -26,6 +27,7 @@ from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
 from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.vocabulary import deal_between
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
 
@@ -36,6 +38,7 @@ class ModelCut:
 
     Attributes:
         chunks: in order of data flow. num_ranks: pipeline ranks.
+        combined: the chunks as they run in pairs; none: stages run one by one.
         identity: stands for these chunks where they must not be kept alive.
         is_shared: other jobs may have these chunks too.
     """
@@ -43,6 +46,7 @@ class ModelCut:
     chunks: tuple[ChunkStages, ...]
     num_ranks: int
     is_shared: bool = False
+    combined: tuple[ChunkStages, ...] = ()
     identity: memo.Scope = field(default_factory=memo.Scope)
 
     @cached_property
@@ -119,7 +123,9 @@ class ModelCut:
 
     def recipe(self, num_microbatches: int) -> Recipe:
         """Every chunk runs whole microbatches as the job says."""
-        return _RECIPES.get(self, num_microbatches, lambda: Recipe.trivial(self.chunks, num_microbatches))
+        return _RECIPES.get(
+            self, num_microbatches, lambda: Recipe.trivial(self.chunks, num_microbatches, self.combined)
+        )
 
     def pipeline_shape(self, num_microbatches: int) -> PipelineShape:
         """What the schedule must order."""
@@ -136,6 +142,8 @@ class ModelCut:
                 chunk_flow=tuple(c.chunk.flow for c in self.chunks),
                 microbatch_flow=both_ends(self.num_ranks, num_microbatches) if self.copies > 1 else (),
                 chunk_module=tuple(c.module for c in self.chunks),
+                chunk_gang=tuple(c.chunk.gang for c in self.chunks),
+                combines=bool(self.combined),
             ),
         )
 
@@ -304,22 +312,7 @@ def build_layout(
     cut = _CUTS.of(traced).peek(part) if part is not None else None
     if cut is not None:
         return Layout(job, mesh, library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
-    flat = [block for group in blocks for block in group]
-    counts = [len(group) for group in blocks]
-    parallel = job.parallel
-    if (layout := parallel.stage_layout) is not None:
-        boundaries = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
-        chunks = deal_chunks(counts, boundaries, parallel.pp, parallel.placement)
-    else:
-        if parallel.partition == "latency":
-            by_template = weigh(library)
-            weights = [by_template[block.template] for block in flat]
-        else:
-            weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
-        names = [module.name for module in job.model.modules]
-        chunks = place_modules(
-            parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
-        )
+    chunks = _deal(job, blocks, library, weigh)
     compiled, is_lasting = traced.compiled, traced.is_lasting
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
@@ -329,14 +322,43 @@ def build_layout(
         compiled, is_lasting = tracer.blocks, tracer.is_lasting
     exchanges, plans = plan_exchanges(job, mesh, blocks, chunks, len(compiled))
     if exchanges:
-        joined = library_of(compiled, exchanges, is_lasting=is_lasting)
+        joined = library_of(compiled, exchanges, is_lasting=is_lasting, hides=hiding_of(job))
     stages = _join(job, joined, blocks, chunks, plans)
     if job.parallel.copies > 1:
         stages += _second_copies(stages, job.parallel.pp)
-    made = cut = ModelCut(tuple(stages), job.parallel.pp, is_shared=part is not None)
+    combined = combined_chunks(stages, joined.library.hidden) if job.hides_exchanges else ()
+    made = cut = ModelCut(tuple(stages), job.parallel.pp, is_shared=part is not None, combined=combined)
     if part is not None:
         cut = _CUTS.get(traced, part, lambda: made)
     return Layout(job, mesh, joined.library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
+
+
+def _deal(
+    job: TrainingJob,
+    blocks: Sequence[Sequence[Block]],
+    library: TemplateLibrary,
+    weigh: Callable[[TemplateLibrary], Sequence[float]],
+) -> list[Chunk]:
+    """Cut the model into chunks and place them."""
+    flat = [block for group in blocks for block in group]
+    counts = [len(group) for group in blocks]
+    parallel, layout = job.parallel, job.parallel.stage_layout
+    if layout is None and parallel.partition == "latency":
+        by_template = weigh(library)
+        weights = [by_template[block.template] for block in flat]
+    else:
+        weights = [float(sum(p.parameter.numel for p in block.parameters)) for block in flat]
+    boundaries = None
+    if layout is not None:
+        boundaries = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
+    if parallel.spreads_vocabulary:
+        return deal_between(parallel, weights, boundaries)
+    if boundaries is not None:
+        return deal_chunks(counts, boundaries, parallel.pp, parallel.placement)
+    names = [module.name for module in job.model.modules]
+    return place_modules(
+        parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
+    )
 
 
 def _place(job: TrainingJob, cut: ModelCut) -> memo.Scope:
@@ -372,18 +394,20 @@ def _trace(job: TrainingJob, state: ModelState, key: Hashable | None) -> _Traced
     """Trace a model; remembered where it hides nothing and there is a key."""
     tracer = ModelTracer(job)
     blocks = tracer.trace_model()
-    joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting)
+    joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting, hides=hiding_of(job))
     is_kept = key is not None and tracer.is_lasting and state.is_fixed
     traced = _Traced(blocks, tracer.blocks, tracer.is_lasting, joined, tracer.spread_streams, is_kept)
     return _TRACED.get(state, key, lambda: traced) if is_kept else traced
 
 
-def library_of(blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool) -> JoinedLibrary:
+def library_of(
+    blocks: Sequence[CompiledBlock], exchanges: tuple[Costs, ...], *, is_lasting: bool, hides: Hiding | None = None
+) -> JoinedLibrary:
     """The templates of a traced model; the same ones in the same order share what was joined of them before."""
     if not is_lasting:
-        return JoinedLibrary(blocks, exchanges)
+        return JoinedLibrary(blocks, exchanges, hides=hides)
     key = tuple(block.serial for block in blocks)
-    return LIBRARIES.get((key, exchanges) if exchanges else key, lambda: JoinedLibrary(blocks, exchanges))
+    return LIBRARIES.get((key, exchanges, hides), lambda: JoinedLibrary(blocks, exchanges, hides=hides))
 
 
 def _join(
@@ -402,20 +426,37 @@ def _join(
         own = tuple(blocks[chunk.module][chunk.first : chunk.last])
         numbers = tuple(block.template for block in own)
         num_arriving = len(library.templates[numbers[0]].carry_in)
+        source = _source(chunks, chunk)
         if chunk.first:
-            arrivals = (chunk.index - 1,) * num_arriving
+            arrivals = (source,) * num_arriving
         else:
             arrivals = _module_arrivals(module, last_chunk, library, blocks, job)
-        has_consumer = chunk.index != last_chunk[module.name] or module.name in consumed
+        is_last = chunks[last_chunk[module.name]].first == chunk.first
+        has_consumer = not is_last or module.name in consumed
+        if chunk.gang >= 0 and not is_last:
+            has_consumer = any(_source(chunks, other) == chunk.index for other in chunks)
         forward, backward = joined.stages(
             numbers,
             serial=not job.overlaps_tensor_parallel,
             has_consumer=has_consumer,
+            has_producer=not chunk.first or source >= 0,
             borrowed=borrowed_tensors(arrivals, chunk, result),
             exchanges=plans[chunk.index],
         )
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
     return result
+
+
+def _source(chunks: Sequence[Chunk], chunk: Chunk) -> int:
+    """The chunk whose result a chunk reads within its module; -1: the module's first, or a member of a gang that gets
+    it within the stage from the member that is on the same rank as the chunk before."""
+    if not chunk.first:
+        return -1
+    before = [other for other in chunks[: chunk.index] if other.module == chunk.module and other.last == chunk.first]
+    before = [other for other in before if other.flow == chunk.flow]
+    if len(before) == 1 and chunk.gang < 0:
+        return before[0].index
+    return next((other.index for other in before if other.rank == chunk.rank), -1)
 
 
 def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkStages]:

@@ -146,7 +146,8 @@ def trace_key(
     if has_experts or job.parallel.ep > 1 or job.parallel.modules:
         return None
     context = mesh.worst_cp_group, mesh.worst_context_levels
-    groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None)
+    gang = (mesh.worst_vocabulary_group, mesh.worst_pipeline_group) if job.parallel.spreads_vocabulary else None
+    groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None, gang)
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
     return (*own, job.fp8_weights.name, job.fp8_copies, job.overlaps_tensor_parallel, groups)
 

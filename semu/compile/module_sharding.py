@@ -64,6 +64,38 @@ class ModuleSetting:
         return TokenLayout(self.sequences(stream), parts, self.token_shards, group)
 
 
+def vocabulary_options(job: TrainingJob, mesh: Mesh, base: TraceOptions) -> TraceOptions:
+    """The options of blocks that all pipeline ranks run together, split over the vocabulary among tp x pp ranks; the
+    tokens between are whole on every rank."""
+    parallel = job.parallel
+    wide = replace(parallel, tp=parallel.tp * parallel.pp, sequence_parallel=False, vocabulary="ends", etp=None)
+    return replace(
+        base,
+        plan=megatron_plan(job.model, wide),
+        tp_group=mesh.worst_vocabulary_group,
+        gang_group=mesh.worst_pipeline_group,
+    )
+
+
+def to_whole(specs: Sequence[CarrySpec], mesh: Mesh) -> tuple[CarrySpec, ...]:
+    """What enters blocks that have the whole tokens on every rank."""
+    return tuple(_spread_tokens(spec, spec.shards[0], 1, mesh) for spec in specs)
+
+
+def to_shards(specs: Sequence[CarrySpec], parallel: Parallel, mesh: Mesh) -> tuple[CarrySpec, ...]:
+    """What leaves such blocks for others, whose tokens are sharded under sequence parallelism."""
+    shards = parallel.tp if parallel.sequence_parallel else 1
+    return tuple(_spread_tokens(spec, 1, shards, mesh) for spec in specs)
+
+
+def _spread_tokens(spec: CarrySpec, source: int, target: int, mesh: Mesh) -> CarrySpec:
+    if source == target or spec.sequences is None:
+        return spec
+    group = mesh.worst_tp_group
+    before, after = (TokenLayout(spec.sequences, 1, n, group if n > 1 else None) for n in (source, target))
+    return replace(spec, reshard=Resharding(before, after))
+
+
 def resharded(
     specs: Sequence[CarrySpec], source: str, target: str, giver: ModuleSetting, taker: ModuleSetting, mesh: Mesh
 ) -> tuple[CarrySpec, ...]:

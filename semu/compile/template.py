@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.combined.hidden_exchanges import HiddenExchanges
 from semu.graph.dim import Dim, DimTable, symbols_of
 from semu.graph.graph import Graph
 from semu.graph.operator import Operator, Phase
@@ -189,10 +190,14 @@ class TemplateLibrary:
 
     Args:
         templates: in order; a template's operators and storages get consecutive rows.
+
+    Attributes:
+        hidden: rows whose operators take only what other rows leave exposed of them.
     """
 
     def __init__(self, templates: Sequence[Template]) -> None:
         self.templates = tuple(templates)
+        self.hidden: tuple[HiddenExchanges, ...] = ()
         self.operators: list[Operator] = []
         self.sizes: list[Dim] = []
         self.row_offset: list[int] = []

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semu import memo
+from semu.compile.combined.hidden_exchanges import HiddenExchanges
+from semu.compile.combined.layers import Hiding, hidden_template, layer_parts
 from semu.compile.host_copies import HostCopyCosts
 from semu.compile.join import build_stages
 from semu.compile.stage import StageProgram
@@ -117,12 +119,28 @@ class JoinedLibrary:
     Args:
         blocks: compiled blocks in the order of the library's templates.
         exchanges: what collectives, and copies from the host, inside stages move; their templates follow.
+        hides: layers of experts have their exchanges once more, as they hide behind another microbatch; None: they
+            have not.
     """
 
     def __init__(
-        self, blocks: Sequence[CompiledBlock], exchanges: Sequence[ExchangeCosts | HostCopyCosts] = ()
+        self,
+        blocks: Sequence[CompiledBlock],
+        exchanges: Sequence[ExchangeCosts | HostCopyCosts] = (),
+        *,
+        hides: Hiding | None = None,
     ) -> None:
-        self.library = TemplateLibrary([item.template for item in blocks] + [item.template() for item in exchanges])
+        templates = [item.template for item in blocks]
+        parts = [None if hides is None else layer_parts(template, hides) for template in templates]
+        layers = {number: own for number, own in enumerate(parts) if own is not None}
+        first = len(templates) + len(exchanges)
+        templates += [item.template() for item in exchanges]
+        templates += [hidden_template(templates[number], own) for number, own in layers.items()]
+        self.library = library = TemplateLibrary(templates)
+        library.hidden = tuple(
+            HiddenExchanges(own, library.row_offset[number], library.row_offset[first + turn])
+            for turn, (number, own) in enumerate(layers.items())
+        )
         self.streams = stream_names(self.library)
 
     def stages(
@@ -133,11 +151,12 @@ class JoinedLibrary:
         has_consumer: bool,
         borrowed: tuple[bool, ...],
         exchanges: ExchangePlan | None = None,
+        has_producer: bool = True,
     ) -> tuple[StageProgram, StageProgram | None]:
         """Forward and backward stage of a chunk; arguments as ``build_stages``."""
         return _STAGES.get(
             self,
-            (numbers, serial, has_consumer, borrowed, exchanges),
+            (numbers, serial, has_consumer, borrowed, exchanges, has_producer),
             lambda: build_stages(
                 self.library,
                 numbers,
@@ -146,6 +165,7 @@ class JoinedLibrary:
                 has_consumer=has_consumer,
                 borrowed=borrowed,
                 exchanges=exchanges,
+                has_producer=has_producer,
             ),
         )
 

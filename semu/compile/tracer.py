@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from semu.compile.module_sharding import ModuleSetting, resharded
+from semu.compile.module_sharding import ModuleSetting, resharded, to_shards, to_whole, vocabulary_options
 from semu.compile.structure import StructureReader
 from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
@@ -174,6 +174,10 @@ class ModelTracer:
         self._options_key = _both_keys(self.options)
         self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}
         self._traced_as = {name: self._options_of(setting) for name, setting in self._settings.items()}
+        self._vocabulary: tuple[TraceOptions, tuple[object, object]] | None = None
+        if job.parallel.spreads_vocabulary:
+            options = vocabulary_options(job, self.mesh, self.options)
+            self._vocabulary = options, _both_keys(options)
         self.spread_streams: dict[str, list[str]] = {}
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
@@ -213,7 +217,8 @@ class ModelTracer:
                 self.spread_streams[module.name] = list(dict.fromkeys(read))
             group = []
             layers = 0
-            for unit in own:
+            for number, unit in enumerate(own):
+                specs = self._between(number, len(own), specs)
                 group.append(self._place(unit, specs))
                 compiled = self._compile(group[-1], None)
                 if _is_layer(group[-1], compiled):
@@ -231,6 +236,20 @@ class ModelTracer:
             placed.append(group)
         self._check_bf16_layers()
         return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+
+    def _between(self, number: int, count: int, specs: tuple[CarrySpec, ...]) -> tuple[CarrySpec, ...]:
+        """Choose the options of a module's block; what arrives at it, spread as these want it.
+
+        Args:
+            number, count: of the block, of the module's blocks. specs: what the block before returns.
+        """
+        if self._vocabulary is None or number not in (0, 1, count - 1):
+            return specs
+        if number == 1:
+            self.options, self._options_key = self._traced_as[self.job.model.modules[0].name]
+            return to_shards(specs, self.job.parallel, self.mesh)
+        self.options, self._options_key = self._vocabulary
+        return to_whole(specs, self.mesh) if number else specs
 
     def _leave_in_bf16(self, group: list[_Placed]) -> None:
         """Place a module's first and last layers again, without fp8, as ``training.bf16_first_layers`` says."""

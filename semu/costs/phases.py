@@ -118,7 +118,7 @@ def check_split(layout: Layout) -> None:
         ConfigError: a chunk with such a tensor.
     """
     for chunk, split in zip(layout.chunks, split_of(layout), strict=True):
-        if split is None:
+        if split is None or chunk.chunk.gang >= 0:  # backwards of gangs stay whole
             continue
         ranks = [layout.chunks[source].chunk.rank if source >= 0 else -1 for source in chunk.arrivals]
         kept = [rank for rank, is_kept in zip(ranks, split.inputs.leaving_kept, strict=True) if is_kept]

@@ -187,7 +187,17 @@ class CostModel:
             self._apply_rules(columns, wanted, result)
         is_idle = (columns.mem_bytes == 0) & (columns.net_bytes == 0)
         result[np.where(self._has_flop[wanted, None], columns.flop == 0, is_idle)] = 0.0
+        self._hide(columns, wanted, result)
         return result
+
+    def _hide(self, columns: CostColumns, rows: NDArray[np.integer], result: NDArray[np.float64]) -> None:
+        """Leave of rows that hide behind others what is exposed."""
+        for layer in self.library.hidden:
+            mine = (rows >= layer.hidden) & (rows < layer.hidden + layer.count)
+            if mine.any():
+                sources = layer.sources
+                latency = self.latencies(self.library.evaluate(columns.symbols, sources), sources)
+                result[mine] = layer.exposed(latency)[rows[mine] - layer.hidden]
 
     def outer_latency(
         self,

@@ -63,7 +63,14 @@ class SegmentKeys:
             efficiency = self._model.efficiencies[row]
             if efficiency is not None:
                 dims += [operator.key[position] for position in used_positions(operator, efficiency)]
-            self._operators[row] = _content(dims, self._model.numbers[row].tobytes())
+            content, symbols = _content(dims, self._model.numbers[row].tobytes())
+            for layer in self._model.library.hidden:
+                if layer.hidden <= row < layer.hidden + layer.count:
+                    others = [self._operator(source) for source in layer.sources.tolist()]
+                    place = b"hidden %d" % (row - layer.hidden)
+                    content = b"".join((place, layer.key, content, *(own for own, _ in others)))
+                    symbols = symbols.union(*(own for _, own in others))
+            self._operators[row] = content, symbols
         return self._operators[row]
 
     def _size(self, row: int) -> tuple[bytes, frozenset[str]]:

@@ -8,6 +8,7 @@ from semu.executor.delivery import received_plans as received_plans
 from semu.executor.fake_communicator import FakeCommunicator as FakeCommunicator
 from semu.executor.fake_communicator import FakeWorld as FakeWorld
 from semu.executor.fake_communicator import run_threads as run_threads
+from semu.executor.gang import RankGroup as RankGroup
 from semu.executor.model import ModuleStages as ModuleStages
 from semu.executor.model import PipelineModel as PipelineModel
 from semu.executor.model import split_model as split_model

@@ -72,6 +72,20 @@ class Communicator(Protocol):
             TimeoutError, ConnectionError: as ``Handle.wait``.
         """
 
+    def sum_over_ranks(self, tensors: Sequence[torch.Tensor], ranks: Sequence[int], timeout_s: float) -> None:
+        """Replace tensors by their sums over some pipeline ranks of this replica, this one among them.
+
+        Raises:
+            TimeoutError, ConnectionError: as ``Handle.wait``.
+        """
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int, ranks: Sequence[int], timeout_s: float) -> None:
+        """Fill tensors of some pipeline ranks of this replica with those of rank ``root``, one of them.
+
+        Raises:
+            TimeoutError, ConnectionError: as ``Handle.wait``.
+        """
+
     def gather(self, value: object, timeout_s: float) -> list[Any]:
         """What every world rank gave, in order; a barrier besides. ``value``: of plain Python types.
 

@@ -24,6 +24,8 @@ class Edge:
         items: which items of the finer module it carries on this replica; None: all that the source makes.
         is_empty: nothing is handed over on this replica. has_gradient: gradients come back.
         message, gradient: the messages that carry it, -1: it stays on the rank.
+        is_exchanged: one end is a member of a gang that has it, or gives it, through another member, when the ranks of
+            the gang meet.
     """
 
     source: int
@@ -33,6 +35,7 @@ class Edge:
     has_gradient: bool
     message: int = -1
     gradient: int = -1
+    is_exchanged: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +67,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where a chunk stands: ``before`` in its module (-1: it is the first), last chunks of ``sources`` by module."""
+    """Where a chunk stands: ``before`` in its module (-1: it is the first), last chunks of ``sources`` by module.
+
+    Attributes:
+        is_exchanged: a member of a gang that gets the result of ``before`` from another member.
+        reader: of a gang that others read, the chunk that reads it, where another member hands on to it; else -1.
+    """
 
     before: int
     is_last: bool
     sources: tuple[int, ...]
+    is_exchanged: bool = False
+    reader: int = -1
 
 
 def chains_of(plan: ExecutionPlan, modules: Collection[str]) -> dict[tuple[str, int], list[int]]:
@@ -90,6 +100,25 @@ def chains_of(plan: ExecutionPlan, modules: Collection[str]) -> dict[tuple[str, 
     return chains
 
 
+def groups_of(plan: ExecutionPlan, chain: Sequence[int]) -> list[list[int]]:
+    """The chunks of a chain, members of a gang together."""
+    found: list[list[int]] = []
+    for number in chain:
+        gang = plan.chunks[number].gang
+        if gang >= 0 and found and plan.chunks[found[-1][0]].gang == gang:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
+
+
+def _same_rank(plan: ExecutionPlan, chunks: Sequence[int], number: int) -> int:
+    """Of one chunk, or of the members of a gang, the one next to which a chunk stands; -1: none is on its rank."""
+    if len(chunks) == 1 and plan.chunks[number].gang < 0:
+        return chunks[0]
+    return next((other for other in chunks if plan.chunks[other].rank == plan.chunks[number].rank), -1)
+
+
 def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list[ChunkPlace]:
     """Every chunk's place in its copy of the model.
 
@@ -102,8 +131,8 @@ def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list
     chains = chains_of(plan, sources)
     found = []
     for number, chunk in enumerate(plan.chunks):
-        chain = chains[chunk.module, chunk.flow]
-        at = chain.index(number)
+        groups = groups_of(plan, chains[chunk.module, chunk.flow])
+        at = next(place for place, group in enumerate(groups) if number in group)
         reads = []
         for name in sources[chunk.module] if at == 0 else ():
             if (name, chunk.flow) not in chains:
@@ -114,8 +143,14 @@ def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list
                     got=name,
                 )
             reads.append(chains[name, chunk.flow][-1])
-        place = ChunkPlace(chain[at - 1] if at else -1, at == len(chain) - 1, tuple(reads))
-        told = set(place.sources) | ({place.before} - {-1})
+        before = _same_rank(plan, groups[at - 1], number) if at else -1
+        is_exchanged, is_last = bool(at) and before < 0, at == len(groups) - 1
+        reader = -1
+        if chunk.gang >= 0 and not is_last:
+            after = groups[at + 1][0]
+            reader = after if _same_rank(plan, groups[at], after) != number else -1
+        place = ChunkPlace(groups[at - 1][0] if is_exchanged else before, is_last, tuple(reads), is_exchanged, reader)
+        told = set(place.sources) | ({place.before} - {-1} if not is_exchanged else set())
         if chunk.sources is not None and set(chunk.sources) != told:
             raise ExecutorError(
                 "the model's modules read one another otherwise than the plan's",
@@ -157,8 +192,12 @@ def linked_stages(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], rep
     for own_pairs in by_place.values():
         own_pairs.sort(key=columns[2].__getitem__)
     for stage in stages:
-        before = places[stage.chunk].before
-        if before >= 0:
+        before, is_exchanged = places[stage.chunk].before, places[stage.chunk].is_exchanged
+        if is_exchanged:
+            stage.reads.append([_exchanged(stages[by_place[before, stage.microbatch][0]], stage)])
+        if (reader := places[stage.chunk].reader) >= 0:
+            stage.readers.append(_exchanged(stage, stages[by_place[reader, stage.microbatch][0]]))
+        if before >= 0 and not is_exchanged:
             same = [p for p in by_place.get((before, stage.microbatch), ()) if stages[p].part == stage.part]
             stage.reads.append([_edge(stages[p], stage, None) for p in same])
         for source in places[stage.chunk].sources:
@@ -167,13 +206,21 @@ def linked_stages(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], rep
             stage.reads.append([_meeting(stages[p], len(given), stage, len(taken)) for p in given])
         for group in stage.reads:
             for edge in group:
-                stages[edge.source].readers.append(edge)
+                if not edge.is_exchanged:
+                    stages[edge.source].readers.append(edge)
     return stages
 
 
 def _edge(source: Stage, target: Stage, items: tuple[int, int] | None) -> Edge:
     is_empty = source.is_empty or target.is_empty or (items is not None and items[0] >= items[1])
     return Edge(source.pair, target.pair, items, is_empty, source.has_backward and target.has_backward)
+
+
+def _exchanged(source: Stage, target: Stage) -> Edge:
+    """What a member of a gang has of another member. Gangs run whole microbatches."""
+    edge = _edge(source, target, None)
+    edge.is_exchanged = True
+    return edge
 
 
 def _meeting(source: Stage, given: int, target: Stage, taken: int) -> Edge:
@@ -192,7 +239,7 @@ def match_messages(plan: ExecutionPlan, stages: Sequence[Stage]) -> None:
     Raises:
         ExecutorError: an edge across ranks without a message, a message without an edge.
     """
-    edges = {(edge.source, edge.target): edge for stage in stages for edge in stage.readers}
+    edges = {(e.source, e.target): e for stage in stages for e in stage.readers if not e.is_exchanged}
     messages = plan.messages
     for number, (source, target) in enumerate(zip(messages.source.tolist(), messages.target.tolist(), strict=True)):
         is_gradient = source % 2

@@ -7,7 +7,7 @@ do) a send ends when its receive has been launched; an *eager* send copies at on
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,6 +121,7 @@ class FakeCommunicator:
         self.device = world.device
         self._is_cuda = world.device.type == "cuda"
         self._round = 0
+        self._gang_rounds: Counter[tuple[int, ...]] = Counter()
 
     def launch(self, operations: Sequence[Operation]) -> list[_End]:
         """Start operations."""
@@ -196,6 +197,33 @@ class FakeCommunicator:
                 total += part
             tensors[number].copy_(total)
         self._synchronize()
+
+    def sum_over_ranks(self, tensors: Sequence[torch.Tensor], ranks: Sequence[int], timeout_s: float) -> None:
+        """Sum in order of the ranks, so that all have the same bits."""
+        for number, parts in enumerate(zip(*self._met(tensors, ranks, timeout_s), strict=True)):
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total += part
+            tensors[number].copy_(total)
+        self._synchronize()
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int, ranks: Sequence[int], timeout_s: float) -> None:
+        """Copies of what the root gave."""
+        given = self._met(tensors, ranks, timeout_s)[sorted(ranks).index(root)]
+        if self.rank != root:
+            for tensor, source in zip(tensors, given, strict=True):
+                tensor.copy_(source)
+        self._synchronize()
+
+    def _met(self, tensors: Sequence[torch.Tensor], ranks: Sequence[int], timeout_s: float) -> list[Any]:
+        """Copies of all members' tensors, in order of the ranks."""
+        self._synchronize()
+        own = [tensor.detach().clone() for tensor in tensors]
+        self._synchronize()
+        members = tuple(ranks)
+        self._gang_rounds[members] += 1
+        key = ("gang", self.replica, members, self._gang_rounds[members])
+        return self.world.meet(key, len(members), self.rank, own, timeout_s)
 
     def gather(self, value: object, timeout_s: float) -> list[Any]:
         """Values of all threads."""

@@ -12,7 +12,7 @@ import torch
 
 from semu.errors import ExecutorError
 from semu.executor.chunk import LayerChunk
-from semu.executor.edges import chains_of
+from semu.executor.edges import chains_of, groups_of
 from semu.plan.plan import ExecutionPlan
 
 Load = Callable[[int, int, int], Any]
@@ -40,6 +40,8 @@ class ModuleStages:
     called with the outputs of the chunk before. Outputs that are no floating-point tensors get no gradient.
 
     Attributes:
+        stem, head: of a gang (``parallel.vocabulary = "pipeline"``) this rank's part, which exchanges what it needs by
+            a ``RankGroup``; its loss is the same on all ranks.
         sources: modules that it reads, in order. load: its data; None: it has none of its own.
         loss: on its last chunk; None: it has none, and readers instead.
         rows: where its reader cuts items finer than it does, where they begin in its output; as it stands, an item is
@@ -127,24 +129,24 @@ def split_model(
                 got=len(modules[name].layers),
             )
     for number, chunk in enumerate(plan.chunks):
-        chain = chains[chunk.module, chunk.flow]
+        groups = groups_of(plan, chains[chunk.module, chunk.flow])
         module = modules[chunk.module]
-        is_first, is_last = chain[0] == number, chain[-1] == number
+        is_first, is_last = number in groups[0], number in groups[-1]
         parts.append((module, chunk.first_layer, chunk.num_layers, is_first, is_last))
         if chunk.rank == rank:
             own = layers_of(*parts[-1])
             made[number] = (copy.deepcopy(own) if chunk.flow else own).to(device)
-    _check_shared(plan, parts)
+    _check_shared(plan, parts, rank)
     skeletons = {number: _skeleton(layers_of(*part)) for number, part in enumerate(parts)} if shapes is None else {}
     return PipelineModel(modules, made, shapes, plan.model_hash, skeletons)
 
 
-def _check_shared(plan: ExecutionPlan, parts: Sequence[tuple[ModuleStages, int, int, bool, bool]]) -> None:
+def _check_shared(plan: ExecutionPlan, parts: Sequence[tuple[ModuleStages, int, int, bool, bool]], rank: int) -> None:
     """Nobody adds up gradients of a parameter that two ranks have, or that copies of the model have twice each."""
     flows = {chunk.flow for chunk in plan.chunks}
     owner: dict[int, int] = {}
     for number, chunk in enumerate(plan.chunks):
-        if chunk.flow != min(flows):
+        if chunk.flow != min(flows) or (chunk.gang >= 0 and chunk.rank != rank):  # others have parts of their own
             continue
         for name, parameter in layers_of(*parts[number]).named_parameters():
             other = owner.setdefault(id(parameter), number)

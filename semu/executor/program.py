@@ -64,6 +64,9 @@ class Program:
     def describe(self, step: Step) -> str:
         """A step for people: ``action 7, forward_stage 2F0 (llm, microbatch 0)``."""
         plan = self.plan
+        if step.stage is not None and step.kind.is_exchange:
+            letter = "F" if step.kind is ActionKind.EXCHANGE else "B"
+            return f"action {step.action}, {step.kind} before {stage_text(plan, step.stage, letter)}"
         if step.stage is not None:
             return f"action {step.action}, {step.kind} {stage_text(plan, step.stage, PHASES[step.kind].value)}"
         said = []
@@ -104,7 +107,7 @@ def make_program(plan: ExecutionPlan, model: PipelineModel, rank: int, replica: 
     open_batch = -1
     for number, (code, target, batch) in enumerate(zip(kinds, targets, batches, strict=True)):
         kind = KINDS[code]
-        if kind.is_stage:
+        if kind.is_stage or kind.is_exchange:
             steps.append(Step(number, kind, stages[target], ()))
             open_batch = -1
             continue

@@ -159,6 +159,10 @@ def _rank_timeline(plan: ExecutionPlan, one: Recording) -> RankTimeline:
         elif kind in (ActionKind.WAIT_IRECV, ActionKind.WAIT_ISEND):
             name = f"wait {'for' if kind is ActionKind.WAIT_IRECV else 'until sent'} message {target}"
             outer.append(OuterSlice(name, OpKind.P2P, "pp", start, end, 0, 2))
+        elif kind.is_exchange:
+            outer.append(
+                OuterSlice(f"{kind.value} of pair {target}", OpKind.ALL_GATHER, "vocabulary", start, end, 0, 2)
+            )
     gpu = one.rank * plan.num_replicas + one.replica
     return RankTimeline(one.rank, gpu, one.replica, tuple(stages), tuple(outer), _unknown, _unknown, _unknown)
 

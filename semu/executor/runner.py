@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from semu.errors import ExecutorError, SemuError
 from semu.executor.communicator import Communicator, Handle, Operation, Tensors
 from semu.executor.copies import gradients_of, sum_copies
-from semu.executor.edges import Edge
-from semu.executor.model import PipelineModel
+from semu.executor.edges import Edge, Stage
+from semu.executor.model import PipelineModel, Shape
 from semu.executor.program import End, Program, Step, make_program
 from semu.executor.recording import Recording, common_zero, own_clock, recorder_on
 from semu.executor.stage_run import StageRun
@@ -72,6 +72,8 @@ class Runner:
             ActionKind.IRECV: self._launch,
             ActionKind.WAIT_ISEND: self._wait_send,
             ActionKind.WAIT_IRECV: self._wait_receive,
+            ActionKind.EXCHANGE: self._exchange,
+            ActionKind.EXCHANGE_GRADIENT: self._exchange_gradient,
         }
         self._clear()
 
@@ -143,7 +145,8 @@ class Runner:
         assert stage is not None
         run = StageRun(self._program, stage, self.model)
         loss = run.forward(self._forwards, self.communicator.device)
-        if loss is not None:
+        gang = self._gang_of(stage)
+        if loss is not None and stage.chunk == (gang or (stage.chunk,))[0]:  # members have the same one
             module = self._program.plan.chunks[stage.chunk].module
             self._losses[module, stage.microbatch, stage.part] = loss
         if stage.has_backward:
@@ -206,6 +209,44 @@ class Runner:
             expected="the same, or PipelineModel(shapes=...), e.g. where autocast chooses the types",
             got=told,
         )
+
+    def _gang_of(self, stage: Stage) -> tuple[int, ...]:
+        """The chunks of the gang of a stage's chunk; empty: it is in none."""
+        plan = self._program.plan
+        if plan.chunks[stage.chunk].gang < 0:
+            return ()
+        return next(gang for gang in plan.gangs if stage.chunk in gang)
+
+    def _exchange(self, step: Step) -> None:
+        """Meet before a forward; what arrives goes to all."""
+        assert step.stage is not None
+        edges = [edge for group in step.stage.reads for edge in group if not edge.is_empty]
+        self._meet(step.stage, [(edge, self._program.stages[edge.source].rank) for edge in edges], self._forwards)
+
+    def _exchange_gradient(self, step: Step) -> None:
+        """Meet before a backward; gradients of what the gang handed on go to all."""
+        assert step.stage is not None
+        edges = [edge for edge in step.stage.readers if edge.has_gradient and not edge.is_empty]
+        self._meet(step.stage, [(edge, self._program.stages[edge.target].rank) for edge in edges], self._backwards)
+
+    def _meet(self, stage: Stage, given: list[tuple[Edge, int]], waiting: dict[Edge, Tensors]) -> None:
+        """Broadcast what some edges carry. ``given``: edges, and the ranks on which it is."""
+        plan, mine = self._program.plan, self.communicator
+        ranks = [plan.chunks[chunk].rank for chunk in self._gang_of(stage)]
+        for edge, root in given:
+            if root == mine.rank:
+                tensors = tuple(tensor.contiguous() for tensor in waiting[edge])
+            elif waiting is self._forwards:
+                tensors = self._empty(self._program.shapes.of_edge(edge))
+            else:
+                tensors = self._empty(self._runs[stage.pair].gradient_shapes(edge))
+            mine.broadcast(tensors, root, ranks, self.timeout_s)
+            waiting[edge] = tensors
+        if not given:
+            mine.sum_over_ranks((torch.zeros(1, device=mine.device),), ranks, self.timeout_s)
+
+    def _empty(self, shapes: Sequence[Shape]) -> Tensors:
+        return tuple(torch.empty(size, dtype=dtype, device=self.communicator.device) for size, dtype in shapes)
 
     def _buffers(self, end: End) -> Tensors:
         """Where something is received."""

@@ -103,7 +103,7 @@ class StageRun:
 
     def _hand_on(self, outputs: list[Any], waiting: dict[Edge, Tensors]) -> None:
         for edge in self.stage.readers:
-            if edge.is_empty:
+            if edge.is_empty or edge.is_exchanged:
                 continue
             for output in outputs:
                 if not isinstance(output, torch.Tensor):
@@ -194,4 +194,6 @@ class StageRun:
             columns.append(whole.split(rows) if rows else (whole,))
             leaf.grad = None
         for number, edge in enumerate(read.edges):
+            if edge.is_exchanged:  # another member of the gang hands it back
+                continue
             waiting[edge] = tuple(column[number] for column in columns)

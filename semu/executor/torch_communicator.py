@@ -74,6 +74,8 @@ class TorchCommunicator:
         if num_replicas > 1:  # every rank makes all groups and keeps the one that it is in
             members = [[self._world(rank, r) for r in range(num_replicas)] for rank in range(self.num_ranks)]
             self._replicas = [dist.new_group(group, timeout=limit) for group in members][self.rank]
+        self._gangs: dict[tuple[int, ...], Any] = {}
+        self._limit = limit
         self._pairs: dict[tuple[int, int], Any] = {}
         if self._is_batched:
             self._connect(list(permutations(range(self.num_ranks), 2)) if pairs is None else sorted(set(pairs)), limit)
@@ -149,6 +151,33 @@ class TorchCommunicator:
         for tensor, total in zip(tensors, dense, strict=True):
             if total is not tensor:
                 tensor.copy_(total)
+
+    def sum_over_ranks(self, tensors: Sequence[torch.Tensor], ranks: Sequence[int], timeout_s: float) -> None:
+        """All-reduce, tensor after tensor."""
+        try:
+            group = self._gang(ranks)
+            works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        except RuntimeError as error:
+            raise _lost(error) from error
+        _Works(works, self._has_limit).wait(timeout_s)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int, ranks: Sequence[int], timeout_s: float) -> None:
+        """Tensor after tensor."""
+        source = self._world(root, self.replica)
+        try:
+            group = self._gang(ranks)
+            works = [dist.broadcast(tensor, source, group=group, async_op=True) for tensor in tensors]
+        except RuntimeError as error:
+            raise _lost(error) from error
+        _Works(works, self._has_limit).wait(timeout_s)
+
+    def _gang(self, ranks: Sequence[int]) -> Any:
+        """The group of some pipeline ranks of this replica, made by its members when they first meet."""
+        members = tuple(ranks)
+        if members not in self._gangs:
+            world = [self._world(rank, self.replica) for rank in members]
+            self._gangs[members] = dist.new_group(world, timeout=self._limit, use_local_synchronization=True)
+        return self._gangs[members]
 
     def gather(self, value: object, timeout_s: float) -> list[Any]:
         """Through the group's own collective on objects."""

@@ -219,7 +219,7 @@ def _layout_text(run: RunConfig) -> str | None:
     """The stages of a run's job in Megatron-LM's words, ``Et*3|t*4|t*3L``; None: they are even."""
     from semu.simulation.preparation import prepare
 
-    chunks = prepare(run.job()).layout.chunks
+    chunks = [chunk for chunk in prepare(run.job()).layout.chunks if chunk.chunk.gang < 0]
     layers = {path for module in run.model.modules for path, block in module.blocks() if _is_layer(block)}
     counts = [sum(block.path in layers for block in chunk.blocks) for chunk in chunks]
     if len(set(counts)) == 1:
@@ -336,6 +336,11 @@ def _kernels(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "attention-backend", "unfused"
     if training.get("attention_deterministic"):
         yield "deterministic-mode", ""
+    if graphs := training.get("cuda_graphs"):
+        names = {"layer": "full", "iteration": "full_iteration"}
+        words = [graphs] if isinstance(graphs, str) else graphs
+        yield "cuda-graph-impl", "local" if "iteration" in words else "transformer_engine"
+        yield "cuda-graph-scope", " ".join(names.get(word, word) for word in words)
     if training.get("cross_entropy") == "fused":
         yield "cross-entropy-loss-fusion", ""
         yield "cross-entropy-fusion-impl", "te"
@@ -352,6 +357,10 @@ def _overlap(overlap: Mapping[str, Any], parallel: Mapping[str, Any], optimizer:
         yield "tp-comm-overlap", ""
     if parallel["pp"] > 1 and parallel["vpp"] > 1 and overlap.get("pipeline") is False:
         yield "no-overlap-p2p-communication", ""
+    if overlap.get("expert_parallel"):
+        yield "overlap-moe-expert-parallel-comm", ""
+        if overlap.get("delayed_weight_gradients"):
+            yield "delay-wgrad-compute", ""
 
 
 def changed_script(text: str, source: str, before: RunConfig, after: RunConfig) -> tuple[str, str]:

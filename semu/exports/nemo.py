@@ -38,7 +38,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
         *("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param"),
         *("first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
     ),
-    "comm_overlap": ("tp_comm_overlap",),
+    "comm_overlap": ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute"),
 }
 """Section -> names in Megatron-LM's log that stand in it; the others stand in ``model``."""
 _RENAMED = {

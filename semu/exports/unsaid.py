@@ -92,6 +92,8 @@ def _is_idle(job: TrainingJob, key: str) -> bool:
         "training.gathered_inputs": parallel.tp == 1,
         "training.fp8_recipe": training.precision is not Precision.FP8,
         "overlap.param_gather": training.optimizer is Optimizer.MUON,
+        "overlap.expert_parallel": bool(job.exposed_exchanges),
+        "overlap.delayed_weight_gradients": bool(job.exposed_exchanges),
     }
     return idle.get(key, False)
 

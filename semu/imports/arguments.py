@@ -11,6 +11,9 @@ from semu.imports.flags import Flag, FlagTable
 
 _SWITCHED = {"True": True, "true": True, "False": False, "false": False, "None": False}
 _NOTHING = ("None", "none", "", "[]", "False", "false", "0", "0.0", "{}")
+_PRINTED_MEMBER = re.compile(r"<\w+\.(\w+): [^>]*>")
+"""A member of an enum in a list as Python prints it."""
+_COMMA = re.compile(r",\s*")
 _MEMBER = re.compile(r"^[A-Z]\w*\.(?=\w+$)")
 """A member of an enum prints as ``AttnBackend.auto``."""
 
@@ -93,7 +96,8 @@ class Argument:
         if self.is_printed and flag.type == "word":
             return _DTYPES.get(self.values[0], _MEMBER.sub("", self.values[0]))
         if flag.type == "words":
-            return tuple(word for value in self.values for word in value.strip("[]").replace("'", "").split(", "))
+            told = (_PRINTED_MEMBER.sub(r"\1", value).strip("[]").replace("'", "") for value in self.values)
+            return tuple(word for value in told for word in _COMMA.split(value) if word)
         if len(self.values) != 1:
             got = self.shown if self.values else "none"
             raise ConfigError(f"{self.written} takes one value", where=where, expected=_expected(flag), got=got)

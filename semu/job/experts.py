@@ -10,7 +10,8 @@ from fractions import Fraction
 from semu import memo
 from semu.errors import ConfigError
 from semu.hardware.network import CommGroup
-from semu.job.kinds import Dispatcher
+from semu.job.cuda_graphs import check_cuda_graphs
+from semu.job.kinds import Dispatcher, Recompute
 from semu.job.training import Training
 from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
@@ -57,6 +58,18 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
         ConfigError: it does not, or this version does not model the combination.
     """
     found = mixtures(model)
+    where = "training.cuda_graphs"
+    is_padded = training.moe_pad_to_capacity
+    check_cuda_graphs(training.cuda_graphs, has_experts=bool(found), is_padded=is_padded, where=where)
+    overlap = training.overlap
+    if overlap.delayed_weight_gradients and not overlap.expert_parallel:  # as Megatron-LM
+        raise ConfigError(
+            "delayed weight gradients without exchanges that they hide",
+            where="overlap.delayed_weight_gradients",
+            expected="false, or overlap.expert_parallel = true",
+            got="true",
+            nearest="false",
+        )
     if not found:
         _check_dense(parallel, training)
         return
@@ -85,6 +98,31 @@ def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
         )
     if parallel.zero_group is not None and not (parallel.ep == 1 and etp == parallel.tp):
         _check_groups(parallel, parallel.zero_group)
+
+
+def exposed_exchanges(model: Model, parallel: Parallel, training: Training) -> str:
+    """Why ``overlap.expert_parallel`` hides nothing; "": it hides the exchanges of experts' tokens."""
+    recomputed = training.recompute_modules or ()
+    for is_bad, reason in (
+        (not mixtures(model), "the model has no experts"),
+        (parallel.ep == 1, "parallel.ep = 1 exchanges nothing"),
+        (training.moe_dispatcher is Dispatcher.ALLGATHER, "Megatron-LM hides no all-gather of tokens"),
+        (
+            training.schedule not in COMBINED_SCHEDULES or training.schedule_file is not None,
+            f"only {' and '.join(COMBINED_SCHEDULES)} run forwards and backwards in one",
+        ),
+        (parallel.pp > 1 and parallel.vpp == 1, "pipeline ranks need several virtual stages (parallel.vpp >= 2)"),
+        (parallel.spreads_vocabulary, "ranks run parts of embedding and head between the others' stages"),
+        (parallel.placement != "circular", "only the circular placement has a steady phase of pairs"),
+        (training.recompute is Recompute.FULL or "moe" in recomputed, "exchanges that are made again stay exposed"),
+    ):
+        if is_bad:
+            return reason
+    return ""
+
+
+COMBINED_SCHEDULES = ("1f1b", "interleaved")
+"""Schedules in whose steady phase forwards and backwards may run as one."""
 
 
 def _check_groups(parallel: Parallel, zero_group: int) -> None:

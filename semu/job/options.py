@@ -17,6 +17,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.packed import FrozenWeights
 from semu.hardware.software import Software
+from semu.job.cuda_graphs import GRAPHS, read_cuda_graphs
 from semu.job.declare import (
     AUTO_SWITCH,
     COUNT,
@@ -366,6 +367,13 @@ class KernelOptions(AbstractOptions):
         " framework runs its modules operator by operator",
         shown=ELSEWHERE,
     )
+    cuda_graphs: Converted[tuple[str, ...] | None, Sequence[str] | str | None] = option(
+        None,
+        Value(ValueKind.WORDS),
+        f"what CUDA graphs launch at once, some of {', '.join(GRAPHS)}; None: nothing; shows where launches are"
+        " modelled (training.launch)",
+        influence=STEP,
+    )
 
     launch_blocking: bool = option(
         False,
@@ -375,6 +383,7 @@ class KernelOptions(AbstractOptions):
 
     def _check(self) -> None:
         super()._check()
+        self._set("cuda_graphs", read_cuda_graphs(self.cuda_graphs))
         if self.autocast is not None and self.precision.tensor_dtype is DType.FP32:  # type: ignore[attr-defined]
             raise ConfigError(
                 "autocast without a 16-bit type",

@@ -12,7 +12,7 @@ from semu.hardware.cluster import Cluster
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.number import Number
 from semu.hardware.software import Software
-from semu.job.experts import check_experts
+from semu.job.experts import check_experts, exposed_exchanges
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
@@ -24,6 +24,7 @@ from semu.parallel.config import Parallel
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.vocabulary import check_vocabulary
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
 
@@ -70,6 +71,7 @@ class TrainingJob:
         self._check_batch()
         self._check_recompute()
         self._check_virtual_stages()
+        check_vocabulary(self.model, self.parallel)
         self._check_layout()
         self._check_fp8_weights()
         self._check_muon()
@@ -383,6 +385,16 @@ class TrainingJob:
         is_early = training.software_date is not None and training.software_date < SCATTER_GATHER_UNTIL
         is_megatron = training.software is Software.MEGATRON and is_early
         return is_megatron or training.software is Software.MEGATRON_DEEPSPEED
+
+    @property
+    def exposed_exchanges(self) -> str:
+        """Why exchanges of experts' tokens do not hide although ``overlap.expert_parallel`` asks; "" where they do."""
+        return exposed_exchanges(self.model, self.parallel, self.training)
+
+    @property
+    def hides_exchanges(self) -> bool:
+        """Whether exchanges of experts' tokens hide behind another microbatch (``overlap.expert_parallel``)."""
+        return self.training.overlap.expert_parallel and not self.exposed_exchanges
 
     @property
     def overlaps_sends(self) -> bool:

@@ -17,6 +17,8 @@ from semu.parallel.segments import check_segments
 
 PLACEMENTS = ("circular", "v-shape", "bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
+VOCABULARIES = ("ends", "pipeline")
+"""Where embedding and head lie."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,19 @@ class Overlap:
         pipeline: P2P sends run beside compute; false: the sender's compute waits (Megatron's 1F1B); None: true where
             ranks have several virtual stages (vpp > 1) and under other schedules than GPipe and 1F1B, else false
             (``TrainingJob.overlaps_sends``).
+        expert_parallel: exchanges of experts' tokens hide behind another microbatch: in the steady phase of 1F1B a
+            forward stage and the backward stage behind it run as one, layer by layer (Megatron-LM's
+            ``--overlap-moe-expert-parallel-comm``; ``semu.compile.combined.layers``).
+        delayed_weight_gradients: there, weight gradients run behind the gradients of a layer's inputs, beside further
+            exchanges (Megatron-LM's ``--delay-wgrad-compute``).
     """
 
     grad_reduce: bool = True
     param_gather: bool = True
     tensor_parallel: bool | None = None
     pipeline: bool | None = None
+    expert_parallel: bool = False
+    delayed_weight_gradients: bool = False
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -88,6 +97,9 @@ class Parallel(ParallelSizes):
             ``--use-tp-pp-dp-mapping``, in which a replica's pipeline ranks are neighbours.
         shares: modality module -> how many of the vpp segments (separated) or pp ranks (apart) it has; empty: as
             ``partition`` balances best.
+        vocabulary: where embedding and head lie: ``"ends"``, on the first and the last stage, or ``"pipeline"``, split
+            over the vocabulary among all tp x pp ranks of a replica, which run them together (the MLLM placement of
+            FlexPipe, §7.1 and Fig. 1).
     """
 
     sequence_parallel: bool = True
@@ -104,6 +116,7 @@ class Parallel(ParallelSizes):
     shares: Mapping[str, int] = field(default_factory=dict)
     rank_order: str = DATA_FIRST
     cp_inner: int = 1
+    vocabulary: str = "ends"
 
     def __post_init__(self) -> None:
         self.check_sizes()
@@ -131,6 +144,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "cp_kind", kind)
         self._check_levels()
         self._set_modules()
+        check_word(self.vocabulary, VOCABULARIES, "place of embedding and head", "parallel.vocabulary")
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     def _check_levels(self) -> None:
@@ -266,6 +280,11 @@ class Parallel(ParallelSizes):
         if self.layout is None and self.partition == "layers":
             return PipelineLayout()
         return self.layout
+
+    @property
+    def spreads_vocabulary(self) -> bool:
+        """Whether embedding and head are split over the pipeline ranks."""
+        return self.vocabulary == "pipeline" and self.pp > 1
 
     @property
     def shard_ranks(self) -> int:

@@ -199,6 +199,25 @@ class Mesh:
         return _find() if self.is_reordered else _WORST.get((axis, size, stride, count, nodes), _find)
 
     @cached_property
+    def worst_vocabulary_group(self) -> CommGroup:
+        """The tp x pp ranks of a replica that share a table's rows; the group that spans the most nodes."""
+        p = self.parallel
+        return self._worst_across("vocabulary", [(tp, pp) for pp in range(p.pp) for tp in range(p.tp)])
+
+    @cached_property
+    def worst_pipeline_group(self) -> CommGroup:
+        """The pipeline ranks of one replica, tensor- and context-parallel rank; the group that spans the most nodes."""
+        return self._worst_across("vocabulary", [(0, pp) for pp in range(self.parallel.pp)])
+
+    def _worst_across(self, name: str, members: list[tuple[int, int]]) -> CommGroup:
+        """Of the groups with members at these (tensor, pipeline) ranks the one on the most nodes."""
+        p = self.parallel
+        firsts = {self._spot(first): first for first in reversed(range(self.rank(pp=1)))}.values()
+        chosen = [first for first in firsts if first % p.tp == 0] if len(members) > p.pp else [*firsts]
+        places = ([self.gpu_of(first + self.rank(tp=tp, pp=pp)) for tp, pp in members] for first in chosen)
+        return max((self.cluster.place_group(name, gpus) for gpus in places), key=_spread)
+
+    @cached_property
     def worst_replica_group(self) -> CommGroup:
         """The replicas of one tensor-, context- and pipeline-parallel rank, as modules read one another's; the group
         that spans the most nodes."""

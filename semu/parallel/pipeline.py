@@ -21,6 +21,7 @@ class Chunk:
         index: global number, module by module. rank: pipeline rank. module: number of the modality module.
         first, last: its blocks are ``first <= i < last`` of the module's blocks.
         slot: which of its rank's virtual stages it belongs to. flow: of which copy of the model it is.
+        gang: number of the gang of which it is the rank's member, as ``PipelineShape.chunk_gang``; -1: of none.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Chunk:
     last: int
     slot: int = 0
     flow: int = 0
+    gang: int = -1
 
 
 def partition(weights: Sequence[float], num_parts: int) -> list[int]:

@@ -23,6 +23,10 @@ class ActionKind(StrEnum):
     IRECV = "irecv"
     """The buffer is taken here."""
     WAIT_IRECV = "wait_irecv"
+    EXCHANGE = "exchange"
+    """The ranks of a gang meet before a forward stage; what arrives at one of them goes to all (a broadcast)."""
+    EXCHANGE_GRADIENT = "exchange_gradient"
+    """The same before a backward stage, with the gradients of what the gang handed on."""
 
     @property
     def code(self) -> int:
@@ -33,6 +37,11 @@ class ActionKind(StrEnum):
     def is_stage(self) -> bool:
         """Whether it computes; else it communicates."""
         return self.code < len(PHASES)
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether the ranks of a gang meet; its target is a pair, as a stage's."""
+        return self in (ActionKind.EXCHANGE, ActionKind.EXCHANGE_GRADIENT)
 
     @property
     def phase(self) -> Phase:

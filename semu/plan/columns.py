@@ -60,7 +60,19 @@ class ActionColumns:
     @cached_property
     def is_receive(self) -> NDArray[np.bool_]:
         """bool[a], whether it is an irecv or the wait for one."""
-        found: NDArray[np.bool_] = self.kind >= LAUNCHES[1]
+        found: NDArray[np.bool_] = (self.kind == LAUNCHES[1]) | (self.kind == ActionKind.WAIT_IRECV.code)
+        return found
+
+    @cached_property
+    def is_exchange(self) -> NDArray[np.bool_]:
+        """bool[a], whether the ranks of a gang meet."""
+        found: NDArray[np.bool_] = self.kind >= ActionKind.EXCHANGE.code
+        return found
+
+    @cached_property
+    def is_message(self) -> NDArray[np.bool_]:
+        """bool[a], whether its target is a message."""
+        found: NDArray[np.bool_] = ~self.is_stage & ~self.is_exchange
         return found
 
     @cached_property
@@ -71,10 +83,15 @@ class ActionColumns:
     @cached_property
     def message_place(self) -> I64:
         """int64[4, m], places of isend, wait_isend, irecv and wait_irecv of every message; -1: none."""
-        return self._places(~self.is_stage, NUM_STAGE_KINDS, len(self.plan.messages.source))
+        return self._places(self.is_message, NUM_STAGE_KINDS, len(self.plan.messages.source))
+
+    @cached_property
+    def exchange_place(self) -> I64:
+        """int64[2, n], places of the exchanges before the forward and the backward of every pair; -1: none."""
+        return self._places(self.is_exchange, ActionKind.EXCHANGE.code, len(self.plan.pairs.chunk))[:2]
 
     def _places(self, chosen: NDArray[np.bool_], first: int, count: int) -> I64:
-        place = np.full((len(KINDS) // 2, count), -1, dtype=np.int64)
+        place = np.full((4, count), -1, dtype=np.int64)
         at = np.flatnonzero(chosen)
         place[self.kind[at] - first, self.target[at]] = at
         return place
@@ -87,6 +104,9 @@ class ActionColumns:
     def words(self, action: int) -> str:
         """``forward_stage 2F0``, ``isend 1F0 -> 2F0 to rank 1``."""
         kind, target = KINDS[int(self.kind[action])], int(self.target[action])
+        if kind.is_exchange:
+            stage = ActionKind.FORWARD_STAGE if kind is ActionKind.EXCHANGE else ActionKind.BACKWARD_STAGE
+            return f"{kind} before {stage_name(self.plan, target, stage)}"
         if kind.is_stage:
             return f"{kind} {stage_name(self.plan, target, kind)}"
         messages = self.plan.messages

@@ -26,6 +26,7 @@ from semu.plan.postponed import put_off
 from semu.plan.timeline import SimulatedStages, simulated_stages
 from semu.present.estimate import Estimate
 from semu.present.report import Report
+from semu.schedule.phases import FORWARD, WEIGHT
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation import JobCheckpoint, prepare
@@ -182,7 +183,8 @@ def _messages(stages: SimulatedStages, contents: PlanContents, order: LaunchOrde
 def _actions(stages: SimulatedStages, order: LaunchOrder) -> tuple[tuple[RankActions, ...], list[tuple[F64, F64]]]:
     """Actions of every rank, and when they begin and end [s].
 
-    Before a stage stand, in this order, launches, waits for what has been sent, and waits for what the stage takes.
+    Before a stage stand, in this order, launches, waits for what has been sent, and waits for what the stage takes;
+    then, where the stage is a gang's, the ranks of the gang meet.
     """
     orders, m = stages.orders, len(order.transfer)
     lengths = [len(own) for own in orders]
@@ -196,14 +198,18 @@ def _actions(stages: SimulatedStages, order: LaunchOrder) -> tuple[tuple[RankAct
     ]
     stage_rank = np.repeat(np.arange(len(orders)), lengths)
     turn = np.concatenate([np.arange(length) for length in lengths]) if lengths else np.zeros(0, dtype=np.int64)
-    rank = np.concatenate([*(own[0] for own in columns), stage_rank])
-    gap = np.concatenate([*(own[1] for own in columns), turn])
-    place = np.repeat([own[2] for own in columns] + [3], [m] * len(columns) + [len(unit)])
-    kind = np.concatenate([*(np.full(m, own[3].code) for own in columns), stages.code[unit]])
-    target = np.concatenate([*(own[4] for own in columns), stages.pair[unit]])
-    batch = np.concatenate([*(own[5] for own in columns), np.full(len(unit), -1)])
-    over = np.concatenate([*(own[6] for own in columns), stages.end[unit]])
-    sequence = np.lexsort((target, over, (rank * (len(unit) + 1) + gap) * 4 + place))
+    meets = np.flatnonzero(stages.in_gang[unit] & (stages.code[unit] < WEIGHT))
+    exchange = np.where(
+        stages.code[unit[meets]] == FORWARD, ActionKind.EXCHANGE.code, ActionKind.EXCHANGE_GRADIENT.code
+    )
+    rank = np.concatenate([*(own[0] for own in columns), stage_rank[meets], stage_rank])
+    gap = np.concatenate([*(own[1] for own in columns), turn[meets], turn])
+    place = np.repeat([*(own[2] for own in columns), 3, 4], [m] * len(columns) + [len(meets), len(unit)])
+    kind = np.concatenate([*(np.full(m, own[3].code) for own in columns), exchange, stages.code[unit]])
+    target = np.concatenate([*(own[4] for own in columns), stages.pair[unit[meets]], stages.pair[unit]])
+    batch = np.concatenate([*(own[5] for own in columns), np.full(len(meets) + len(unit), -1)])
+    over = np.concatenate([*(own[6] for own in columns), stages.start[unit[meets]], stages.end[unit]])
+    sequence = np.lexsort((target, over, (rank * (len(unit) + 1) + gap) * 5 + place))
     bounds = np.searchsorted(rank[sequence], np.arange(len(orders) + 1)).tolist()
     found, spans = [], []
     for number, (a, b) in enumerate(pairwise(bounds)):
@@ -211,7 +217,7 @@ def _actions(stages: SimulatedStages, order: LaunchOrder) -> tuple[tuple[RankAct
         found.append(RankActions(kind[own].astype(np.int8), target[own].astype(np.int32), batch[own].astype(np.int32)))
         end = np.maximum.accumulate(np.maximum(over[own], 0.0))
         begin = np.concatenate(([0.0], end[:-1]))[: len(own)]
-        begin[place[own] == 3] = stages.start[orders[number]]
+        begin[place[own] == 4] = stages.start[orders[number]]
         spans.append((begin, end))
     return tuple(found), spans
 

@@ -49,6 +49,7 @@ def plan_chunks(layout: Layout) -> tuple[PlanChunk, ...]:
                 variants=tuple(variants),
                 flow=chunk.chunk.flow,
                 sources=tuple(sorted({source for source in chunk.arrivals if source >= 0})),
+                gang=chunk.chunk.gang,
             )
         )
         before[key] = before.get(key, 0) + layers

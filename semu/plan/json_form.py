@@ -32,10 +32,10 @@ _Plan = TypeVar("_Plan", bound=PlanData)
 FORMAT = "semu plan 1"
 VERSION = 1
 _HEAD = re.compile(r"semu plan (\d{1,9})")
-_WORDS = ("F", "B", "I", "W", "s", "ws", "r", "wr")
+_WORDS = ("F", "B", "I", "W", "s", "ws", "r", "wr", "x", "xg")
 """Words of actions, by ``ActionKind.code``."""
-_ACTION = re.compile(r"(F|B|I|W|ws|wr|s|r)(0|[1-9]\d{0,8})(?:@(0|[1-9]\d{0,8}))?")
-_CHUNK = ("module", "rank", "layers", "has_backward", "variants", "flow", "sources")
+_ACTION = re.compile(r"(F|B|I|W|ws|wr|s|r|xg|x)(0|[1-9]\d{0,8})(?:@(0|[1-9]\d{0,8}))?")
+_CHUNK = ("module", "rank", "layers", "has_backward", "variants", "flow", "sources", "gang")
 _PLAN = ("format", *(item.name for item in fields(PlanData)))
 _NEEDED = tuple(key for key in _PLAN if key not in ("problem", "estimates", "limit_bytes"))
 
@@ -86,6 +86,8 @@ def _chunk_table(chunk: PlanChunk) -> dict[str, Any]:
     }
     if chunk.flow:
         table["flow"] = chunk.flow
+    if chunk.gang >= 0:
+        table["gang"] = chunk.gang
     return table if chunk.sources is None else {**table, "sources": list(chunk.sources)}
 
 
@@ -241,6 +243,7 @@ def _chunk(table: object, where: str) -> PlanChunk:
             has_backward=table["has_backward"],
             variants=tuple(tuple(words) for words in variants),
             flow=table.get("flow", 0),
+            gang=table.get("gang", -1),
             sources=None if sources is None else tuple(_list(sources, f"{where}.sources", "numbers of chunks")),
         )
     except ScheduleError as error:
@@ -258,7 +261,7 @@ def _actions(line: object, where: str) -> RankActions:
             raise ScheduleError(
                 "not an action",
                 where=f"{where}, position {position}",
-                expected="F12, B12, I12, W12, s5@3, r5@3, ws5 or wr5",
+                expected="F12, B12, I12, W12, s5@3, r5@3, ws5, wr5, x12 or xg12",
                 got=word,
             )
         rows.append((_WORDS.index(match[1]), int(match[2]), -1 if match[3] is None else int(match[3])))

@@ -88,5 +88,8 @@ class ExecutionPlan(PlanData):
 
 def model_hash_of(chunks: Sequence[PlanChunk], num_ranks: int) -> str:
     """SHA-256 of what must be equal in a runtime: ranks, and of every chunk its module, rank, layers and copy."""
-    rows = [[c.module, c.rank, c.first_layer, c.num_layers, c.has_backward, c.flow] for c in chunks]
+    rows = [
+        [c.module, c.rank, c.first_layer, c.num_layers, c.has_backward, c.flow, *([c.gang] if c.gang >= 0 else [])]
+        for c in chunks
+    ]
     return hashlib.sha256(json.dumps({"ranks": num_ranks, "chunks": rows}).encode()).hexdigest()

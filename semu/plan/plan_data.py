@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_int32, check_integers, check_range, check_text
 from semu.errors import ScheduleError
-from semu.plan.action import KINDS, ActionKind
+from semu.plan.action import ActionKind
 from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
 
 I64 = NDArray[np.int64]
@@ -66,10 +67,26 @@ class PlanData:
                     raise ScheduleError(
                         "no such source", where=f"plan.chunks[{number}].sources", expected=expected, got=source
                     )
+        self._check_gangs()
         self._check_pairs()
         self._check_messages()
         self._check_actions()
         self._check_estimates()
+
+    def _check_gangs(self) -> None:
+        for number, gang in enumerate(self.gangs):
+            layers = {
+                (c.module, c.first_layer, c.num_layers, c.has_backward, c.flow)
+                for c in map(self.chunks.__getitem__, gang)
+            }
+            ranks = [self.chunks[chunk].rank for chunk in gang]
+            if len(layers) > 1 or len(set(ranks)) < len(ranks):
+                raise ScheduleError(
+                    "members of a gang that are not the same layers on ranks of their own",
+                    where=f"plan.chunks: gang {number}",
+                    expected="one chunk per rank, of the same layers",
+                    got=f"chunks {list(gang)}",
+                )
 
     def _check_pairs(self) -> None:
         pairs = self.pairs
@@ -114,12 +131,13 @@ class PlanData:
                 "not actions of every rank", where="plan.actions", expected=str(self.num_ranks), got=len(self.actions)
             )
         for rank, own in enumerate(self.actions):
-            most = np.where(own.kind <= ActionKind.WEIGHT_BACKWARD_STAGE.code, len(self.pairs), len(self.messages))
+            of_pairs = (own.kind <= ActionKind.WEIGHT_BACKWARD_STAGE.code) | (own.kind >= ActionKind.EXCHANGE.code)
+            most = np.where(of_pairs, len(self.pairs), len(self.messages))
             wrong = np.flatnonzero(own.target >= most)
             if len(wrong):
                 at = int(wrong[0])
                 raise ScheduleError(
-                    "no such pair" if KINDS[int(own.kind[at])].is_stage else "no such message",
+                    "no such pair" if of_pairs[at] else "no such message",
                     where=f"plan.actions[{rank}].target[{at}]",
                     expected=f"0 to {int(most[at]) - 1}",
                     got=int(own.target[at]),
@@ -162,6 +180,12 @@ class PlanData:
             )
 
     # -- queries -----------------------------------------------------------------------------------------------------
+    @cached_property
+    def gangs(self) -> tuple[tuple[int, ...], ...]:
+        """The chunks of every gang."""
+        numbers = sorted({chunk.gang for chunk in self.chunks if chunk.gang >= 0})
+        return tuple(tuple(n for n, c in enumerate(self.chunks) if c.gang == gang) for gang in numbers)
+
     @property
     def num_actions(self) -> int:
         """Actions of all ranks."""

@@ -82,6 +82,7 @@ def _sorted(stages: SimulatedStages, time: F64, behind: I64) -> I64:
         (transfers, stages.consumer),
         (behind[put_off], transfers[put_off]),
         *((order[:-1], order[1:]) for order in stages.orders),
+        stages.barriers,
     ]
     before = np.concatenate([edge[0] for edge in edges]).astype(np.int64)
     after = np.concatenate([edge[1] for edge in edges]).astype(np.int64)
@@ -113,6 +114,10 @@ def _timed(stages: SimulatedStages, position: I64) -> SimulatedStages:
     arriving: dict[int, list[int]] = {}
     for transfer, (_, consumer) in ends.items():
         arriving.setdefault(consumer, []).append(transfer)
+    fellows: dict[int, list[int]] = {}
+    for fellow, unit in zip(*(side.tolist() for side in stages.fellows), strict=True):
+        fellows.setdefault(unit, []).append(fellow)
+    come: dict[int, float] = {}
     rank = stages.rank.tolist()
     held = np.zeros(n, dtype=np.bool_)
     held[stages.transfers] = True
@@ -132,6 +137,15 @@ def _timed(stages: SimulatedStages, position: I64) -> SimulatedStages:
             own = rank[unit]
             begin = max([clock[own], *(end[transfer] for transfer in arriving.get(unit, ()))])
             begin = begin if overlapped else max(begin, sent[own])
+            if unit in fellows:
+                come[unit] = begin
+                together = [unit, *fellows[unit]]
+                if all(other in come for other in together):
+                    begin = max(come[other] for other in together)
+                    for other in together:
+                        start[other], end[other] = begin, begin + lasts[other]
+                        clock[rank[other]] = end[other]
+                continue
             end[unit] = clock[own] = begin + lasts[unit]
         start[unit] = begin
     return replace(stages, start=np.array(start), end=np.array(end))

@@ -33,6 +33,7 @@ class PlanChunk:
             the module. has_backward: whether gradients pass through it, or are made in it.
         variants: memory strategies of its layers (``semu.schedule.stage_plan.STRATEGIES``), one list per variant.
         flow: which copy of the model it is part of (bidirectional pipelines).
+        gang: number of the gang whose member it is, chunks of the same layers on several ranks; -1: of none.
         sources: chunks whose forward results it reads, for every (sub-)microbatch that both run; None: not said.
     Raises:
         ScheduleError: something that is no count, no strategy; a variant for another number of layers.
@@ -46,12 +47,14 @@ class PlanChunk:
     variants: tuple[tuple[str, ...], ...]
     flow: int = 0
     sources: tuple[int, ...] | None = None
+    gang: int = -1
 
     def __post_init__(self) -> None:
         where = "plan.chunks"
         check_text(self.module, f"{where}.module")
         for name in ("rank", "first_layer", "num_layers", "flow"):
             object.__setattr__(self, name, check_int32(getattr(self, name), f"{where}.{name}"))
+        object.__setattr__(self, "gang", check_int32(self.gang, f"{where}.gang", least=-1))
         if not isinstance(self.has_backward, bool):
             raise ScheduleError("neither true nor false", where=f"{where}.has_backward", got=repr(self.has_backward))
         if not self.variants:
@@ -146,7 +149,7 @@ class RankActions:
     """What one rank does, in order; a actions.
 
     Attributes:
-        kind: int8[a], ``ActionKind.code``. target: int32[a], a pair for stages, a message for communication.
+        kind: int8[a], ``ActionKind.code``. target: int32[a], a pair for stages and exchanges, else a message.
         batch: int32[a], consecutive launches (isend, irecv) with the same number >= 0 are one batched operation;
             -1: for itself. A compiled plan numbers all: a message has one number at both its ends, and numbers rise
             along every rank.

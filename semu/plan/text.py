@@ -121,6 +121,7 @@ def _chunk_lines(plan: PlanData) -> list[str]:
         layers = f"layers {chunk.first_layer} to {last}" if chunk.num_layers else "no layers"
         notes = [] if chunk.has_backward else ["no backward"]
         notes += [f"copy {chunk.flow}"] if chunk.flow else []
+        notes += [f"gang {chunk.gang}"] if chunk.gang >= 0 else []
         notes += [f"{len(chunk.variants)} variants" if len(chunk.variants) > 1 else strategy_words(chunk.variants[0])]
         lines.append(f"chunk {number}: {chunk.module}, {layers}, on rank {chunk.rank}; {'; '.join(notes)}")
     return lines
@@ -145,6 +146,9 @@ def _rank_lines(plan: PlanData, rank: int, words: list[str], messages: list[str]
             variants = plan.chunks[int(plan.pairs.chunk[target])].variants
             strategies = strategy_words(variants[int(plan.pairs.variant[target])])
             cells = (kind.value, f"{words[target].format(kind.phase.value)} {strategies}", "", "", "")
+        elif kind.is_exchange:
+            letter = "F" if kind is ActionKind.EXCHANGE else "B"
+            cells = (kind.value, f"before {words[target].format(letter)}", "all", "", "")
         else:
             is_sent = kind in (ActionKind.ISEND, ActionKind.WAIT_ISEND)
             peer = f"to {ends[1][target]}" if is_sent else f"from {ends[0][target]}"

@@ -58,6 +58,25 @@ class SimulatedStages:
         graph = graph_of(self.units.shape)
         return self._table(graph.pair_number[self.units.stage_numbers // 4])
 
+    @cached_property
+    def in_gang(self) -> NDArray[np.bool_]:
+        """bool[num_units], whether each unit is a stage of a gang."""
+        shape = self.units.shape
+        gang = np.array(shape.chunk_gang or (-1,) * shape.num_chunks, dtype=np.int64)
+        return self._table(gang[self.units.chunk[self.units.copy]]) >= 0
+
+    @cached_property
+    def barriers(self) -> tuple[I64, I64]:
+        """Stage units, (before, after): what the stages of gangs wait for on other ranks; int64[k] each."""
+        found = self.units.barriers(self.orders)
+        return found[:, 0], found[:, 1]
+
+    @cached_property
+    def fellows(self) -> tuple[I64, I64]:
+        """Stage units of which each two begin together, every pair both ways; int64[k] each."""
+        found = self.units.fellows(self.orders)
+        return found[:, 0], found[:, 1]
+
     def _table(self, of_stages: NDArray[np.integer]) -> I64:
         """A column of all units. ``of_stages``: int[repeats, num_stages]."""
         units = self.units

@@ -21,6 +21,7 @@ _SHORT = {"exposed_communication": "waiting for", "bubble": "pipeline bubble"}
 GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
 GROUPS |= {
     **dict.fromkeys(("cp_group", "cp_ring"), "context parallelism"),
+    "vocabulary": "vocabulary over pipeline ranks",
     "ep": "expert all-to-all",
     "etp": "tensor-parallel experts",
     "experts": "expert all-gather",

@@ -30,8 +30,10 @@ _SAYS: Mapping[str, str] = {
     "parallel.zero": "0, 1 (distributed optimizer), 2, 3 (FSDP)",
     "parallel.partition": "stages balanced by parameters or latency, or evenly by layers",
     "parallel.placement": "circular, v-shape or bidirectional; schedules bring their own",
+    "parallel.vocabulary": "embedding and head at the ends, or split over the pipeline's ranks",
     "overlap.grad_reduce": "gradients are reduced while the last backward computes",
     "overlap.param_gather": "parameters are gathered while the first forward computes",
+    "overlap.expert_parallel": "exchanges of experts' tokens hide behind another microbatch",
     "batch.kind": "text, vlm, t2v, mixed, pairs or file (JSONL metadata of real samples)",
     "batch.seed": "of the drawn samples",
 }

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
+from semu.schedule.gangs.barriers import with_barriers
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.phases import BACKWARD, INPUT, PHASES, WEIGHT
 from semu.schedule.schedule import Schedule
@@ -27,6 +28,8 @@ def check_schedule(schedule: Schedule, shape: PipelineShape) -> None:
     _check_stages(schedule, arrays)
     numbers = arrays.numbers(schedule)
     _check_missing(schedule, arrays, numbers)
+    if shape.chunk_gang:
+        arrays = arrays.with_predecessors(*with_barriers(arrays, schedule.columns.ptr, numbers)[:2])
     cursor = dry_run(arrays, schedule.columns.ptr, numbers)
     if cursor.sum() < len(numbers):
         raise _deadlock(schedule, arrays, cursor.tolist())

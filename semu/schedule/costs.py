@@ -4,7 +4,7 @@ model."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +34,10 @@ class StudyCosts:
     delta_bytes: I64
     internal_bytes: I64
     transfer_s: F64
+
+    def of_stages(self, stages: Sequence[int]) -> StudyCosts:
+        """The costs of some stages, in the order given."""
+        return StudyCosts(*(getattr(self, item.name)[list(stages)] for item in fields(self)))
 
     @classmethod
     def of(

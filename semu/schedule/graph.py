@@ -15,7 +15,7 @@ Views of the graph, each with arrays that lead back to stage numbers:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -285,6 +285,12 @@ class PipelineGraph:
         """Stages whose results a stage needs; B stands for I."""
         number = 4 * int(self.first[stage.chunk] + stage.microbatch) + CODE_OF_PHASE[stage.phase]
         return [self.key(before) for before in self.pred[self.pred_ptr[number] : self.pred_ptr[number + 1]]]
+
+    def with_predecessors(self, pred_ptr: I32, pred: I32) -> PipelineGraph:
+        """The same stages with other ``pred_ptr`` and ``pred``."""
+        other = replace(self)
+        other.__dict__["_predecessors"] = (pred_ptr, pred)
+        return other
 
     def key(self, stage: int) -> StageKey:
         """The stage with a number."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
+from semu.schedule.gangs.barriers import awaited_by_gangs, barrier_edges
 from semu.schedule.graph import fan_out, pointers
 from semu.schedule.phases import NOTHING, PHASES, WEIGHT
 from semu.schedule.schedule import PipelineShape, Schedule, StageKey, stage_keys
@@ -211,7 +212,13 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
     unit = units.numbers(columns)
     sends = units.sends(unit, columns.ptr)
     nodes = np.concatenate((unit, sends.unit))
-    pred_ptr, pred = _predecessors(units, nodes, sends, overlapped_sends=overlapped_sends)
+    barriers = barrier_edges(shape, columns)
+    if shape.chunk_gang and not overlapped_sends:
+        waits = np.flatnonzero(sends.behind >= 0)
+        wait, fellow = awaited_by_gangs(shape, columns, sends.behind[waits])
+        more = len(unit) + waits[wait], fellow
+        barriers = np.concatenate((barriers[0], more[0])), np.concatenate((barriers[1], more[1]))
+    pred_ptr, pred = _predecessors(units, nodes, sends, barriers, overlapped_sends=overlapped_sends)
     per_pair = np.bincount(sends.pair)
     return PipelineProblem(
         shape=shape,
@@ -229,12 +236,13 @@ def lower(schedule: Schedule, shape: PipelineShape, *, overlapped_sends: bool) -
 
 
 def _predecessors(
-    units: PipelineUnits, nodes: I64, sends: Sends, *, overlapped_sends: bool
+    units: PipelineUnits, nodes: I64, sends: Sends, barriers: tuple[I64, I64], *, overlapped_sends: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """CSR predecessors: of a transfer its sender; of a stage first transfers, by node, then stages of its rank.
+    """CSR predecessors: of a transfer its sender; of a stage first transfers, by node, then stages of its rank, then
+    those that run before the stages of its gang on other ranks.
 
     Args:
-        nodes: int64[num_nodes], units.
+        nodes: int64[num_nodes], units. barriers: nodes (before, after), as ``barrier_edges``.
     """
     n = len(nodes) - len(sends.unit)
     node = np.empty(units.num_units, dtype=np.int64)
@@ -250,6 +258,6 @@ def _predecessors(
     needed = np.lexsort((before, units.local_turn, after))
     reader, number = fan_out(np.bincount(after, minlength=units.num_stages), place[:n])
     local = node[repeat[reader] * units.size + before[needed][number]]
-    targets = np.concatenate((transfer, targets, reader))
-    befores = np.concatenate((sends.sender, befores, local))
+    targets = np.concatenate((transfer, targets, reader, barriers[1]))
+    befores = np.concatenate((sends.sender, befores, local, barriers[0]))
     return pointers(targets, len(nodes)), befores[np.argsort(targets, kind="stable")].astype(np.int32)

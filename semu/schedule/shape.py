@@ -59,8 +59,14 @@ class PipelineShape:
             not exist.
         joins: a stage needs all of another module's stages of its microbatch, whichever share a part of it, as the
             simulation of a job executes them.
+        chunk_gang: per chunk, the number of its gang, -1 for none. Members of a gang lie on ranks of
+            their own, hold parts of the same layers and run together: their stages of a microbatch and phase begin at
+            once (but weight gradients), and what arrives at one of them it gives to the others. They read chunks of
+            their own ranks. Empty: there are no gangs.
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
+        combines: in the steady phase of 1F1B, interleaved or not, the forward and the backward of a turn run as one
+            (``semu.schedule.rules.combined``); every rank runs one more forward before it.
     """
 
     num_ranks: int
@@ -75,6 +81,8 @@ class PipelineShape:
     microbatch_flow: tuple[int, ...] = ()
     part_counts: tuple[tuple[int, ...], ...] = ()
     joins: bool = False
+    chunk_gang: tuple[int, ...] = ()
+    combines: bool = False
 
     def __post_init__(self) -> None:
         for field, what, default, least in (
@@ -89,6 +97,7 @@ class PipelineShape:
                 expected = f"{len(self.chunk_rank)} numbers >= {least}"
                 raise ScheduleError(f"not a {what} for every chunk", where=field, expected=expected, got=values)
         self._check_part_counts()
+        self._check_gangs()
         if not self.chunk_module:
             object.__setattr__(self, "chunk_module", ("",) * len(self.chunk_rank))
         if not self.microbatch_flow:
@@ -100,6 +109,35 @@ class PipelineShape:
                 expected=f"{self.num_microbatches} numbers",
                 got=self.microbatch_flow,
             )
+
+    def _check_gangs(self) -> None:
+        if all(gang < 0 for gang in self.chunk_gang):
+            object.__setattr__(self, "chunk_gang", ())
+            return
+        if len(self.chunk_gang) != len(self.chunk_rank) or self.is_cut or any(self.chunk_flow):
+            raise ScheduleError(
+                "not a gang for every chunk, or gangs beside sub-microbatches or copies of the model",
+                where="chunk_gang",
+                expected=f"{len(self.chunk_rank)} numbers, whole microbatches, one copy",
+                got=self.chunk_gang,
+            )
+        for members in self.gangs:
+            ranks = [self.chunk_rank[chunk] for chunk in members]
+            backs = {self.has_backward[chunk] for chunk in members}
+            strange = [c for c in members for s in self.sources[c] if self.chunk_rank[s] != self.chunk_rank[c]]
+            if len(set(ranks)) < len(ranks) or len(backs) > 1 or strange:
+                raise ScheduleError(
+                    "members of a gang that cannot run together",
+                    where=f"chunk_gang {self.chunk_gang[members[0]]}",
+                    expected="one chunk per rank, all with a backward or none, that read chunks of their own ranks",
+                    got=f"chunks {list(members)} on ranks {ranks}",
+                )
+
+    @cached_property
+    def gangs(self) -> tuple[tuple[int, ...], ...]:
+        """The chunks of every gang, by its number."""
+        numbers = sorted({gang for gang in self.chunk_gang if gang >= 0})
+        return tuple(tuple(c for c, own in enumerate(self.chunk_gang) if own == gang) for gang in numbers)
 
     def _check_part_counts(self) -> None:
         if not self.part_counts:

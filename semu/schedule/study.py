@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from semu.errors import MemoryLimitError, ScheduleError
 from semu.frames import Tabular
 from semu.schedule.costs import StudyCosts, idle_share
+from semu.schedule.gangs.barriers import with_barriers
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
@@ -134,8 +135,11 @@ class PipelineStudy:
         start, end = np.empty(len(stages)), np.empty(len(stages))
         done, cursor = np.full(arrays.num_stages, np.nan), np.zeros(num_ranks, dtype=np.int64)
         peak = np.zeros(num_ranks, dtype=np.int64)
-        pred = (arrays.pred_ptr, arrays.pred)
-        ran = run_orders(ptr, stages, *pred, costs.latency_s, self.delay_s, done, start, end, cursor)
+        pred_ptr, pred, delay_s = arrays.pred_ptr, arrays.pred, self.delay_s
+        if self.shape.chunk_gang:
+            pred_ptr, pred, place = with_barriers(arrays, ptr, stages)
+            delay_s = np.where(place >= 0, delay_s[place], 0.0)
+        ran = run_orders(ptr, stages, pred_ptr, pred, costs.latency_s, delay_s, done, start, end, cursor)
         if ran < len(stages):
             raise ScheduleError("the schedule deadlocks", where=name, expected="a schedule that has passed validate()")
         memory_of_orders(ptr, stages, costs.delta_bytes, costs.internal_bytes, peak)

@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
+from semu.schedule.gangs.barriers import awaited_by_gangs, barrier_edges, fellows
 from semu.schedule.graph import PipelineGraph, fan_out, graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT
+from semu.schedule.rules.combined import combined_stages, first_and_last
 from semu.schedule.schedule import PipelineShape, Schedule, StageColumns, StageKey
 
 I32 = NDArray[np.int32]
@@ -183,6 +185,34 @@ class PipelineUnits:
         return self.repeated(np.concatenate((self.local, given, taken))).astype(np.int32)
 
     @cached_property
+    def _combined(self) -> tuple[I64, I64, I64]:
+        """Units of stages that run in pairs, and of the first and the last stage of the pair of each."""
+        if not self.shape.combines:
+            none = np.zeros(0, dtype=np.int64)
+            return none, none, none
+        stages = combined_stages(self.shape)
+        units = self.numbers(StageColumns(np.zeros(1, dtype=np.int64), stages.chunk, stages.phase, stages.microbatch))
+        first, last = first_and_last(stages)
+        return units, units[first], units[last]
+
+    @property
+    def combined(self) -> I64:
+        """int64[n], units of the stages that run in pairs, a forward and a backward in one."""
+        return self._combined[0]
+
+    @cached_property
+    def combined_edges(self) -> I32:
+        """int32[k, 2], (before, after): the pair begins when what both need has come, and sends when both are done."""
+        unit, first, last = self._combined
+        repeat, place = np.divmod(unit, self.size)
+        given, number = fan_out(np.bincount(self.producer, minlength=self.num_stages), place)
+        leaving = np.stack((last[given], repeat[given] * self.size + self.num_stages + number), axis=1)
+        by_reader = np.argsort(self.consumer, kind="stable")
+        taken, turn = fan_out(np.bincount(self.consumer, minlength=self.num_stages), place)
+        coming = repeat[taken] * self.size + self.num_stages + by_reader[turn]
+        return np.concatenate((leaving, np.stack((coming, first[taken]), axis=1))).astype(np.int32)
+
+    @cached_property
     def stage_numbers(self) -> I64:
         """int64[repeats, num_stages], the number of every stage in the graph of the shape (``PipelineGraph``); the B of
         a backward stands for its I."""
@@ -273,7 +303,32 @@ class PipelineUnits:
             waits = np.flatnonzero(sends.behind >= 0)
             waits = waits[np.argsort(sends.unit[waits])]
             pieces.append(np.stack((sends.unit[waits], stages[sends.behind[waits]]), axis=1))
+            if self.shape.chunk_gang:
+                wait, fellow = awaited_by_gangs(self.shape, self._columns(orders), sends.behind[waits])
+                pieces.append(np.stack((sends.unit[waits][wait], stages[fellow]), axis=1))
+        pieces.append(self.barriers(orders))
+        pieces.append(self.combined_edges)
         return np.concatenate(pieces).astype(np.int32)
+
+    def barriers(self, orders: Sequence[I32]) -> I64:
+        """Edges by which stages of gangs begin together: int64[k, 2]. ``orders``: as ``order_edges``."""
+        if not self.shape.chunk_gang:
+            return np.zeros((0, 2), dtype=np.int64)
+        stages = np.concatenate(orders).astype(np.int64)
+        return stages[np.stack(barrier_edges(self.shape, self._columns(orders)), axis=1)]
+
+    def fellows(self, orders: Sequence[I32]) -> I64:
+        """Stages of gangs that begin together, every two both ways: int64[k, 2]. ``orders``: of ``order_edges``."""
+        if not self.shape.chunk_gang:
+            return np.zeros((0, 2), dtype=np.int64)
+        return np.concatenate(orders).astype(np.int64)[np.stack(fellows(self.shape, self._columns(orders)), axis=1)]
+
+    def _columns(self, orders: Sequence[I32]) -> StageColumns:
+        """Stages of units in order."""
+        stages = np.concatenate(orders).astype(np.int64)
+        repeat, place = np.divmod(stages, self.size)
+        codes, parts = (table[repeat, place].astype(np.int64) for table in (self.codes, self.parts))
+        return StageColumns(np.cumsum([0, *map(len, orders)]), self.chunks_of(stages).astype(np.int64), codes, parts)
 
     def sends(self, stages: NDArray[np.integer], ptr: I64) -> Sends:
         """Transfers of stages in an order.
@@ -288,6 +343,11 @@ class PipelineUnits:
         sender, number = sender[made], number[made]
         begin = repeat[sender].astype(np.int64) * self.size
         behind = sender + 1
+        if self.shape.combines:
+            unit, _, last = self._combined
+            end, place_of = np.arange(self.num_units), np.empty(self.num_units, dtype=np.int64)
+            end[unit], place_of[stages] = last, np.arange(len(stages))
+            behind = place_of[end[stages[sender]]] + 1
         if self.merged:  # the stage in which nothing happens does not wait
             behind += self.codes[repeat[sender], place[sender]] == BACKWARD
         end = np.repeat(ptr[1:], np.diff(ptr))[sender]

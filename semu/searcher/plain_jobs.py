@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
 from semu.baselines.costs_of_layers import NO_RECOMPUTE
+from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
 
 
@@ -14,7 +15,18 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
 
     Its layout, virtual stages and schedule go, and which layers are recomputed; which parts of a layer
     (``training.recompute``) stays: it is what ``selective`` means.
+
+    Raises:
+        ConfigError: embedding and head are split over the pipeline, which no searched schedule runs.
     """
+    if job.parallel.spreads_vocabulary:
+        raise ConfigError(
+            "a search for schedules of a vocabulary that is split over the pipeline is not modelled by this version",
+            where="parallel.vocabulary",
+            expected="ends; or semu simulate, or semu schedules, with a named schedule",
+            got=job.parallel.vocabulary,
+            nearest="ends",
+        )
     options = {name: value for name, value in NO_RECOMPUTE.items() if name != "recompute_modules"}
     if job.training.recompute_policy is not None:
         options["recompute"] = Recompute.NONE  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.engine.unit_graph import Edges, Slots
 from semu.simulation.context import SimulatedJob
+from semu.simulation.unit_programs import programs_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class StageInsides:
 
     def __init__(self, sim: SimulatedJob) -> None:
         self.layout, self.evaluation, self.units, self.shape = sim.layout, sim.evaluation, sim.units, sim.replicas.shape
+        self._runs = programs_of(sim.layout.recipe, sim.units)
         self._insides: dict[tuple[StageProgram, bytes], Inside] = {}
         self._rows: dict[bytes, NDArray[np.float64]] = {}
         self._programs: dict[StageProgram, int] = {}
@@ -59,8 +61,7 @@ class StageInsides:
 
     def stage(self, unit: int) -> tuple[int, int]:
         """Which of ``Layout.kinds`` a stage runs, and the column of its shapes."""
-        chunk, part = int(self.units.chunks_of(unit)), int(self.units.parts[divmod(unit, self.units.size)])
-        return int(self.layout.recipe.kind_of(chunk, part)), int(self.layout.recipe.column_of(chunk, part))
+        return int(self._runs.kind[unit]), int(self._runs.column[unit])
 
     def of(self, unit: int) -> Inside:
         """The operators of a stage. ``unit``: its number."""

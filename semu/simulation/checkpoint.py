@@ -144,7 +144,7 @@ class JobCheckpoint(SimulatedJob):
 
         if isinstance(chosen, Schedule):
             return _make()
-        if chosen not in SCHEDULES:
+        if chosen not in SCHEDULES or self.units.shape.chunk_gang:
             options = self.job.training.activation_limit, self.job.training.optimizer_post_validation
             key = (chosen, self.units.shape, overlapped, options, self.replicas.shape.tobytes(), self.replicas.links)
             return _FITTED_PROBLEMS.get(self.evaluation.by_shape, key, _make)

@@ -20,7 +20,8 @@ class ReplicaCosts:
     Attributes:
         costed: the job. shapes: int64[num_own], its distinct shapes.
         column: int64[num_microbatches], position in ``shapes`` of each microbatch's shape.
-        times: int64[num_kinds, num_own], how often each of ``Layout.kinds`` runs each shape.
+        times: int64[num_kinds, num_own], how often each of ``Layout.kinds`` runs each shape; those of stages that run
+            in pairs are left out, as their operators are those of the chunks.
     """
 
     costed: CostedJob

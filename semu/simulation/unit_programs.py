@@ -49,8 +49,10 @@ def _find(recipe: Recipe, units: PipelineUnits) -> UnitPrograms:
     distinct, edge = np.unique(code.ravel(), return_inverse=True)
     edges = np.unravel_index(distinct, sizes)
     moved = recipe.moved_columns(chunk[:, producer], part[:, producer], chunk[:, consumer], part[:, consumer])
+    kind = np.concatenate((recipe.kind_of(chunk, part), np.full_like(moved, -1)), axis=1).ravel()
+    kind[units.combined] += len(recipe.numbers)  # behind the chunks as they run one by one
     return UnitPrograms(
-        kind=np.concatenate((recipe.kind_of(chunk, part), np.full_like(moved, -1)), axis=1).ravel(),
+        kind=kind,
         column=np.concatenate((recipe.column_of(chunk, part), moved), axis=1).ravel(),
         edges=tuple(zip(*(end.tolist() for end in edges), strict=True)),
         edge=edge.reshape(units.pair.shape),

@@ -96,7 +96,7 @@ def check_compiled(plan: ExecutionPlan, checkpoint: JobCheckpoint, *, is_exact: 
                 numbers.append(batch)
             before.add((kind, target))
         assert numbers == sorted(numbers)
-    kinds = [kind for kind in ActionKind if not kind.is_stage]
+    kinds = [kind for kind in ActionKind if not kind.is_stage and not kind.is_exchange]
     assert seen == {(kind, message): 1 for kind in kinds for message in range(len(messages))}
     both: dict[int, set[int]] = {}
     order: dict[tuple[int, int, bool], list[int]] = {}

@@ -20,7 +20,7 @@ from semu.plan.plan import (
 )
 
 F, B, I, W = KINDS_OF_STAGES = tuple(kind for kind in ActionKind if kind.is_stage)  # noqa: E741
-ISEND, WAIT_ISEND, IRECV, WAIT_IRECV = (kind for kind in ActionKind if not kind.is_stage)
+ISEND, WAIT_ISEND, IRECV, WAIT_IRECV, EXCHANGE, EXCHANGE_GRADIENT = (k for k in ActionKind if not k.is_stage)
 Act = tuple[ActionKind, int, int]
 """Kind, target, batch."""
 
@@ -325,7 +325,7 @@ def with_actions(
 def spelled(plan: ExecutionPlan, ranks: Sequence[str]) -> ExecutionPlan:
     """The plan with actions in letters: stages ``F0 B0 I0 W0`` of pairs; of messages ``s0 S0 r0 R0``, isend, its wait,
     irecv, its wait; ``s0+r1``: one batch."""
-    letters = dict(zip("FBIWsSrR", ActionKind, strict=True))
+    letters = dict(zip("FBIWsSrRxX", ActionKind, strict=True))
     actions: list[list[Act]] = []
     for rank, line in enumerate(ranks):
         own: list[Act] = []

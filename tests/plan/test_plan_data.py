@@ -87,12 +87,12 @@ def any_plan(draw: st.DrawFn) -> ExecutionPlan:
     )
     actions = []
     for _ in range(ranks):
-        kinds = [kind for kind in KINDS if (n if kind.is_stage else m)]
+        kinds = [kind for kind in KINDS if (n if kind.is_stage or kind.is_exchange else m)]
         rows = []
         for kind in draw(st.lists(st.sampled_from(kinds), max_size=6)) if kinds else []:
             launched = kind in (ActionKind.ISEND, ActionKind.IRECV)
             batch = draw(st.integers(-1, 9)) if launched else -1
-            rows.append((kind.code, draw(st.integers(0, (n if kind.is_stage else m) - 1)), batch))
+            rows.append((kind.code, draw(st.integers(0, (n if kind.is_stage or kind.is_exchange else m) - 1)), batch))
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         actions.append(RankActions(table[:, 0], table[:, 1], table[:, 2]))  # type: ignore[arg-type]
     estimates = None

@@ -121,7 +121,7 @@ def corrupted(plan: ExecutionPlan, random: Random) -> ExecutionPlan:
             case 5:
                 own[at] = kind, random.randrange(n if kind.is_stage else max(m, 1)), batch
             case 6:
-                others = [k for k in ActionKind if k.is_stage == kind.is_stage]
+                others = [k for k in ActionKind if (k.is_stage, k.is_exchange) == (kind.is_stage, kind.is_exchange)]
                 own[at] = random.choice(others), target, batch
             case 7:
                 own[at] = kind, target, random.choice((-1, batch, random.randrange(4)))

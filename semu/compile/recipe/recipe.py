@@ -26,7 +26,8 @@ class Recipe:
 
     Attributes:
         plan: the user's; None: there is none. cutting: how microbatches are cut.
-        kinds: the chunks in order of data flow, then their further variants.
+        kinds: the chunks in order of data flow, then their further variants; where stages run in pairs
+            (``PipelineShape.combines``), then the chunks as they run in one.
         numbers: per chunk, the numbers of its variants in ``kinds``.
         parts: per chunk, the numbers of its parts (``StageKey``), in order: int64[num_parts].
         choice: per chunk, the kind that each of its parts runs: int64[num_parts].
@@ -40,13 +41,15 @@ class Recipe:
     choice: tuple[I64, ...]
 
     @classmethod
-    def trivial(cls, chunks: Sequence[ChunkStages], num_microbatches: int) -> Recipe:
-        """Every chunk runs every microbatch whole."""
+    def trivial(
+        cls, chunks: Sequence[ChunkStages], num_microbatches: int, combined: Sequence[ChunkStages] = ()
+    ) -> Recipe:
+        """Every chunk runs every microbatch whole. ``combined``: the chunks as they run in pairs."""
         every, count = np.arange(num_microbatches, dtype=np.int64), range(len(chunks))
         return cls(
             plan=None,
             cutting=SubMicrobatches.whole(num_microbatches),
-            kinds=tuple(chunks),
+            kinds=(*chunks, *combined),
             numbers=tuple([(number,) for number in count]),
             parts=(every,) * len(chunks),
             choice=tuple([np.full(num_microbatches, number, dtype=np.int64) for number in count]),
@@ -63,12 +66,13 @@ class Recipe:
 
     @cached_property
     def runs(self) -> tuple[I64, ...]:
-        """Per kind, the columns of the table of shapes that it runs, in order: int64[num_runs]."""
+        """Per kind, those of pairs left out, the columns of the table of shapes that it runs, in order:
+        int64[num_runs]."""
         found: dict[int, I64] = {}
         for numbers, choice, columns in zip(self.numbers, self.choice, self.columns, strict=True):
             for kind in numbers:
                 found[kind] = columns[choice == kind] if len(numbers) > 1 else columns
-        return tuple([found[kind] for kind in range(len(self.kinds))])
+        return tuple([found[kind] for kind in sorted(found)])
 
     @cached_property
     def kinds_by_columns(self) -> tuple[tuple[I64, tuple[int, ...]], ...]:

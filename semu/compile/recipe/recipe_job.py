@@ -42,6 +42,14 @@ def planned_job(job: TrainingJob, plan: StagePlan) -> TrainingJob:
 def _refuse(job: TrainingJob, plan: StagePlan) -> None:
     """Say no to what this version would get wrong under a plan."""
     parallel, training = job.parallel, job.training
+    if parallel.spreads_vocabulary:
+        raise ConfigError(
+            "a plan for a vocabulary that is split over the pipeline is not modelled by this version",
+            where="parallel.vocabulary",
+            expected="ends, or a named schedule",
+            got=parallel.vocabulary,
+            nearest="ends",
+        )
     if parallel.copies > 1:
         raise ConfigError(
             "a plan for a bidirectional placement is not modelled by this version",
@@ -61,6 +69,7 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
         ("parallel.zero", "0 or 1", parallel.zero, parallel.zero > 1),
         ("parallel.modules", "one parallelism for all modules", ", ".join(parallel.modules), bool(parallel.modules)),
         ("parallel.placement", "circular", parallel.placement, parallel.placement != "circular"),
+        ("overlap.expert_parallel", "false", True, job.hides_exchanges),
         ("training.launch", "false", training.launches, training.launches),
         ("training.offload", "no offloaded weights", "weights", training.offload_plan.weights),
         *((f"training.{name}", "nothing", value, value is not None) for name, value in given.items()),

@@ -8,7 +8,7 @@ belong to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from semu.executor.chunk import as_tuple
+from semu.executor.communicator import Communicator
+from semu.executor.demo.gang import HeadPart, PartialLoss, StemPart, pattern_of
+from semu.executor.gang import RankGroup
 from semu.executor.model import ModuleStages, layers_of
 from semu.plan.plan import ExecutionPlan
 
@@ -164,8 +167,12 @@ class DemoModel:
             self.plan.chunks[chunk].module for chunk in pairs.chunk[pairs.part > 0].tolist()
         )
 
-    def modules(self, replica: int) -> dict[str, ModuleStages]:
-        """The modules with the same parameters every time, frozen where the plan has no backward."""
+    def modules(self, replica: int, communicator: Communicator | None = None) -> dict[str, ModuleStages]:
+        """The modules with the same parameters every time, frozen where the plan has no backward.
+
+        Args:
+            replica: whose data. communicator: of a rank that runs its parts of gangs; None: the model in one piece.
+        """
         torch.manual_seed(_SEED)
         found = {}
         for name, sources in self.sources.items():
@@ -182,6 +189,12 @@ class DemoModel:
                 head=Head(self.width),
                 selective=("attention",),
             )
+            if communicator is not None and any(chunk.gang >= 0 for chunk in chunks):
+                group = RankGroup(communicator)
+                assert module.stem is not None and module.head is not None
+                stem_part, head_part = StemPart(module.stem, group), HeadPart(module.head, group)
+                loss = PartialLoss(group, self.width) if module.loss is not None else None
+                module = found[name] = replace(module, stem=stem_part, head=head_part, loss=loss)
             for chunk in chunks:
                 if not chunk.has_backward:
                     ends = chunk is chunks[0], chunk is chunks[-1]
@@ -243,9 +256,7 @@ class _Load:
 def _loss(output: torch.Tensor, microbatch: int, first: int, _last: int) -> torch.Tensor:
     """The mean square of the distance from a pattern, summed over items."""
     items, rows, width = output.shape
-    goal = torch.sin(torch.arange(rows * width, dtype=DTYPE, device=output.device) + microbatch).reshape(rows, width)
-    shift = torch.arange(first, first + items, dtype=DTYPE, device=output.device)[:, None, None]
-    return ((output - goal - 0.1 * shift) ** 2).mean((1, 2)).sum()
+    return ((output - pattern_of(items, rows, width, microbatch, first, output)) ** 2).mean((1, 2)).sum()
 
 
 @dataclass(frozen=True)
@@ -310,7 +321,8 @@ def named_parameters(modules: Mapping[str, ModuleStages]) -> dict[str, nn.Parame
 
 
 def gradients_of(plan: ExecutionPlan, chunks: Mapping[int, nn.Module]) -> dict[str, torch.Tensor]:
-    """The gradients of a rank's chunks by the same names."""
+    """The gradients of a rank's chunks by the same names; behind those of parts of a parameter its axis and the part's
+    bounds, ``llm.head.linear.weight|0:8:16``."""
     found = {}
     for number, chunk in chunks.items():
         place = plan.chunks[number]
@@ -321,5 +333,17 @@ def gradients_of(plan: ExecutionPlan, chunks: Mapping[int, nn.Module]) -> dict[s
             if head == "layers":
                 at, _, rest = rest.partition(".")
                 head = str(place.first_layer + int(at))
-            found[f"{place.module}.{head}.{rest}"] = parameter.grad
+            bounds = getattr(getattr(chunk, head, None), "bounds", {}).get(rest) if place.gang >= 0 else None
+            part = "" if bounds is None else f"|{bounds[0]}:{bounds[1]}:{bounds[2]}"
+            found[f"{place.module}.{head}.{rest}{part}"] = parameter.grad
     return found
+
+
+def part_named(whole: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:
+    """What is behind a name of ``gradients_of`` among whole gradients; None: there is none."""
+    base, _, part = name.partition("|")
+    found = whole.get(base)
+    if found is None or not part:
+        return found
+    axis, first, last = map(int, part.split(":"))
+    return found.narrow(axis, first, last - first)

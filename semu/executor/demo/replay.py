@@ -125,6 +125,8 @@ def simulate_order(
             if edge.has_gradient:
                 for phase in (1, 2):
                     before[4 * edge.source + phase].append((4 * edge.target + 1, delay))
+        for edge in (edge for group in stage.reads for edge in group if edge.is_exchanged):
+            before[4 * edge.target].append((4 * edge.source, times.transfer_s))
         for phase in (1, 2):
             before[4 * stage.pair + phase].append((4 * stage.pair, 0.0))
         before[4 * stage.pair + 3].append((4 * stage.pair + 2, 0.0))

@@ -19,7 +19,7 @@ from semu.checks import check_integer, check_number, check_word
 from semu.errors import ConfigError, ExecutorError
 from semu.executor.communicator import Communicator
 from semu.executor.delivery import publish_plans, received_plans
-from semu.executor.demo.model import DemoModel, gradients_of, run_unpipelined
+from semu.executor.demo.model import DemoModel, gradients_of, part_named, run_unpipelined
 from semu.executor.demo.replay import Replay, agreement, calibrate, simulate_order, starts_of
 from semu.executor.demo.scaled import with_fewer_layers
 from semu.executor.fake_communicator import FakeWorld, run_threads
@@ -229,7 +229,7 @@ def _work(communicator: Communicator, plans: Any, width: int, timeout_s: float) 
     for plan in plans:
         if runner is None:
             with _BUILDING:
-                modules = DemoModel(plan, width).modules(communicator.replica)
+                modules = DemoModel(plan, width).modules(communicator.replica, communicator)
             part = split_model(plan, modules, communicator.rank)
             runner = Runner(part, communicator, timeout_s=timeout_s, is_recording=True)
         for parameter in runner.model.parameters():
@@ -252,10 +252,10 @@ def _report(
     worst, seen = 0.0, set()
     for rank in found:
         for name, gradient in rank["gradients"].items():
-            expected = reference.gradients.get(name)
+            expected = part_named(reference.gradients, name)
             difference = torch.from_numpy(gradient) - (0.0 if expected is None else expected)
             worst = max(worst, float(difference.abs().max()) / scale)
-            seen.add(name)
+            seen.add(name.partition("|")[0])
     missing = reference.gradients.keys() - seen
     if missing or worst > 1e-9 or abs(loss - reference.loss) > 1e-9 * max(1.0, abs(reference.loss)):
         raise ExecutorError(

@@ -234,6 +234,12 @@ def overlap_table(settings: Settings, vpp: int, pp: int) -> dict[str, Any]:
     }
     if settings.get("tp_comm_overlap"):
         table["tensor_parallel"] = True
+    delays, hides = settings.get("delay_wgrad_compute"), settings.get("overlap_moe_expert_parallel_comm")
+    if delays and not hides:
+        message, expected = "delayed weight gradients that hide nothing", "--overlap-moe-expert-parallel-comm beside it"
+        raise settings.error("delay_wgrad_compute", message, expected=expected, got="none", nearest=expected)
+    if hides and settings.size("num_experts"):
+        table |= {"expert_parallel": True} | ({"delayed_weight_gradients": True} if delays else {})
     if pp > 1:
         table["pipeline"] = settings.get("overlap_p2p_comm") and vpp > 1
     return table

@@ -7,6 +7,7 @@ from typing import Any
 
 from semu.imports.flags import Effect
 from semu.imports.settings import Settings
+from semu.job.cuda_graphs import DROPLESS
 
 _UNFUSED = ("unfused", "local")
 _RECIPES = {"delayed": "tensorwise", "tensorwise": "tensorwise", "blockwise": "blockwise", "mxfp8": "mxfp8"}
@@ -33,6 +34,7 @@ def training_table(
         "software": "megatron",
         **recomputed,
         **_kernels(settings),
+        **_cuda_graphs(settings, is_dropless=has_experts and not _is_padded(settings), has_experts=has_experts),
         "gradient_accumulation_fusion": settings.get("gradient_accumulation_fusion"),
         "gradient_clipping": float(settings.get("clip_grad")) > 0,
         **_offload(settings, layers),
@@ -45,8 +47,47 @@ def training_table(
         capacity = settings.get("moe_expert_capacity_factor")
         if capacity is not None and capacity > 0:
             table["moe_capacity_factor"] = capacity
-            table["moe_pad_to_capacity"] = settings.get("moe_pad_expert_input_to_capacity")
+            table["moe_pad_to_capacity"] = _is_padded(settings)
     return table
+
+
+def _is_padded(settings: Settings) -> bool:
+    """Whether every expert computes its whole capacity."""
+    is_padded: bool = settings.get("moe_pad_expert_input_to_capacity")
+    return is_padded and (settings.get("moe_expert_capacity_factor") or 0) > 0
+
+
+_GRAPHS = {"full": "layer", "full_iteration": "iteration"}
+"""--cuda-graph-scope -> ``training.cuda_graphs``; other words are the same."""
+
+
+def _cuda_graphs(settings: Settings, *, is_dropless: bool, has_experts: bool) -> dict[str, Any]:
+    """What CUDA graphs hold (Megatron-LM, ``TransformerConfig``). Buffers that they keep are not modelled.
+
+    Args:
+        is_dropless: experts take any number of tokens, which no graph holds.
+    """
+    local, external = settings.get("enable_cuda_graph"), settings.get("external_cuda_graph")
+    impl, scope = settings.get("cuda_graph_impl"), settings.get("cuda_graph_scope")
+    scope = settings.get("cuda_graph_modules") or scope
+    is_whole = settings.get("full_iteration_cuda_graph")
+    if not (local or external or is_whole or impl != "none"):
+        return {}
+    asking = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph", "full_iteration_cuda_graph")
+    name = next(name for name in asking if _asks(settings, name))
+    settings.approximate(name, "buffers that CUDA graphs keep are not counted", Effect(more=0.1))
+    words = ["full_iteration"] if is_whole else list(scope)
+    found = [_GRAPHS.get(word, word) for word in words if has_experts or not word.startswith("moe")]
+    changing = [word for word in found if word in DROPLESS]
+    if is_dropless and changing:
+        why = f"graphs of {changing[0]} with experts that take any number of tokens, modelled of attention"
+        settings.approximate("cuda_graph_scope", why, Effect(faster=0.05))
+        found = ["attn", *(word for word in found if word not in DROPLESS)]
+    return {"cuda_graphs": list(dict.fromkeys(found))} if found else {}
+
+
+def _asks(settings: Settings, name: str) -> bool:
+    return settings.get(name) not in (False, "none", None)
 
 
 def _bf16_layers(settings: Settings, precision: str, *, is_grouped: bool) -> dict[str, int]:

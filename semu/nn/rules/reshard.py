@@ -46,10 +46,13 @@ class Resharding:
 def reshard_tokens(x: Tensor, change: Resharding) -> Tensor:
     """Spread the tokens of ``x`` [tokens, ...] anew: the same rows, laid out as ``change.target``."""
     y = replace(_moved(x, change.source, change.target, "reshard"), requires_grad=x.requires_grad)
-    return x.trace.recorded([x], y, lambda grad: [_moved(grad, change.target, change.source, "reshard_bw")])
+    back = change.target, change.source, "reshard_bw"
+    return x.trace.recorded([x], y, lambda grad: [_moved(grad, *back, is_leaving=True)])
 
 
-def _moved(x: Tensor, source: TokenLayout, target: TokenLayout, name: str) -> Tensor:
+def _moved(x: Tensor, source: TokenLayout, target: TokenLayout, name: str, *, is_leaving: bool = False) -> Tensor:
+    """``is_leaving``: another stage takes the result, whose storage must be no larger: a slice is copied, as
+    Megatron-LM's scatter to the sequence-parallel region does (``.contiguous()``)."""
     whole, is_in_place = x, source.sequences == target.sequences
     if source.group is not None:
         group = source.group
@@ -63,7 +66,7 @@ def _moved(x: Tensor, source: TokenLayout, target: TokenLayout, name: str) -> Te
         buffer = group.num_ranks * x.size_bytes
         whole = communicate(OpKind.ALL_GATHER, [x], buffer, group, f"{name}.all_gather", like=gathered, role=role)
     shape, shards = (target.sequences.tokens, *x.shape[1:]), (target.shards, *x.shards[1:])
-    if is_in_place:
-        return x.trace.view(whole, shape, shards)
     like = replace(x, shape=shape, shards=shards, sequences=target.sequences)
+    if is_in_place and (source.group is not None or not is_leaving or source.shards == target.shards):
+        return x.trace.view(whole, shape, shards)
     return copy_like(like, [whole], 2 * like.size_bytes, f"{name}.select")

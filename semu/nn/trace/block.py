@@ -17,6 +17,7 @@ from semu.hardware.device import Stream
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn.module import Module
+from semu.nn.rules.gang import enter_gang, leave_gang
 from semu.nn.rules.optimizer import adam_step
 from semu.nn.rules.reshard import Resharding, reshard_tokens
 from semu.nn.trace.autograd import backward, recompute
@@ -107,7 +108,8 @@ def trace_block(
         for n, s in enumerate(inputs)
     ]
     given = [t if s.reshard is None else reshard_tokens(t, s.reshard) for t, s in zip(arrived, inputs, strict=True)]
-    outputs = _run_forward(trace, module, given, full_recompute)
+    outputs = _run_forward(trace, module, [enter_gang(t) for t in given], full_recompute)
+    outputs = tuple(leave_gang(t) for t in outputs)
     if saved:
         copy_out(trace, saved)
     num_forward = len(trace.graph.operators)

@@ -67,6 +67,7 @@ class TraceOptions:
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
+        gang_group: ranks that run the block together, each with its part; what arrives is at one of them.
         eager_modules: modules run operator by operator, see ``semu.nn.trace.eager``.
         fused_modules: those of them that do not, by the names of their kernels.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
@@ -101,6 +102,7 @@ class TraceOptions:
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
     frozen_weights: FrozenWeights | None = None
+    gang_group: CommGroup | None = None
 
     @property
     def plain_dtype(self) -> DType:

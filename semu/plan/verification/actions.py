@@ -88,7 +88,7 @@ def check_communication(columns: ActionColumns) -> None:
     """
     kind, messages = columns.kind, columns.plan.messages
     place = columns.message_place
-    at = np.flatnonzero(~columns.is_stage)
+    at = np.flatnonzero(columns.is_message)
     message, code = columns.target[at], kind[at]
     is_send = (code == SENDS[0]) | (code == SENDS[1])
     is_launch = (code == LAUNCHES[0]) | (code == LAUNCHES[1])
@@ -122,6 +122,35 @@ def check_communication(columns: ActionColumns) -> None:
         refuse_actions(columns, used[early], Fault.USED_EARLY, words, expected)
 
 
+def check_exchanges(columns: ActionColumns, flow: PlanFlow) -> None:
+    """The ranks of a gang meet once before each of its stages, each rank right before it, but weight gradients; what
+    arrives at one of them was made before.
+
+    Raises:
+        PlanError: the first that do not.
+    """
+    plan, place = columns.plan, columns.exchange_place
+    gang = np.array([chunk.gang for chunk in plan.chunks])[plan.pairs.chunk]
+    rank = np.array([chunk.rank for chunk in plan.chunks])[plan.pairs.chunk]
+    trains = np.array([chunk.has_backward for chunk in plan.chunks])[plan.pairs.chunk]
+    at = np.flatnonzero(columns.is_exchange)
+    strange = at[gang[columns.target[at]] < 0]
+    refuse_actions(columns, strange, Fault.EXCHANGE, "an exchange before a stage of a single rank")
+    away = at[rank[columns.target[at]] != columns.rank[at]]
+    refuse_actions(columns, away, Fault.EXCHANGE, "an exchange on a rank that does not hold the chunk")
+    again = at[repeated(columns.kind[at] * len(gang) + columns.target[at])]
+    refuse_actions(columns, again, Fault.EXCHANGE, "an exchange that happens twice", "once")
+    for row, stages, lacks, kind in (
+        (0, columns.stage_place[_FORWARD], gang >= 0, ActionKind.EXCHANGE),
+        (1, backward_place(columns), (gang >= 0) & trains, ActionKind.EXCHANGE_GRADIENT),
+    ):
+        missing = lacks & (place[row] < 0)
+        _refuse_missing(columns, kind, missing, rank, Fault.EXCHANGE, "an exchange is missing")
+        held = np.flatnonzero(lacks)
+        late = stages[held[place[row, held] != stages[held] - 1]]
+        refuse_actions(columns, late, Fault.EXCHANGE, "a gang's stage without its exchange right before it")
+
+
 def _place_of(columns: ActionColumns, stages: NDArray[np.integer]) -> I64:
     """Where stages (2 x pair, + 1 for a backward) are among all actions."""
     back = backward_place(columns)
@@ -136,7 +165,10 @@ def _refuse_missing(
     if np.any(lacks):
         plan, number = columns.plan, int(np.argmax(lacks))
         rank = int(ranks[number])
-        name = stage_name(plan, number, kind) if kind.is_stage else message_name(plan, number)
+        if kind.is_exchange:
+            name = f"of pair {number}"
+        else:
+            name = stage_name(plan, number, kind) if kind.is_stage else message_name(plan, number)
         where = f"{plan.name}: rank {rank}"
         raise PlanError(message, fault=fault, rank=rank, where=where, expected=f"{kind} {name}")
 

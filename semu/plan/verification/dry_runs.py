@@ -1,8 +1,9 @@
 """``dry_run``: whether the actions of all ranks come to their ends, whatever time they take.
 
 Sends are rendezvous: a message moves only after both its launches; a wait blocks its rank until all of its batch has
-moved; nothing else blocks. What is launched together is one operation, as with ncclGroupEnd, and a wait for a part of
-it waits for it all, as with the one handle that torch.distributed gives for a batch on NCCL.
+moved, an exchange until all ranks of its gang have come; nothing else blocks. What is launched together is one
+operation, as with ncclGroupEnd, and a wait for a part of it waits for it all, as with the one handle that
+torch.distributed gives for a batch on NCCL.
 
 One run is enough. Every action comes after the one before it on its rank. A wait comes after the moves of its batch;
 a move after the two launches of its message and after the moves before it on the streams of its two ends. Which launch
@@ -108,9 +109,10 @@ def dry_run(columns: ActionColumns, streams: Streams) -> DryRun:
     posted = np.full(len(columns.kind), -1, dtype=np.int64)
     posted[last_of_batch] = np.arange(len(last_of_batch))
     awaited = np.full(len(columns.kind), -1, dtype=np.int64)
-    waits = np.flatnonzero(~columns.is_stage & ~columns.is_launch)
+    waits = np.flatnonzero(columns.is_message & ~columns.is_launch)
     awaited[waits] = batch[columns.target[waits] + num_messages * columns.is_receive[waits]]
     num_batches = len(last_of_batch)
+    meeting, meeting_ptr, meeting_rank = _meetings(columns)
     cursor, is_posted = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_batches, dtype=np.bool_)
     is_done = np.zeros(num_messages, dtype=np.bool_)
     run_dry(
@@ -130,10 +132,26 @@ def dry_run(columns: ActionColumns, streams: Streams) -> DryRun:
         is_posted,
         is_done,
         cursor,
+        (meeting, meeting_ptr, meeting_rank, np.diff(meeting_ptr)),
     )
     return DryRun(
         columns, streams, cursor, batch.reshape(2, -1), lane.reshape(2, -1), lane_stream, is_first, is_posted, is_done
     )
+
+
+def _meetings(columns: ActionColumns) -> tuple[I64, I64, I64]:
+    """Meeting of every action, -1 for none: int64[a]; CSR of the ranks of each meeting."""
+    plan, pairs = columns.plan, columns.plan.pairs
+    at = np.flatnonzero(columns.is_exchange)
+    pair = columns.target[at]
+    gang = np.array([chunk.gang for chunk in plan.chunks], dtype=np.int64)[pairs.chunk[pair]]
+    keys = np.stack((columns.kind[at], gang, pairs.microbatch[pair], pairs.part[pair]))
+    number = np.unique(keys, axis=1, return_inverse=True)[1].ravel()
+    found = np.full(len(columns.kind), -1, dtype=np.int64)
+    found[at] = number
+    order = np.argsort(number, kind="stable")
+    ptr = np.concatenate(([0], np.cumsum(np.bincount(number)))).astype(np.int64)
+    return found, ptr, columns.rank[at[order]]
 
 
 def _batches(columns: ActionColumns) -> tuple[I64, I64]:

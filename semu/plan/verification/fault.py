@@ -41,6 +41,8 @@ class Fault(StrEnum):
     """A batched operation that is torn apart, or holds something else than launches."""
     COMMUNICATION_ORDER = "order of communication"
     """Sends of a directed pair of ranks in another order than their receives."""
+    EXCHANGE = "exchange"
+    """An exchange of a gang's ranks that is missing, happens twice, or is not right before its stage."""
     DEADLOCK = "deadlock"
     MEMORY = "memory"
     """More than a rank has."""

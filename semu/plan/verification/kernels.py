@@ -29,6 +29,7 @@ def run_dry(
     is_posted: U8,
     is_done: U8,
     cursor: I64,
+    meetings: tuple[I64, I64, I64, I64],
 ) -> None:
     """Run the actions of all ranks as far as they go.
 
@@ -46,13 +47,17 @@ def run_dry(
         is_first: bool[num_lanes], whether all before it in its stream are done; written.
         is_posted: bool[num_batches], false; written. is_done: bool[m], false; written, whether a message has moved.
         cursor: int64[num_ranks], 0; written: actions that each rank has done.
+        meetings: int64[a], the meeting at which a rank waits for all others of it, -1: none; CSR of the ranks of
+            meetings; int64[num_meetings], ranks that have yet to come, which is written.
     """
+    meeting, meeting_ptr, meeting_rank, meeting_left = meetings
     num_ranks, num_lanes = len(cursor), len(lane_batch)
     ranks = empty(num_ranks, np.int64)
     for rank in range(num_ranks):
         ranks[rank] = rank
     queued = np.ones(num_ranks, dtype=np.bool_)
     num_queued = num_ranks
+    has_come = np.zeros(num_ranks, dtype=np.bool_)
     lanes = empty(num_lanes, np.int64)
     num_lanes = 0
     while num_queued > 0:
@@ -63,6 +68,20 @@ def run_dry(
             action = ptr[rank] + cursor[rank]
             if awaited[action] >= 0 and batch_left[awaited[action]] > 0:
                 break
+            place = meeting[action]
+            if place >= 0:
+                if not has_come[rank]:
+                    has_come[rank] = True
+                    meeting_left[place] -= 1
+                if meeting_left[place] > 0:
+                    break
+                has_come[rank] = False
+                for at in range(meeting_ptr[place], meeting_ptr[place + 1]):
+                    other = meeting_rank[at]
+                    if has_come[other] and not queued[other]:
+                        queued[other] = True
+                        ranks[num_queued] = other
+                        num_queued += 1
             cursor[rank] += 1
             batch = posted[action]
             if batch < 0:

@@ -4,9 +4,9 @@ That numbers name something is checked where a plan is made. Checks, in this ord
 part of a microbatch runs each layer once and items belong to one part; that messages join stages that read each other,
 none too few or too many, with the right peers, tags, sizes and items; that every stage runs once, on its rank, in an
 order that its results allow; that every message is launched and waited for once at both ends, after it is computed,
-before it is used (so that every buffer is freed); that sends and receives of two ranks pair up by order alone; that
-nothing deadlocks under rendezvous sends (``dry_run`` tells why one run shows it); that memory suffices. Sources:
-PipeWeaver §7.3, DIP §6.3.
+before it is used (so that every buffer is freed); that the ranks of a gang meet before each of its stages; that sends
+and receives of two ranks pair up by order alone; that nothing deadlocks under rendezvous sends (``dry_run`` tells why
+one run shows it); that memory suffices. Sources: PipeWeaver §7.3, DIP §6.3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from semu.plan.columns import ActionColumns
 from semu.plan.flow import PlanFlow
 from semu.plan.plan import ExecutionPlan
-from semu.plan.verification.actions import check_batches, check_communication, check_stages
+from semu.plan.verification.actions import check_batches, check_communication, check_exchanges, check_stages
 from semu.plan.verification.dry_runs import DryRun, Streams, dry_run
 from semu.plan.verification.memory import check_memory
 from semu.plan.verification.messages import check_messages
@@ -92,6 +92,7 @@ def verify(plan: ExecutionPlan, *, streams: Streams = Streams.DIRECTION) -> Veri
     columns = ActionColumns.of(plan)
     check_stages(columns, flow)
     check_communication(columns)
+    check_exchanges(columns, flow)
     check_batches(columns)
     run = _runs(columns, streams)
     peaks = check_memory(columns)

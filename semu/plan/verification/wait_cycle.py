@@ -28,7 +28,8 @@ def deadlock_of(run: DryRun) -> PlanError:
         if rank not in stuck:
             lines.append(f"  rank {rank}: {shown} (finished)")
             continue
-        reason = _why(run, _awaited(run, here))[1]
+        absent = _absent(run, here)
+        reason = f"rank {absent} has yet to come" if absent is not None else _why(run, _awaited(run, here))[1]
         lines.append(f"  rank {rank}: {shown} -> {columns.words(here)} waits: {reason}")
     cycle, rank = _cycle(run, stuck[0])
     place = int(run.cursor[rank])
@@ -42,6 +43,24 @@ def deadlock_of(run: DryRun) -> PlanError:
         expected="actions with which every rank can go on",
         got=columns.words(int(columns.ptr[rank]) + place),
     )
+
+
+def _absent(run: DryRun, action: int) -> int | None:
+    """A rank that has yet to come to the exchange at which another is; None: it is at no exchange."""
+    columns = run.columns
+    if not columns.is_exchange[action]:
+        return None
+    plan, pairs = columns.plan, columns.plan.pairs
+    pair = int(columns.target[action])
+    fellows = next(gang for gang in plan.gangs if int(pairs.chunk[pair]) in gang)
+    for rank, other in sorted((plan.chunks[fellow].rank, fellow) for fellow in fellows):
+        here = int(columns.ptr[rank] + run.cursor[rank])
+        is_end = here == columns.ptr[rank + 1]
+        target = -1 if is_end else int(columns.target[here])
+        is_there = not is_end and columns.kind[here] == columns.kind[action] and pairs.chunk[target] == other
+        if not (is_there and pairs.microbatch[target] == pairs.microbatch[pair]):
+            return rank
+    raise AssertionError(action)
 
 
 def _awaited(run: DryRun, action: int) -> int:
@@ -88,7 +107,8 @@ def _cycle(run: DryRun, rank: int) -> tuple[list[str], int]:
         if kind == "rank":
             action = int(columns.ptr[number] + run.cursor[number])
             words.append(f"rank {number} is at {columns.words(action)}")
-            at = ("message", _awaited(run, action))
+            absent = _absent(run, action)
+            at = ("rank", absent) if absent is not None else ("message", _awaited(run, action))
             continue
         holder, reason, ahead = _why(run, number)
         words.append(reason)

@@ -17,7 +17,8 @@ from semu.parallel.pipeline import nearest_multiple
 from semu.schedule.family import Misfit, ScheduleFamily
 from semu.schedule.placement import Placement
 from semu.schedule.rules.alternate import Alternate
-from semu.schedule.schedule import PipelineShape, Schedule
+from semu.schedule.rules.combined import COMBINED
+from semu.schedule.schedule import PipelineShape, Schedule, StageColumns
 
 MEGATRONS = Alternate(warm_up="min(v, 2) * (p - r - 1) + (v - 1) * p", group="p")
 """1F1B, interleaved where a rank has several virtual stages."""
@@ -32,7 +33,12 @@ def interleaved(shape: PipelineShape) -> Schedule:
         ScheduleError: several virtual stages and a number of microbatches that the ranks do not divide.
     """
     interleaved_family.check(shape.num_ranks, shape.num_microbatches, shape.num_slots)
-    return Schedule("interleaved", MEGATRONS(shape))
+    return Schedule("interleaved", megatrons_stages(shape))
+
+
+def megatrons_stages(shape: PipelineShape) -> StageColumns:
+    """The stages in order; ``shape.combines``: with one more forward before the steady phase."""
+    return (COMBINED if shape.combines else MEGATRONS)(shape)
 
 
 def is_surely_legal(shape: PipelineShape) -> bool:

@@ -13,7 +13,7 @@ virtual stage per rank (v = 1); several virtual stages take turns as in Megatron
 from __future__ import annotations
 
 from semu.schedule.family import ScheduleFamily, one_slot
-from semu.schedule.generators.interleaved import MEGATRONS, held_stages, interleaved
+from semu.schedule.generators.interleaved import MEGATRONS, held_stages, interleaved, megatrons_stages
 from semu.schedule.schedule import PipelineShape, Schedule
 
 
@@ -26,7 +26,7 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
     Raises:
         ScheduleError: as ``interleaved``.
     """
-    return interleaved(shape) if shape.num_slots > 1 else Schedule("1f1b", MEGATRONS(shape))
+    return interleaved(shape) if shape.num_slots > 1 else Schedule("1f1b", megatrons_stages(shape))
 
 
 one_f_one_b_family = ScheduleFamily(

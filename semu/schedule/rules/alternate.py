@@ -11,7 +11,7 @@ from semu.parallel.pipeline import nearest_multiple
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.schedule.rules.expressions import Number
 from semu.schedule.rules.rule import Rule, one_value, ranks_values
-from semu.schedule.rules.turns import Turns, turn_columns
+from semu.schedule.rules.turns import I64, Turns, turn_columns
 from semu.schedule.schedule import StageColumns
 from semu.schedule.shape import PipelineShape
 
@@ -39,6 +39,14 @@ class Alternate(Rule):
 
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """See ``Rule``."""
+        return turn_columns(shape, self.turns(shape)[0])
+
+    def turns(self, shape: PipelineShape) -> tuple[Turns, I64]:
+        """The turns of all ranks; and int64[num_ranks], the forwards of each before its first backward's turn.
+
+        Raises:
+            ScheduleError: microbatches that are no whole groups.
+        """
         v, total = shape.num_slots, shape.num_microbatches * shape.num_slots
         size = one_value(self.group, shape, "group", 1)
         if v > 1 and shape.num_microbatches % size:
@@ -49,7 +57,8 @@ class Alternate(Rule):
                 got=shape.num_microbatches,
                 nearest=nearest_multiple(shape.num_microbatches, size),
             )
-        warm_up = np.minimum(ranks_values(self.warm_up, shape, "warm_up"), total)[:, None]
+        forwards = np.minimum(ranks_values(self.warm_up, shape, "warm_up"), total)
+        warm_up = forwards[:, None]
         step = np.arange(total)
         group, within = np.divmod(step, size * v)
         slot, microbatch = within // size, group * size + within % size
@@ -60,4 +69,4 @@ class Alternate(Rule):
         phase = np.repeat(phases, total)
         order = np.argsort(np.concatenate(turns, axis=1) * (WEIGHT + 1) + phase, axis=1, kind="stable")
         slots = np.concatenate([slot if code == FORWARD else v - 1 - slot for code in phases])
-        return turn_columns(shape, Turns(phase[order], slots[order], np.tile(microbatch, len(phases))[order]))
+        return Turns(phase[order], slots[order], np.tile(microbatch, len(phases))[order]), forwards

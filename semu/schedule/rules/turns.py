@@ -28,8 +28,17 @@ class Turns(NamedTuple):
 
 
 def turn_columns(shape: PipelineShape, turns: Turns) -> StageColumns:
+    """The stages that run in the turns of every rank, see ``turn_stages``."""
+    return turn_stages(shape, turns)[1]
+
+
+def turn_stages(shape: PipelineShape, turns: Turns) -> tuple[I64, StageColumns]:
     """The stages that run in the turns of every rank: all chunks of the virtual stage, forwards in the order of data
-    flow, backwards against it, and of each chunk all parts of the microbatch."""
+    flow, backwards against it, and of each chunk all parts of the microbatch.
+
+    Returns:
+        int64[num_stages], the turn of each stage, rank after rank; and the stages.
+    """
     held = [shape.chunks_of(rank, slot) for rank in range(shape.num_ranks) for slot in range(shape.num_slots)]
     back = [[chunk for chunk in reversed(chunks) if shape.has_backward[chunk]] for chunks in held]
     rank = np.arange(shape.num_ranks)[:, None]
@@ -44,4 +53,4 @@ def turn_columns(shape: PipelineShape, turns: Turns) -> StageColumns:
         turn, chunk, phase = turn[stage], chunk[stage], phase[stage]
         part = part[stage] * np.array(shape.chunk_split, dtype=np.int64)[chunk] + within
     per_rank = np.bincount(turn // row.shape[1], minlength=shape.num_ranks) if row.size else np.zeros(len(row), int)
-    return StageColumns(np.concatenate(([0], np.cumsum(per_rank))), chunk, phase, part)
+    return turn, StageColumns(np.concatenate(([0], np.cumsum(per_rank))), chunk, phase, part)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.combined.layers import EXPERT_STREAMS
 from semu.compile.join import build_stages
 from semu.compile.layout import Layout, build_layout
 from semu.compile.module_sharding import spreads
@@ -20,7 +21,7 @@ from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.evaluation import BatchShapes, cost_model_of, distinct_shapes
 from semu.costs.roofline import CostModel
 from semu.costs.segment_costs import stage_costs
-from semu.costs.shape_costs import ShapeCosts
+from semu.costs.shape_costs import ShapeCosts, num_shapes
 from semu.graph.rounding import with_rounded
 from semu.job import Recompute, TrainingJob
 from semu.nn.module import Parameter
@@ -188,14 +189,23 @@ class _Floor:
         backward = [pair[1] for pair in stages if pair[1] is not None]
         first = costs[forward[0]]
         none = np.zeros(len(first.latency))
+        may_hide = job.training.overlap.expert_parallel
+        hidden = [_exchanged(layout, pair, by_shape) if may_hide else none for pair in (forward[:1], backward[:1])]
         handed = by_shape.sizes_of_rows([row for row in forward[0].leaving if row >= 0]).sum(axis=0)
         return cls(
-            forward_s=_least(forward, costs),
-            backward_s=_least(backward, costs) if backward else none,
+            forward_s=np.maximum(_least(forward, costs) - hidden[0], 0.0),
+            backward_s=np.maximum(_least(backward, costs) - hidden[1], 0.0) if backward else none,
             dearest_s=costs[backward[0]].latency if backward else none,
             kept=first.net,
             handed=handed if len(handed) else np.zeros(len(first.latency), dtype=np.int64),
         )
+
+
+def _exchanged(layout: Layout, programs: Sequence[StageProgram], by_shape: ShapeCosts) -> F64:
+    """Time of all exchanges of experts' tokens in stages, which may hide: float64[num_shapes] [s]."""
+    streams = [number for number, name in enumerate(layout.streams) if name in EXPERT_STREAMS]
+    rows = [program.rows[np.isin(program.stream, streams)] for program in programs]
+    return sum((by_shape.latency[:, own].sum(axis=1) for own in rows), np.zeros(num_shapes(by_shape.symbols)))
 
 
 def _least(programs: Sequence[StageProgram], costs: Mapping[StageProgram, StageCosts]) -> F64:

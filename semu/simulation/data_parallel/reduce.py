@@ -155,10 +155,13 @@ _TIED_GROUPS = memo.ScopedTable[CommGroup]("groups of pipeline ranks in a place,
 
 
 def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
-    """Elements of every trained parameter that several pipeline ranks hold, and these ranks."""
+    """Elements of every trained parameter that several pipeline ranks hold, and these ranks. What a gang holds is split
+    or has one gradient on all its ranks."""
     num_ranks = layout.job.parallel.pp // layout.cut.copies
-    times = Counter([held.parameter for rank in range(num_ranks) for _, _, held in layout.held_by(rank)])
-    several = {key for key, count in times.items() if count > 1}
+    every = [(chunk, held.parameter) for rank in range(num_ranks) for chunk, _, held in layout.held_by(rank)]
+    times = Counter([parameter for _, parameter in every])
+    together = {parameter for chunk, parameter in every if layout.chunks[chunk].chunk.gang >= 0}
+    several = {key for key, count in times.items() if count > 1} - together
     holders: dict[Parameter, list[int]] = {}
     elements: dict[Parameter, int] = {}
     for rank in range(num_ranks) if several else ():

@@ -35,6 +35,7 @@ from semu.compile.layout import Layout
 from semu.engine.unit_graph import Edges, UnitGraph
 from semu.nn.trace.eager import launches_of
 from semu.simulation.bindings import Binding, Inside, StageInsides
+from semu.simulation.effects.graphs import graphed_calls
 from semu.units import quantize_time
 
 
@@ -86,6 +87,7 @@ def launching_hosts(
     launch = layout.job.launch[1].value
     launch_s = [quantize_time(launch * slower) for slower in launch_slowdowns(layout)]
     calls = np.array([launches_of(operator) if runs_python else 1 for operator in layout.library.operators])
+    calls = graphed_calls(layout, calls)
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
     host[stages] = nodes.num_units + np.arange(len(stages))
@@ -116,7 +118,7 @@ def launch_slowdowns(layout: Layout) -> list[float]:
 
 
 def _issued(
-    inside: Inside, calls: NDArray[np.int64], launch_s: float, *, blocks: bool
+    inside: Inside, calls: NDArray[np.float64], launch_s: float, *, blocks: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Operators that a host which begins with their stage would issue late, when it has issued each after its begin,
     and everything: int64[k], float64[num_replicas, k], float64[num_replicas] [s].
@@ -124,8 +126,8 @@ def _issued(
     The others are never late: a host begins a stage no later than the device.
 
     Args:
-        calls: int64[num_ops], launches. blocks: a kernel is launched when the one before it has ended, and the host has
-            issued everything when the last one has.
+        calls: float64[num_ops], launches. blocks: a kernel is launched when the one before it has ended, and the host
+            has issued everything when the last one has.
     """
     issued: NDArray[np.float64] = launch_s * np.cumsum(np.where(inside.latency > 0, calls, 0), axis=1)
     if blocks:

@@ -84,7 +84,7 @@ def _timed(costed: CostedJob, times: PassTimes) -> Evaluation:
     layout, evaluation, given = costed.layout, costed.evaluation, times.by_code
 
     def _timed(costs: StageCosts, chunk: int, code: int) -> StageCosts:
-        placed = layout.chunks[chunk].chunk
+        placed = layout.kinds[chunk].chunk
         share = given[code] / sum(other.chunk.flow == placed.flow for other in layout.chunks_of(placed.rank))
         lasts = round(share * TIME_GRID_PER_S) / TIME_GRID_PER_S
         return replace(costs, latency=np.full_like(costs.latency, lasts), exposed=np.zeros_like(costs.exposed))

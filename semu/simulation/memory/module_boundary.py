@@ -78,7 +78,7 @@ def _at(timed: TimedJob, source: int, target: int, phase: int) -> Iterator[tuple
     columns = layout.recipe.moved_columns(*table)
     given = np.searchsorted(problem.microbatch[made], table[1])
     taken = np.searchsorted(problem.microbatch[used], table[3])
-    variant = np.searchsorted(variants, run.kind[made])
+    variant = np.searchsorted(variants, layout.recipe.kind_of(giver, problem.microbatch[made]))
     pieces = left[variant[given], run.shape[:, columns]]
     change = -left[variant, run.shape[:, run.column[made]]]
     np.add.at(change.T, given, pieces.T)

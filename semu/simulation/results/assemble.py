@@ -216,6 +216,8 @@ def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
             f"ZeRO-{job.parallel.zero} with unequal microbatches: the collectives inside stages wait for no other "
             "replica, so that the iteration lasts at least as long as said"
         )
+    if job.training.overlap.expert_parallel and job.exposed_exchanges:
+        notes.append(f"overlap.expert_parallel hides nothing: {job.exposed_exchanges}")
     for module in job.model.modules if job.parallel.modules else ():
         groups = job.parallel.item_groups(module.name)
         if groups > 1:

@@ -57,7 +57,7 @@ def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[st
     occurrences: dict[StageProgram, list[tuple[int, int, int]]] = {}
     total_of: dict[int, float] = {}
     calls_of: Counter[int] = Counter()
-    for number, chunk in enumerate(layout.kinds):
+    for number, chunk in enumerate(layout.kinds[: len(costs.times)]):
         if chunk.chunk.flow:  # a microbatch runs through one copy of the model
             continue
         seconds, runs = costs.row_seconds(number), int(costs.times[number].sum())

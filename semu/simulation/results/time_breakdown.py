@@ -269,7 +269,7 @@ def _flop(
         for symbols in _groups_of(name, parallel.replicas // layout.job.parallel.replicas, mean):
             work, extra, causal = _flop_of(library, rows, symbols, uses)
             for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
-                times = int(calls[row]) * (peers // operator.copies)
+                times = int(calls[row]) * peers // operator.copies
                 hardware += times * work[position]
                 if operator.phase is not Phase.RECOMPUTE:
                     model += times * (work[position] - extra[position])

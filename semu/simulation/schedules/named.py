@@ -25,6 +25,7 @@ from semu.schedule.units import units_of
 from semu.simulation.context import SimulatedJob
 from semu.simulation.pipeline import send_latency
 from semu.simulation.schedules.costs_of_pairs import saved_bytes
+from semu.simulation.schedules.woven import woven_schedule
 from semu.simulation.transfers import edge_bytes
 
 
@@ -166,6 +167,10 @@ def named_schedule(name: str, sim: SimulatedJob) -> Schedule:
     is_planned, is_circular = sim.layout.recipe.plan is not None, sim.job.parallel.placement == "circular"
     if is_planned and family.alternates and not is_circular:
         raise _misplaced(family, "circular", sim.job.parallel.placement)
+    if shape.chunk_gang:
+        study = pipeline_study(sim, splits=family.splits_backward)
+        apart = sim.job.training.optimizer_post_validation
+        return woven_schedule(family, study, sim.job.training.activation_limit, ends_apart=apart)
     if family.generate is not None:
         return family.generate(shape)
     if family.adapt is None:

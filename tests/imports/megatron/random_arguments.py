@@ -56,6 +56,8 @@ def legal_arguments(draw: random.Random, free: list[Flag]) -> Arguments:
     for choose in (_model, _experts, _vocabulary, _precision, _recompute, _kernels, _sharding, _optimizer):
         choose(draw, found)
     _pipeline(draw, found, pp)
+    _combined(draw, found, pp)
+    _graphs(draw, found)
     if (tp > 1 and draw.random() < 0.7) or ("num-experts" in found and tp > 1):
         found["sequence-parallel"] = ""
         if draw.random() < 0.3:
@@ -233,11 +235,43 @@ def _pipeline(draw: random.Random, found: Arguments, pp: int) -> None:
     _maybe(draw, found, 0.3, no_overlap_p2p_communication="")
 
 
+def _combined(draw: random.Random, found: Arguments, pp: int) -> None:
+    """Forwards and backwards in one (``TransformerConfig``: which of the others it asks for)."""
+    exchanges = found.get("expert-model-parallel-size") == "2"
+    exchanges &= found.get("moe-token-dispatcher-type") in ("alltoall", "flex")
+    virtual = {"num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"} & found.keys()
+    is_narrow = bool({"bf16", "fp16"} & found.keys())
+    is_legal = exchanges and is_narrow and (pp == 1 or virtual) and found.get("recompute-granularity") != "full"
+    if is_legal and _maybe(draw, found, 0.6, overlap_moe_expert_parallel_comm=""):
+        _maybe(draw, found, 0.5, delay_wgrad_compute="")
+
+
+def _graphs(draw: random.Random, found: Arguments) -> None:
+    """CUDA graphs (``TransformerConfig``): of parts that the model has, and of all of it only by themselves."""
+    if draw.random() < 0.7 or "cpu-offloading-num-layers" in found:
+        return
+    is_full = found.get("recompute-granularity") == "full"
+    has_experts = "num-experts" in found
+    words = ["attn"] + (["moe_router"] if has_experts and draw.random() < 0.5 else [])
+    words += ["moe_preprocess"] if "moe_router" in words and draw.random() < 0.5 else []
+    scopes = [*([] if has_experts else ["full", "mlp"]), " ".join(words)] if not is_full else ["full_iteration"]
+    scope = draw.choice(scopes)
+    way = draw.choice(["local", "enable", "modules"] + ([] if is_full else ["transformer_engine", "external"]))
+    found |= {
+        "local": {"cuda-graph-impl": "local", "cuda-graph-scope": scope},
+        "transformer_engine": {"cuda-graph-impl": "transformer_engine", "cuda-graph-scope": scope},
+        "enable": {"enable-cuda-graph": "", "cuda-graph-scope": scope},
+        "external": {"external-cuda-graph": "", "cuda-graph-scope": scope},
+        "modules": {"cuda-graph-impl": "local", "cuda-graph-modules": scope},
+    }[way]
+    if is_full and draw.random() < 0.3:
+        found["full-iteration-cuda-graph"] = ""
+
+
 _VALUES: dict[str, Callable[[random.Random], str]] = {
     "cp-comm-type": lambda draw: "p2p",
     "moe-router-load-balancing-type": lambda draw: draw.choice(["sinkhorn", "aux_loss", "none", "seq_aux_loss"]),
     "moe-router-dtype": lambda draw: draw.choice(["fp32", "fp64"]),
-    "cuda-graph-impl": lambda draw: draw.choice(["none", "local", "transformer_engine"]),
     "rotary-percent": lambda draw: draw.choice(["1.0", "0.5"]),
     "vocab-file": lambda draw: "${DATA}/vocab.json",
     "data-path": lambda draw: "$DATA/text $1/other",

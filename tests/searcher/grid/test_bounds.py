@@ -23,6 +23,7 @@ EVERYTHING = {"tp": None, "pp": None, "vpp": None, "micro_batch": None, "recompu
 SCHEDULES = {"schedule": ("1f1b", "gpipe", "zb-h1", "zb-v", "chimera", "eager-1f1b", "v-half"), "pp": None, "vpp": None}
 PLACED = {**SCHEDULES, "placement": None, "recompute": None}
 HIDDEN = {"overlap": Overlap(grad_reduce=True, param_gather=True, tensor_parallel=True, pipeline=True)}
+COMBINED = {"overlap": Overlap(expert_parallel=True, delayed_weight_gradients=True)}
 SHOWN = {"overlap": Overlap(grad_reduce=False, param_gather=False, tensor_parallel=False, pipeline=False)}
 
 
@@ -45,6 +46,7 @@ CASES = {
     "hidden": (partial(dense, **HIDDEN), EVERYTHING),
     "shown": (partial(dense, **SHOWN), EVERYTHING),
     "experts": (experts, {**EVERYTHING, "ep": None}),
+    "combined": (partial(experts, **COMBINED), {**EVERYTHING, "ep": None, "schedule": ("1f1b", "interleaved")}),
     "vision": (vision, {**EVERYTHING, "cp": (1,)}),
     "vision-hidden": (partial(vision, **HIDDEN), {**EVERYTHING, "cp": (1,)}),
     "schedules": (dense, PLACED),

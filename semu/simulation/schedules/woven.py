@@ -1,0 +1,51 @@
+"""Schedules of jobs whose pipeline has gangs: a schedule of the layers, with the gangs' stages woven in."""
+
+from __future__ import annotations
+
+from semu.schedule.family import ScheduleFamily
+from semu.schedule.gangs.weaving import weave, without_gangs
+from semu.schedule.graph import graph_of
+from semu.schedule.phases import CODE_OF_PHASE
+from semu.schedule.schedule import Schedule
+from semu.schedule.shape import StageKey
+from semu.schedule.study import PipelineStudy
+
+
+def woven_schedule(family: ScheduleFamily, study: PipelineStudy, limit: float | None, *, ends_apart: bool) -> Schedule:
+    """The schedule of a family for the chunks that are in no gang, and the gangs between them.
+
+    Args:
+        family: of the layers' schedule. study: the whole job. limit, ends_apart: as ``ScheduleFamily.on_job``.
+    Raises:
+        ScheduleError: the schedule does not fit the layers.
+    """
+    inner = layers_study(study)
+    if family.generate is not None:
+        base = family.generate(inner.shape)
+    elif family.adapt is not None:
+        base = family.on_job(inner, limit, ends_apart=ends_apart)
+    else:
+        base = family(inner.shape)
+    return with_gangs(base, study)
+
+
+def with_gangs(base: Schedule, study: PipelineStudy) -> Schedule:
+    """An order of the layers with the gangs between them, by the times of the job's stages.
+
+    Args:
+        base: an order of ``without_gangs(study.shape)``. study: the whole job.
+    """
+    graph, latency_s = graph_of(study.shape), study.costs.latency_s
+
+    def _seconds(stage: StageKey) -> float:
+        return float(latency_s[4 * (graph.first[stage.chunk] + stage.microbatch) + CODE_OF_PHASE[stage.phase]])
+
+    return weave(base, study.shape, _seconds)
+
+
+def layers_study(study: PipelineStudy) -> PipelineStudy:
+    """The chunks that are in no gang, with their costs."""
+    inner, kept = without_gangs(study.shape)
+    graph = graph_of(study.shape)
+    stages = [s for chunk in kept for s in range(4 * int(graph.first[chunk]), 4 * int(graph.first[chunk + 1]))]
+    return PipelineStudy(inner, study.costs.of_stages(stages))

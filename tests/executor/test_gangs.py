@@ -1,0 +1,84 @@
+"""Plans whose ranks run embedding and head together: gradients are those of the model in one piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is the executor extra")
+
+import torch
+
+import semu
+from semu.errors import ExecutorError
+from semu.executor import FakeWorld, RankGroup, run_threads
+from semu.executor.demo import run_demo
+from semu.plan.compile import compile_plan
+from semu.plan.plan import ExecutionPlan
+from semu_models.text.decoder import decoder_model
+from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.llama import Llama, LlamaConfig
+
+torch.set_num_threads(1)
+GPT_MODEL = decoder_model("gpt", GPT(GPTConfig(8, 256, 8, vocab=4096, positions=256)))
+LLAMA = decoder_model("llama", Llama(LlamaConfig(layers=8, hidden=256, ffn=512, heads=8, kv_heads=4, vocab=6144)))
+
+
+def plan_of(model: Any = GPT_MODEL, schedule: str = "1f1b", **sizes: Any) -> ExecutionPlan:
+    parallel = semu.Parallel(**{"dp": 1, "pp": 3, "vocabulary": "pipeline", **sizes})
+    training = semu.Training(global_batch=8 * parallel.dp, seq_len=256, micro_batch=1, schedule=schedule)
+    return compile_plan(semu.TrainingJob(model, semu.Cluster("a800", 1, parallel.num_gpus), parallel, training))
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule", "sizes"),
+    [
+        (GPT_MODEL, "1f1b", {"pp": 4}),
+        (LLAMA, "zb-h1", {"pp": 2, "dp": 2}),
+        (LLAMA, "interleaved", {"pp": 2, "vpp": 2}),
+        (GPT_MODEL, "zb-v", {"pp": 4, "vpp": 2, "placement": "v-shape"}),
+    ],
+)
+def test_gradients_over_threads(model: Any, schedule: str, sizes: dict[str, Any]) -> None:
+    report = run_demo(plan_of(model, schedule, **sizes), backend="fake", iterations=1, fewer_layers=2)
+    assert report.worst_gradient < 1e-12
+    assert report.gradients > 20
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("model", "schedule", "sizes"), [(GPT_MODEL, "1f1b", {"pp": 4}), (LLAMA, "zb-h1", {"dp": 2, "pp": 2})]
+)
+def test_gradients_over_gloo(model: Any, schedule: str, sizes: dict[str, Any]) -> None:
+    report = run_demo(plan_of(model, schedule, **sizes), backend="gloo", iterations=1, fewer_layers=2, timeout_s=180.0)
+    assert report.worst_gradient < 1e-12
+
+
+def test_parts_that_are_not_summed_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RankGroup, "enter", lambda self, x: x)
+    with pytest.raises(ExecutorError, match="not those of the model in one piece"):
+        run_demo(plan_of(pp=2), backend="fake", iterations=1, fewer_layers=4)
+
+
+def test_exchanges_among_some_ranks() -> None:
+    def work(mine: Any) -> Any:
+        if mine.rank == 1:
+            return None
+        x = torch.full((2,), float(mine.rank + 1))
+        mine.sum_over_ranks((x,), (0, 2), 10.0)
+        y = torch.full((2,), float(mine.rank))
+        mine.broadcast((y,), 2, (0, 2), 10.0)
+        return x.tolist(), y.tolist()
+
+    assert run_threads(FakeWorld(3), work) == [([4.0, 4.0], [2.0, 2.0]), None, ([4.0, 4.0], [2.0, 2.0])]
+
+
+def test_a_member_that_never_comes_is_told() -> None:
+    def work(mine: Any) -> None:
+        if mine.rank == 0:
+            mine.broadcast((torch.zeros(1),), 0, (0, 1), 0.2)
+
+    with pytest.raises(TimeoutError, match="1 of 2 ranks"):
+        run_threads(FakeWorld(2), work)
