@@ -59,6 +59,8 @@ class Host:
 
 
 _NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
+_ONE_SOCKET = Number(8, Provenance.DEFAULT, "one node of eight")
+_NO_SOCKET_LINK = Number(1e12, Provenance.DEFAULT, "no limit")
 _ONE_LAYOUT = Number(1, Provenance.DEFAULT, "along the summed axis")
 
 
@@ -91,6 +93,8 @@ class DeviceProfile:
         pcie_bytes_per_s: PCIe, one direction [byte/s].
         nvlink_gpus: GPUs of a node that NVLink joins: 8 behind a switch, 2 for a bridged pair.
         memory_margin: share of the memory that a run should leave free, 0 to less than 1.
+        socket_gpus: consecutive GPUs of a node below one socket of its host, where PCIe joins them.
+        socket_bytes_per_s: link between the sockets of a node, one way, all that cross it together [byte/s].
         fp8_layouts: layouts in which fp8 products take an operand: 1, along the summed axis only; 2, either.
         efficiencies: one per compute kind.
         variants: departures from ``efficiencies``, by kind and precision (``DType``), head dimension (int) or fp8
@@ -125,6 +129,8 @@ class DeviceProfile:
     transfer_s: float = 0.0
     memory_margin: Number = _NO_MARGIN
     fp8_layouts: Number = _ONE_LAYOUT
+    socket_gpus: Number = _ONE_SOCKET
+    socket_bytes_per_s: Number = _NO_SOCKET_LINK
     has_trees: bool = True
 
     def __post_init__(self) -> None:
@@ -132,10 +138,10 @@ class DeviceProfile:
             if name != "memory_margin":
                 check_number(getattr(self, name).value, name, is_above=True)
         check_number(self.memory_margin.value, "memory_margin", most=1.0)
-        if self.nvlink_gpus.value != int(self.nvlink_gpus.value):
-            raise ConfigError(
-                "not a valid number", where="nvlink_gpus", expected="an integer >= 1", got=self.nvlink_gpus.value
-            )
+        for name in ("nvlink_gpus", "socket_gpus"):
+            count = getattr(self, name).value
+            if count != int(count):
+                raise ConfigError("not a valid number", where=name, expected="an integer >= 1", got=count)
         if self.fp8_layouts.value not in (1, 2):
             raise ConfigError(
                 "not a number of layouts", where="fp8_layouts", expected="1 or 2", got=self.fp8_layouts.value, nearest=1
@@ -386,6 +392,8 @@ PEAKS = (
     "nic_bytes_per_s",
     "pcie_bytes_per_s",
     "nvlink_gpus",
+    "socket_gpus",
+    "socket_bytes_per_s",
     "memory_margin",
     "fp8_layouts",
 )

@@ -122,8 +122,9 @@ class Cluster:
 
     @property
     def places(self) -> tuple[object, ...]:
-        """What decides, beside the profile, how ranks lie to one another."""
-        return self.nodes, self.gpus_per_node, self.island_gpus, self.leaf_nodes, self.oversubscription
+        """What decides how ranks lie to one another."""
+        reach = self.profile.nvlink_gpus.value, self.profile.socket_gpus.value
+        return self.nodes, self.gpus_per_node, self.island_gpus, self.leaf_nodes, self.oversubscription, *reach
 
     @property
     def num_gpus(self) -> int:
@@ -199,7 +200,7 @@ class Cluster:
         """The communicator of some GPUs, with its shape on the nodes.
 
         Ranks of one node meet over NVLink where it joins them all (``nvlink_gpus`` consecutive GPUs), else over PCIe;
-        an NVLink domain is one node.
+        an NVLink domain is one node. Where a group over PCIe crosses sockets, so do those of the node's other GPUs.
 
         Args:
             name: stream of the communicator, ``tp``, ``dp``, ...
@@ -220,10 +221,13 @@ class Cluster:
         reach = int(self.profile.nvlink_gpus.value)
         islands = {(node, local // reach) for node, local in places}
         local_port = Port.NVLINK if len(islands) == len(per_node) else Port.PCIE
+        below = self.profile.socket_gpus.value
+        crosses = local_port is Port.PCIE and len({(n, local // below) for n, local in places}) > len(per_node)
+        across = max(self.gpus_per_node // max(per_node.values()), 1) if crosses else 0
         leaf = self.gpus_per_node * (self.leaf_nodes or self.nodes)
         is_slowed = self.leaf_nodes is not None and len({gpu // leaf for gpu in gpus}) > 1
         slower = self.oversubscription if is_slowed and len(per_node) > 1 else 1.0
-        return CommGroup(name, len(gpus), len(per_node), min(per_node.values()), local_port, nic_slowdown=slower)
+        return CommGroup(name, len(gpus), len(per_node), min(per_node.values()), local_port, 1.0, slower, across)
 
 
 def _load(device: object) -> DeviceProfile:

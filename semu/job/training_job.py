@@ -13,7 +13,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.number import Number
 from semu.hardware.software import Software
 from semu.job.experts import check_experts, exposed_exchanges
-from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
+from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, ParameterSync, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
@@ -231,8 +231,11 @@ class TrainingJob:
     @property
     def hides_gathers(self) -> bool:
         """Whether parameters are gathered during the next forwards: ``overlap.param_gather``, but not under Muon, whose
-        whole parameters Megatron-LM gathers in the step (``LayerWiseDistributedOptimizer.allgather_params``)."""
-        return self.training.overlap.param_gather and self.training.optimizer is not Optimizer.MUON
+        whole parameters Megatron-LM gathers in the step (``LayerWiseDistributedOptimizer.allgather_params``), and not
+        by broadcasts."""
+        training = self.training
+        is_gathered = training.parameter_sync is ParameterSync.ALL_GATHER
+        return training.overlap.param_gather and training.optimizer is not Optimizer.MUON and is_gathered
 
     @property
     def moves_fp8_weights(self) -> bool:

@@ -188,7 +188,7 @@ class Mesh:
     def worst_group(self, axis: str) -> CommGroup:
         """The group of one axis that spans the most nodes."""
         cluster, size, stride = self.cluster, getattr(self.parallel, axis), self._strides[axis]
-        nodes = cluster.places, cluster.profile.nvlink_gpus.value
+        nodes = cluster.places
         count = self.parallel.num_gpus // (size * stride)
 
         def _find() -> CommGroup:
@@ -269,7 +269,7 @@ class Mesh:
             return cluster.place_group(name, [self.gpu_of(rank) for rank in gpus])
         if gpus[0] < 0 or gpus[-1] < 0 or max(gpus[0], gpus[-1]) >= cluster.num_gpus:
             return cluster.place_group(name, gpus)  # refuses a GPU that is not there
-        key = (name, first % cluster.period_gpus, step, count, cluster.places[1:], cluster.profile.nvlink_gpus.value)
+        key = (name, first % cluster.period_gpus, step, count, cluster.places[1:])
         return _PLACED.get(key, lambda: cluster.place_group(name, gpus))
 
     def _spot(self, rank: int) -> int:
@@ -292,6 +292,7 @@ _PLACED = memo.Table[CommGroup](
 )
 
 
-def _spread(group: CommGroup) -> tuple[float, int, bool, int]:
-    """How far apart a group's ranks are: upper tiers, nodes, PCIe instead of NVLink, fewest ranks on a node."""
-    return group.nic_slowdown, group.num_nodes, group.local_port is Port.PCIE, -group.ranks_per_node
+def _spread(group: CommGroup) -> tuple[float, int, bool, int, int]:
+    """How far apart a group's ranks are: upper tiers, nodes, PCIe and not NVLink, sockets, fewest ranks on a node."""
+    is_pcie = group.local_port is Port.PCIE
+    return group.nic_slowdown, group.num_nodes, is_pcie, group.socket_groups, -group.ranks_per_node

@@ -26,6 +26,7 @@ class CommGroup:
             several ranks of a node want crosses once and is forwarded within the node.
         nic_slowdown: how many times slower than its card a rank sends to another node, where the way leads over upper
             tiers that have less bandwidth than the cards.
+        socket_groups: groups of a node that cross its sockets at once, this one among them; 0: it stays in a socket.
     Raises:
         ConfigError: counts that do not fit together.
     """
@@ -37,6 +38,7 @@ class CommGroup:
     local_port: Port = Port.NVLINK
     nic_share: float = 1.0
     nic_slowdown: float = 1.0
+    socket_groups: int = 0
 
     def __post_init__(self) -> None:
         where = f"communicator {self.name}"
