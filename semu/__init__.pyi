@@ -13,6 +13,7 @@ from semu import schedule as schedule
 from semu import workload as workload
 from semu.costs.result_cache import ResultCache as ResultCache
 from semu.door.comparing import compare as compare
+from semu.door.contexts import context as context
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
 from semu.door.simulating import evaluate as evaluate

@@ -26,6 +26,7 @@ class Baseline:
         job: what it runs; the schedule's name is in it.
         changes: key of the run file -> value, what differs from the job that was given.
         notes: what it decided that the keys do not tell, a sentence each.
+        order: its order of stages, where it is no named schedule's.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Baseline:
     job: TrainingJob
     changes: Mapping[str, object]
     notes: tuple[str, ...] = ()
+    order: Schedule | None = None
 
     @classmethod
     def of(
@@ -61,15 +63,17 @@ class Baseline:
     @property
     def schedule(self) -> Schedule:
         """The order of stages on every rank."""
-        return self.checkpoint.schedule()
+        return self.checkpoint.schedule(self.order)
 
     def simulate(self, *, cache: ResultCache | None = None, contention: bool = False) -> Report:
         """The whole report; the same as ``semu.simulate(self.job)``."""
+        if self.order is not None:
+            return prepare(self.job, cache=cache).report(self.order, contention=contention)
         return simulate(self.job, cache=cache, contention=contention)
 
     def evaluate(self) -> Estimate:
         """The first figures; the same as ``semu.evaluate(self.job)``."""
-        return self.checkpoint.estimate()
+        return self.checkpoint.estimate(self.order)
 
 
 NO_LAYOUT: Mapping[str, Any] = {

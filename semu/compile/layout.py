@@ -354,7 +354,8 @@ def _deal(
     if parallel.spreads_vocabulary:
         return deal_between(parallel, weights, boundaries)
     if boundaries is not None:
-        return deal_chunks(counts, boundaries, parallel.pp, parallel.placement)
+        ranks = layout.ranks if layout is not None else None
+        return deal_chunks(counts, boundaries, parallel.pp, parallel.placement, ranks)
     names = [module.name for module in job.model.modules]
     return place_modules(
         parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
@@ -461,11 +462,11 @@ def _source(chunks: Sequence[Chunk], chunk: Chunk) -> int:
 
 def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkStages]:
     """The chunks of the other copy of the model: the same stages, on mirrored ranks."""
-    n = len(stages)
+    n, slots = len(stages), max(own.chunk.slot for own in stages) + 1
     return [
         replace(
             own,
-            chunk=second_copy(own.chunk, n, num_ranks),
+            chunk=second_copy(own.chunk, n, num_ranks, slots),
             arrivals=tuple(source + n if source >= 0 else source for source in own.arrivals),
         )
         for own in stages

@@ -187,6 +187,13 @@ class StageProgram:
         return ExpandedStage(start, end, event_time[:num_events], event_bytes[:, :num_events])
 
 
+def later_of(one: NDArray[np.float64] | None, other: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+    """The later of two earliest starts of every operator; None: there is none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return np.maximum(one, other)
+
+
 def pointer(lengths: Iterable[int]) -> NDArray[np.int32]:
     """CSR pointer: 0, then the running sum of the lengths."""
     return np.array([0, *accumulate(lengths)], dtype=np.int32)

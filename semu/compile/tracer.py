@@ -12,13 +12,17 @@ from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
+from semu.hardware.software import Software
 from semu.job import Attention, Fp8Weights, Precision, Recompute, TrainingJob
+from semu.job.context import context_plan
 from semu.job.experts import expert_plan
+from semu.nn.masked_kernel import Masking
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
 from semu.nn.trace.block import CarrySpec, starts_from_data, trace_block
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tracing import TraceOptions
+from semu.parallel.context import Balance
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
 
@@ -149,6 +153,7 @@ class ModelTracer:
             grad_dtype=training.grad_dtype,
             overlap_tp=job.overlaps_tensor_parallel,
             fused_attention=training.attention is Attention.FUSED,
+            separate_softmax=training.software.kernels is Software.TORCH,
             head_dims=head_dims(job.attention_kernel),
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
@@ -165,11 +170,13 @@ class ModelTracer:
             eager_modules=training.runs_unfused,
             fused_modules=job.fused_modules,
             channels_first=training.has_channels_first,
+            bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,
             frozen_weights=training.frozen_weights,
+            masking=_masking(job),
         )
         self._options_key = _both_keys(self.options)
         self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}
@@ -389,6 +396,18 @@ def options_key(options: TraceOptions, *, full_recompute: bool) -> object:
     own = tuple(getattr(options, item.name) for item in fields(options) if item.name != "plan")
     of_plan = tuple(getattr(plan, item.name) for item in fields(plan) if item.name not in ("styles", "patterns"))
     return own, of_plan, full_recompute
+
+
+def _masking(job: TrainingJob) -> Masking:
+    """What the trace must know of the job's mask and context ranks."""
+    parallel = job.parallel
+    return Masking(
+        context_plan(job).label,
+        Balance(parallel.cp_balance).value,
+        parallel.attention_split,
+        by_head=parallel.cp_overlap == "heads" and parallel.cp > 1,
+        query_heads=parallel.cp_gather_heads == "query" and parallel.cp > 1,
+    )
 
 
 def _is_layer(place: _Placed, compiled: CompiledBlock) -> bool:

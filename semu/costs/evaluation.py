@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import is_
 
@@ -15,6 +15,8 @@ from semu.compile.join import build_stages
 from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts, StageProgram
 from semu.compile.template import TemplateLibrary, stream_names
+from semu.costs.ranked import RankedCosts
+from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel, LatencyRules
 from semu.costs.segment_costs import stage_costs
@@ -24,6 +26,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.job import TrainingJob
 from semu.nn.window import Window
 from semu.workload.batch import Microbatch, shape_columns
+from semu.workload.masked import rank_columns
 from semu.workload.spread import Spread, spread_columns
 
 
@@ -36,11 +39,15 @@ class BatchShapes:
         index: int64[dp, num_microbatches], shape of every replica's microbatch; under a plan that cuts microbatches,
             of every column of its table (``SubMicrobatches``).
         idle: number of the shape in which there is nothing at all; -1: none counts as such.
+        ranks: symbols that context ranks see differently -> int64[cp, num_shapes]; empty: there are none.
+        shown: int64[num_shapes], the rank that ``columns`` are of, where there are any.
     """
 
     columns: Mapping[str, NDArray[np.int64]]
     index: NDArray[np.int64]
     idle: int = -1
+    ranks: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    shown: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def with_idle(self) -> BatchShapes:
         """The same, where nothing runs on a shape without any symbol."""
@@ -55,6 +62,7 @@ def distinct_shapes(
     parts: int = 1,
     spreads: Sequence[Spread] = (),
     windows: Mapping[str, Sequence[Window]] | None = None,
+    ranked: Ranked | None = None,
 ) -> BatchShapes:
     """Find equal microbatches.
 
@@ -63,7 +71,10 @@ def distinct_shapes(
         dp: replicas. token_divisor, parts: see ``Parallel.token_divisor``, ``Parallel.sequence_parts``.
         spreads: modality modules that spread their items over groups of ranks.
         windows: of attention, by stream and module.
+        ranked: what context ranks do differently; None: nothing.
     """
+    if ranked is not None:
+        return _ranked_shapes(microbatches, dp, (token_divisor, parts, spreads, windows), ranked)
     if microbatches and not spreads and all(map(is_, microbatches, repeat(microbatches[0]))):
         lengths = tuple([(name, own.tobytes()) for name, own in microbatches[0].lengths.items()])
         used = tuple([(name, tuple(own)) for name, own in (windows or {}).items()])
@@ -81,6 +92,32 @@ def distinct_shapes(
     return BatchShapes(
         columns=dict(zip(names, distinct, strict=True)),
         index=np.asarray(inverse).reshape(-1, dp).T.copy(),
+    )
+
+
+def _ranked_shapes(
+    microbatches: Sequence[Microbatch],
+    dp: int,
+    others: tuple[int, int, Sequence[Spread], Mapping[str, Sequence[Window]] | None],
+    ranked: Ranked,
+) -> BatchShapes:
+    """``distinct_shapes`` where context ranks see different numbers; columns are those of the rank with most tiles."""
+    plain = distinct_shapes(microbatches, 1, *others)
+    index = plain.index[0]
+    ranks = rank_columns(microbatches, ranked.kernels, ranked.plan)
+    columns = {name: column[index] for name, column in plain.columns.items()}
+    busy = [table for name, table in ranks.items() if ".tiles" in name] or [ranks["text.shard"]]
+    shown = np.argmax(np.sum(busy, axis=0), axis=0)
+    columns |= {name: table[shown, np.arange(len(index))] for name, table in ranks.items()}
+    stacked = np.concatenate([*(column[None] for column in columns.values()), shown[None], *ranks.values()])
+    _, first, inverse = np.unique(stacked, axis=1, return_index=True, return_inverse=True)
+    if ranked.plan.cp == 1:
+        ranks = {}
+    return BatchShapes(
+        columns={name: column[first] for name, column in columns.items()},
+        index=np.asarray(inverse).reshape(-1, dp).T.copy(),
+        ranks={name: table[:, first] for name, table in ranks.items()},
+        shown=shown[first],
     )
 
 
@@ -167,7 +204,8 @@ def evaluate(
     shapes = replace(shapes, columns=with_rounded(shapes.columns, layout.library.symbols))
     if cost_model.rules or not remember or not layout.cut.is_shared:
         return _evaluate(layout, shapes, cost_model, cache)
-    contents = tuple((name, column.tobytes()) for name, column in shapes.columns.items())
+    every = [*shapes.columns.items(), *shapes.ranks.items()]
+    contents = tuple((name, column.tobytes()) for name, column in every)
     key = (layout.cut.identity, cost_model, contents)
     shared = (cost_model, shapes.idle, contents)
     one = _EVALUATIONS.get(key, lambda: _evaluate(layout, shapes, cost_model, cache, _SCOPES.get(shared, memo.Scope)))
@@ -195,6 +233,8 @@ def _evaluate(
 ) -> Evaluation:
     """``scope``: shared with other chunks that are made of the same blocks; None: with nobody."""
     by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle, scope if scope is not None else memo.Scope())
+    if shapes.ranks:
+        by_shape = RankedCosts.of(by_shape, shapes.columns, shapes.ranks, shapes.shown)
     every = (stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None)
     programs = [*dict.fromkeys(every)]
     costs = _stage_costs(programs, by_shape, cache)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.template import CostColumns, TemplateLibrary
-from semu.costs.shape_factors import ATTENTION_KEY, SHAPE_COEFFICIENTS, ShapeFactors
+from semu.costs.shape_factors import ATTENTION_KEY, MASKED_KEY, SHAPE_COEFFICIENTS, ShapeFactors
 from semu.errors import ConfigError
 from semu.graph.dim import DimTable, as_int
 from semu.graph.operator import Operator, Phase
@@ -121,7 +121,7 @@ class CostModel:
 
     def _fill_compute(self, row: int, operator: Operator) -> None:
         is_attention = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
-        head_dim = operator.key[5] if is_attention and len(operator.key) == len(ATTENTION_KEY) else None
+        head_dim = operator.key[5] if is_attention and len(operator.key) >= len(ATTENTION_KEY) else None
         efficiency = self.profile.efficiency(
             operator.kind, dtype=operator.dtype, head_dim=head_dim if isinstance(head_dim, int) else None
         )
@@ -134,6 +134,8 @@ class CostModel:
         if operator.flop != 0 and operator.dtype in (DType.FP32, DType.TF32):
             is_own = (operator.kind, operator.dtype) in self.profile.variants
             provenance = provenance if is_own else worst_provenance(provenance, Provenance.TRANSFERRED)
+        if is_attention and len(operator.key) == len(MASKED_KEY):
+            provenance = worst_provenance(provenance, Provenance.DEFAULT)  # of partial_tile
         self.coefficients.append(Coefficients(provenance, efficiency.source, efficiency.relative_error))
 
     @cached_property

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from semu.compile.segments import Segment, StageSegments, WholeStage, cost_stage, split_stage
 from semu.compile.stage import StageCosts, StageProgram
+from semu.costs.ranked import RankedCosts, ranked_stage_costs
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel
 from semu.costs.segment_keys import keys_under
@@ -47,6 +48,8 @@ def stage_costs(programs: Sequence[StageProgram], by_shape: ShapeCosts, cache: R
         cache: where results are looked up and kept; None: nowhere. It is not asked under custom latency rules: they
             may depend on anything.
     """
+    if isinstance(by_shape, RankedCosts):
+        return ranked_stage_costs(programs, by_shape)
     distinct = dict.fromkeys(programs)
     if by_shape.model.rules:
         costs = {program: cost_stage(program, by_shape.latency, by_shape.size) for program in distinct}

@@ -50,6 +50,11 @@ class ShapeCosts:
     scope: memo.Scope = field(default_factory=memo.Scope, repr=False)
 
     @property
+    def stored(self) -> Columns:
+        """The shapes as storages see them."""
+        return self.symbols
+
+    @property
     def columns(self) -> CostColumns:
         """Cost columns of everything for all shapes."""
         return _COLUMNS.get(self.scope, (), lambda: self.model.library.evaluate(self.symbols))
@@ -64,7 +69,14 @@ class ShapeCosts:
     @property
     def size(self) -> NDArray[np.int64]:
         """int64[num_shapes, num_size_rows] [bytes]."""
-        return _SIZES.get(self.scope, (), lambda: self._without_idle(np.ascontiguousarray(self.columns.size_bytes.T)))
+        return _SIZES.get(self.scope, (), self._sizes)
+
+    def _sizes(self) -> NDArray[np.int64]:
+        stored = self.stored
+        if stored is self.symbols:
+            return self._without_idle(np.ascontiguousarray(self.columns.size_bytes.T))
+        every = np.arange(len(self.model.library.sizes))
+        return self._without_idle(np.ascontiguousarray(self.model.library.evaluate_sizes(stored, every).T))
 
     def _without_idle(self, table: NDArray[N], shapes: NDArray[np.int64] | None = None) -> NDArray[N]:
         """A table with a row per shape, or per one of ``shapes``, with nothing in those that are idle."""
@@ -76,6 +88,11 @@ class ShapeCosts:
     def is_few(self) -> bool:
         """Whether there are so few shapes that everything is costed for all of them, once."""
         return num_shapes(self.symbols) <= _FEW
+
+    def waits(self, program: StageProgram, shape: int) -> NDArray[np.float64] | None:
+        """When other context ranks let a stage's operators begin, after its beginning: float64[num_ops] [s]; None: at
+        once."""
+        return None
 
     def ends(self, program: StageProgram, shape: int) -> NDArray[np.float64]:
         """Ends of a stage's operators after its beginning for one shape: float64[num_ops] [s]."""
@@ -121,7 +138,8 @@ class ShapeCosts:
             return chosen
         distinct, place = np.unique(shapes, return_inverse=True)
         every = np.arange(len(self.model.library.sizes))
-        found = np.ascontiguousarray(self.model.library.evaluate_sizes(self._symbols_of(distinct), every).T[place])
+        stored = {name: column[distinct] for name, column in self.stored.items()}
+        found = np.ascontiguousarray(self.model.library.evaluate_sizes(stored, every).T[place])
         return self._without_idle(found, shapes)
 
     def _symbols_of(self, shapes: NDArray[np.int64]) -> Columns:
@@ -137,7 +155,7 @@ class ShapeCosts:
         """
         wanted = np.array(rows, dtype=np.int64)
         result = np.zeros((len(rows), num_shapes(self.symbols)), dtype=np.int64)
-        result[wanted >= 0] = self.model.library.evaluate_sizes(self.symbols, wanted[wanted >= 0])
+        result[wanted >= 0] = self.model.library.evaluate_sizes(self.stored, wanted[wanted >= 0])
         if self.idle >= 0:
             result[:, self.idle] = 0
         return result

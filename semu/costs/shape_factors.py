@@ -15,14 +15,28 @@ from semu.graph.dim import DimTable
 from semu.graph.operator import Operator
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind
-from semu.hardware.shape_terms import attention_factor, cache_factor, row_bytes_factor, tiled_flop
+from semu.hardware.shape_terms import (
+    attention_factor,
+    cache_factor,
+    has_fused_softmax,
+    masked_factor,
+    row_bytes_factor,
+    tiled_flop,
+)
 
 ATTENTION_KEY = ("tokens", "key_tokens", "pairs", "heads", "kv_heads", "d", "d_v", "share")
 """Meaning of an attention operator's shape key; share is 2 where causal halves the pairs, else 1."""
+MASKED_KEY = (*ATTENTION_KEY, "tiles", "partial", "span")
+"""Meaning of the shape key of a kernel under a mask whose tiles are counted; pairs are those of its tiles."""
 PRODUCT_KEY = ("m", "n", "k")
 """Meaning of a product's shape key."""
 GROUPED_KEY = ("m", "n", "k", "split_m", "split_k")
 """Meaning of a grouped product's shape key: equal groups that split m or k."""
+SCORES_KEY = ("tokens", "key_tokens", "pairs", "heads", "width", "is_scores")
+"""Meaning of the shape key of a product over sequences and heads: its result is the scores [l, l'] of a sequence and
+head, summed over ``width``, or [l, width], summed over the l' scores of a row."""
+SOFTMAX_KEY = ("pairs", "tokens", "separate", "fused")
+"""Meaning of the shape key of a softmax over rows of pairs / tokens scores: bytes of a score if separate, if fused."""
 ROW_KEY = ("rows", "width")
 """Meaning of a row-wise operator's shape key."""
 
@@ -42,6 +56,7 @@ SHAPE_COEFFICIENTS = (
     "row0",
     "cached",
     "cache_bytes",
+    "partial_tile",
 )
 """Coefficients of ``Efficiency`` that the factors depend on."""
 
@@ -50,9 +65,13 @@ def used_positions(operator: Operator, efficiency: Efficiency) -> tuple[int, ...
     """Positions in an operator's shape key that its latency depends on, beyond its FLOP and bytes."""
     kind, width = operator.kind, len(operator.key)
     has_tail = efficiency.tiles_at_once > 0 and efficiency.tile_rest > 0
+    if kind in _ATTENTION and width == len(MASKED_KEY):
+        return (3, 8, 9, 10)
     if kind in _ATTENTION and width == len(ATTENTION_KEY) and (efficiency.s0_tokens or has_tail):
         return (0, 2, 3, 7)
-    if kind in _PRODUCTS and width in (len(PRODUCT_KEY), len(GROUPED_KEY)) and efficiency.tiles_at_once:
+    if kind in _PRODUCTS and efficiency.tiles_at_once:
+        return tuple(range(width)) if width in (len(PRODUCT_KEY), len(GROUPED_KEY), len(SCORES_KEY)) else ()
+    if kind is OpKind.SOFTMAX and width == len(SOFTMAX_KEY):
         return tuple(range(width))
     if kind in _ROW_WISE and width == len(ROW_KEY) and efficiency.row0:
         return (1,)
@@ -79,7 +98,7 @@ class ShapeFactors:
         for row, (operator, efficiency) in enumerate(zip(operators, efficiencies, strict=True)):
             positions = () if efficiency is None else used_positions(operator, efficiency)
             if positions:
-                rows.setdefault((_FORMULAS[operator.kind], positions), []).append(row)
+                rows.setdefault((_formula_of(operator), positions), []).append(row)
         for (formula, positions), chosen in rows.items():
             known = [efficiency for row in chosen if (efficiency := efficiencies[row]) is not None]
             self._groups.append(_Group(formula, positions, chosen, operators, known))
@@ -103,7 +122,7 @@ class ShapeFactors:
             if not len(place):
                 continue
             factor = group.factor(number, symbols)
-            if group.formula is _row_factor:
+            if group.formula in (_row_factor, _softmax_factor):
                 mem_bytes = mem_bytes.copy()
                 mem_bytes[place] *= factor
             else:
@@ -154,11 +173,26 @@ def _attention_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
     return factor
 
 
-def _product_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+def _masked_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+    heads, tiles, partial, span = key
+    factor: Values = masked_factor(
+        np.maximum(tiles, 1.0),
+        partial,
+        np.maximum(span, 1.0),
+        heads,
+        tiles_at_once=numbers["tiles_at_once"],
+        partial_tile=numbers["partial_tile"],
+    )
+    return factor
+
+
+def _product_factor(key: Values, numbers: Mapping[str, Values], *, is_split: bool = True) -> Values:
+    """``is_split``: m and k of grouped products are those of all groups together."""
     m, n, k = np.maximum(key[:3], 1.0)
     groups: Values | float = 1.0
     if len(key) == len(GROUPED_KEY):
-        m, k, groups = m / key[3], k / key[4], key[3] * key[4]
+        groups = key[3] * key[4]
+        m, k = (m / key[3], k / key[4]) if is_split else (m, k)
     costs: Values = tiled_flop(
         m,
         n,
@@ -173,9 +207,34 @@ def _product_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
     return factor
 
 
+def _scores_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+    tokens, others, pairs, heads = np.maximum(key[:4], 1.0)
+    rows, scores, width = pairs / others, pairs / tokens, np.maximum(key[4], 1.0)
+    is_scores, groups = key[5] > 0, heads * tokens * others / pairs
+    sizes = (rows, np.where(is_scores, scores, width), np.where(is_scores, width, scores))
+    return _product_factor(np.stack((*sizes, groups, np.ones_like(groups))), numbers, is_split=False)
+
+
+def _softmax_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
+    pairs, tokens, separate, fused = key
+    is_fused = has_fused_softmax(pairs / np.maximum(tokens, 1.0))
+    factor: Values = np.where(is_fused, 1.0, separate / fused)
+    return factor
+
+
 def _row_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
     factor: Values = row_bytes_factor(np.maximum(key[0], 1.0), numbers["row0"])
     return factor
+
+
+def _formula_of(operator: Operator) -> _Formula:
+    """The formula of a kind, or of the meaning of its key."""
+    by_width = {
+        (OpKind.MATMUL, len(SCORES_KEY)): _scores_factor,
+        (OpKind.SOFTMAX, len(SOFTMAX_KEY)): _softmax_factor,
+        **{(kind, len(MASKED_KEY)): _masked_factor for kind in _ATTENTION},
+    }
+    return by_width.get((operator.kind, len(operator.key)), _FORMULAS[operator.kind])
 
 
 _FORMULAS: Mapping[OpKind, _Formula] = {

@@ -62,6 +62,7 @@ _NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
 _ONE_SOCKET = Number(8, Provenance.DEFAULT, "one node of eight")
 _NO_SOCKET_LINK = Number(1e12, Provenance.DEFAULT, "no limit")
 _ONE_LAYOUT = Number(1, Provenance.DEFAULT, "along the summed axis")
+_SAME_PRODUCTS = Number(1, Provenance.DEFAULT, "products take the same time in training")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class DeviceProfile:
         socket_gpus: consecutive GPUs of a node below one socket of its host, where PCIe joins them.
         socket_bytes_per_s: link between the sockets of a node, one way, all that cross it together [byte/s].
         fp8_layouts: layouts in which fp8 products take an operand: 1, along the summed axis only; 2, either.
+        training_products: time of products of 16 bits in a training framework over that of the fit, >= 1, where most
+            of the fitted rows are from inference libraries.
         efficiencies: one per compute kind.
         variants: departures from ``efficiencies``, by kind and precision (``DType``), head dimension (int) or fp8
             recipe (``Fp8Recipe``, which ``scaled`` applies).
@@ -131,6 +134,7 @@ class DeviceProfile:
     fp8_layouts: Number = _ONE_LAYOUT
     socket_gpus: Number = _ONE_SOCKET
     socket_bytes_per_s: Number = _NO_SOCKET_LINK
+    training_products: Number = _SAME_PRODUCTS
     has_trees: bool = True
 
     def __post_init__(self) -> None:
@@ -146,6 +150,7 @@ class DeviceProfile:
             raise ConfigError(
                 "not a number of layouts", where="fp8_layouts", expected="1 or 2", got=self.fp8_layouts.value, nearest=1
             )
+        check_number(self.training_products.value, "training_products", least=1)
         for dtype, number in self.flop_per_s.items():
             check_number(number.value, f"flop_per_s.{dtype.value}", is_above=True)
         if DType.BF16 not in self.flop_per_s:
@@ -234,17 +239,20 @@ class DeviceProfile:
         attention = self.attention_factors(kernel)
         if is_deterministic:
             attention = attention.deterministic()
-        if factors.is_neutral and attention == SAME:
+        products = self.training_products
+        if software is Software.KERNELS or products.value <= factors.matmul.value:
+            products = factors.matmul
+        if factors.is_neutral and attention == SAME and products is factors.matmul:
             return self
 
-        def _in_run(kind: OpKind, item: Efficiency) -> Efficiency:
+        def _in_run(kind: OpKind, item: Efficiency, dtype: object = None) -> Efficiency:
             of_kernel = attention.of_kind(kind)
-            factor = factors.of_kind(kind)
+            factor = products if dtype is DType.BF16 and kind in _PRODUCTS else factors.of_kind(kind)
             return slowed(item, factor if of_kernel is None else times(of_kernel, factor))
 
         return replace(
             self,
-            efficiencies={kind: _in_run(kind, item) for kind, item in self.efficiencies.items()},
+            efficiencies={kind: _in_run(kind, item, DType.BF16) for kind, item in self.efficiencies.items()},
             variants={key: _in_run(key[0], item) for key, item in self.variants.items()},
             software={},
             attention_kernels={},
@@ -396,9 +404,11 @@ PEAKS = (
     "socket_bytes_per_s",
     "memory_margin",
     "fp8_layouts",
+    "training_products",
 )
 """The profile's top-level numbers, by attribute and TOML key."""
 
+_PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
 MAIN_HEAD_DIM = 128
 """Head dimension of the attention coefficients in ``DeviceProfile.efficiencies``."""
 

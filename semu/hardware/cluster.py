@@ -60,8 +60,18 @@ class Cluster:
             count = getattr(self, name)
             check_integer(count, f"cluster.{name}")
         check_number(self.oversubscription, "cluster.oversubscription", "a ratio", least=1)
+        if self.nvlink_domain is not None:
+            check_integer(self.nvlink_domain, "cluster.nvlink_domain")
+            if self.nvlink_domain % self.gpus_per_node:
+                raise ConfigError(
+                    "an NVLink domain that nodes do not make up",
+                    where="cluster.nvlink_domain",
+                    expected=f"a multiple of gpus_per_node = {self.gpus_per_node}",
+                    got=self.nvlink_domain,
+                    nearest=max(self.nvlink_domain // self.gpus_per_node, 1) * self.gpus_per_node,
+                )
         object.__setattr__(self, "override", dict(self.override))
-        for name in ("nics_per_node", "leaf_nodes", "nvlink_domain"):
+        for name in ("nics_per_node", "leaf_nodes"):
             if getattr(self, name) is not None:
                 check_integer(getattr(self, name), f"cluster.{name}")
         if self.nic_gbit is not None:
@@ -73,20 +83,17 @@ class Cluster:
                 expected="nics_per_node and nic_gbit, or bytes per second and GPU",
                 got=self.override["nic_bytes_per_s"],
             )
-        if self.nvlink_domain is not None and self.nvlink_domain % self.gpus_per_node:
-            raise ConfigError(
-                "NVLink joins whole nodes, or those GPUs of one that nvlink_gpus of the profile says",
-                where="cluster.nvlink_domain",
-                expected=f"a multiple of gpus_per_node = {self.gpus_per_node}",
-                got=self.nvlink_domain,
-                nearest=max(self.nvlink_domain // self.gpus_per_node, 1) * self.gpus_per_node,
-            )
         name = self.profile.name  # reads and checks the profile at the door
         if isinstance(self.device, str) and not self.device.endswith(".toml"):
             object.__setattr__(self, "device", name)
 
     def __hash__(self) -> int:
         return hash((self.profile, self.nodes, self.gpus_per_node))
+
+    @property
+    def island(self) -> int:
+        """Consecutive GPUs that talk without the network between nodes: those of a node, or of an NVLink domain."""
+        return self.nvlink_domain or self.gpus_per_node
 
     @cached_property
     def profile(self) -> DeviceProfile:
@@ -111,20 +118,15 @@ class Cluster:
         return self.nics_per_node is not None or self.nic_gbit is not None
 
     @property
-    def island_gpus(self) -> int:
-        """Consecutive GPUs that reach one another without a network card: of a node, or of an NVLink domain."""
-        return self.nvlink_domain or self.gpus_per_node
-
-    @property
     def period_gpus(self) -> int:
         """GPUs after which places repeat: groups that are so far apart are alike."""
-        return math.lcm(self.island_gpus, self.gpus_per_node * (self.leaf_nodes or 1))
+        return math.lcm(self.island, self.gpus_per_node * (self.leaf_nodes or 1))
 
     @property
     def places(self) -> tuple[object, ...]:
         """What decides how ranks lie to one another."""
         reach = self.profile.nvlink_gpus.value, self.profile.socket_gpus.value
-        return self.nodes, self.gpus_per_node, self.island_gpus, self.leaf_nodes, self.oversubscription, *reach
+        return self.nodes, self.gpus_per_node, self.island, self.leaf_nodes, self.oversubscription, *reach
 
     @property
     def num_gpus(self) -> int:
@@ -216,7 +218,7 @@ class Cluster:
             raise ConfigError("a GPU occurs twice", where=where, expected="each GPU once", got=doubled[0])
         for gpu in (min(gpus), max(gpus)):
             self.node_of(gpu)  # refuses a GPU that is not there
-        places = [divmod(gpu, self.island_gpus) for gpu in gpus]
+        places = [divmod(gpu, self.island) for gpu in gpus]
         per_node = Counter(node for node, _ in places)
         reach = int(self.profile.nvlink_gpus.value)
         islands = {(node, local // reach) for node, local in places}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency
 from semu.hardware.kinds import OpKind, Provenance
+from semu.hardware.number import Number
 
 SPEC = "spec"
 """Name of this profile where a run asks for one."""
@@ -29,6 +30,7 @@ def data_sheet(profile: DeviceProfile) -> DeviceProfile:
         variants={},
         links=dict.fromkeys(profile.links, communication),
         software={},
+        training_products=Number(1, Provenance.SPEC, _SOURCE),
         interference=0.0,
         transfer_s=0.0,
     )

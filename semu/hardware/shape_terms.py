@@ -72,6 +72,19 @@ def attention_factor(tokens: Any, pairs: Any, heads: Any, share: Any, *, s0: Any
     return 1.0 + short + rest * ATTENTION_ROWS * tiles_at_once * share / (tokens * heads)
 
 
+def masked_factor(tiles: Any, partial: Any, span: Any, heads: Any, *, tiles_at_once: Any, partial_tile: Any) -> Any:
+    """Cost of attention under a mask over the FLOP of its tiles: P span / (tiles heads), what multiprocessors lose that
+    are done before the last one, times 1 + (partial_tile - 1) partial / tiles, what masking costs inside tiles.
+
+    Args:
+        tiles, partial: tiles of one head, > 0, and those in which some pairs are masked. span: tiles until the last
+            multiprocessor is done, with all heads. heads: of the kernel. tiles_at_once: P; 0: nothing is lost.
+        partial_tile: time of a tile in which some pairs are masked, over that of another, >= 1.
+    """
+    lost = np.where(tiles_at_once > 0, tiles_at_once * span / (tiles * heads), 1.0)
+    return np.maximum(lost, 1.0) * (1.0 + (partial_tile - 1.0) * partial / tiles)
+
+
 def row_bytes_factor(width: Any, row0: Any) -> Any:
     """How much a row-wise kernel (norm, softmax) moves in effect: 1 + row0 / width of a row.
 
@@ -92,3 +105,14 @@ def cache_factor(moved: Any, *, cache_bytes: Any, cached: Any) -> Any:
     """
     missed = np.clip(moved / cache_bytes - 1.0, 0.0, 1.0)
     return (1.0 + (cached - 1.0) * missed) / cached
+
+
+def has_fused_softmax(length: Any) -> Any:
+    """Whether Megatron-LM's fused softmax takes rows of a length, else fp32 copies and PyTorch's softmax do: more than
+    16, at most 16,384, and a multiple of 4 (``FusedScaleMaskSoftmax.is_kernel_available``).
+
+    Args:
+        length: scores of a row; of rows that differ the mean, which counts as one that the kernel takes if no integer.
+    """
+    is_even = (length % 4.0 == 0.0) | (length % 1.0 != 0.0)
+    return is_even & (length > 16.0) & (length <= 16384.0)

@@ -40,7 +40,7 @@ def describe_training(job: TrainingJob) -> dict[str, object]:
     values.pop("straggler_slowdown", None)
     if training.straggler_share:
         values["straggler_slowdown"] = training.straggler_slowdown
-    if training.launches:
+    if job.launches:
         _, launch_s = job.launch
         values["launch_s"] = {"value": launch_s.value, "provenance": launch_s.provenance.value}
         stall = job.profile.host.transfer_stall

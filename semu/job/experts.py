@@ -127,14 +127,6 @@ COMBINED_SCHEDULES = ("1f1b", "interleaved")
 
 def _check_groups(parallel: Parallel, zero_group: int) -> None:
     """Every sharding group has all experts, and so the same number of ranks for each."""
-    if parallel.zero == 1:
-        raise ConfigError(
-            "ZeRO-1 in groups with experts spread over ranks is not modelled by this version",
-            where="parallel.zero_group",
-            expected="no zero_group, zero = 3, or ep = 1 with etp = tp",
-            got=zero_group,
-            nearest="no zero_group",
-        )
     width = parallel.ep * parallel.expert_tensor_ranks
     legal = [
         size
@@ -232,16 +224,17 @@ def expert_plan(model: Model, parallel: Parallel, training: Training, mesh: Mesh
         routing,
         training.moe_grouped_gemm,
         mesh.worst_expert_group if is_gathered and parallel.ep * parallel.expert_tensor_ranks > 1 else None,
+        training.moe_dispatcher is Dispatcher.DEEPEP,
     )
 
 
 def dispatch_group(group: CommGroup, top_k: int, dispatcher: Dispatcher) -> CommGroup:
-    """The group as dispatch uses it: with DeepEP a token with k experts, drawn evenly from m nodes, is wanted on
-    m (1 - (1 - 1/m)^k) of them."""
-    if dispatcher is not Dispatcher.DEEPEP or group.num_nodes == 1:
+    """The group as dispatch uses it: with DeepEP a token with k experts, drawn evenly from m nodes or ranks, is wanted
+    on m (1 - (1 - 1/m)^k) of them, and sent once to each."""
+    if dispatcher is not Dispatcher.DEEPEP:
         return group
-    nodes = group.num_nodes
-    return replace(group, nic_share=nodes * (1 - (1 - 1 / nodes) ** top_k) / top_k)
+    nodes, ranks = (count * (1 - (1 - 1 / count) ** top_k) / top_k for count in (group.num_nodes, group.num_ranks))
+    return replace(group, nic_share=nodes if group.num_nodes > 1 else 1.0, rank_share=ranks)
 
 
 def worst_load(loads: Sequence[float], ep: int) -> float:

@@ -49,6 +49,7 @@ from semu.job.kinds import (
 )
 from semu.job.offload import OFFLOADS, OffloadPlan
 from semu.job.recomputation import check_single_layers, read_method, read_recompute
+from semu.masks.bits import MASK_WORDS, read_mask
 from semu.nn.trace.eager import Autocast
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.parallel.config import Overlap
@@ -317,9 +318,12 @@ class KernelOptions(AbstractOptions):
         " its date",
     )
     attention_deterministic: bool = option(
-        False,
-        SWITCH,
-        "the attention kernel's backward adds in a fixed order, as under Megatron-LM's --deterministic-mode",
+        False, SWITCH, "attention's backward adds in a fixed order, as under Megatron-LM's --deterministic-mode"
+    )
+    attention_mask: Converted[str, str] = option(
+        MASK_WORDS[0],
+        Value(ValueKind.STRING, read_mask, MASK_WORDS),
+        "who sees whom in the text (semu.masks.mask), or a file of int64 bits, .npy (semu.masks.bits)",
     )
     software_date: str | None = option(
         None,
@@ -364,7 +368,8 @@ class KernelOptions(AbstractOptions):
         None,
         AUTO_SWITCH,
         "no kernel starts before its host has issued it (semu.simulation.effects.launch); None or auto: where a"
-        " framework runs its modules operator by operator",
+        " framework runs its modules operator by operator, and for mixtures of experts under Megatron-LM of before"
+        " August 2026",
         shown=ELSEWHERE,
     )
     cuda_graphs: Converted[tuple[str, ...] | None, Sequence[str] | str | None] = option(
@@ -374,12 +379,7 @@ class KernelOptions(AbstractOptions):
         " modelled (training.launch)",
         influence=STEP,
     )
-
-    launch_blocking: bool = option(
-        False,
-        SWITCH,
-        "a kernel is launched when the one before it has ended, as with CUDA_LAUNCH_BLOCKING=1 in the environment",
-    )
+    launch_blocking: bool = option(False, SWITCH, "launches wait for the kernel before (CUDA_LAUNCH_BLOCKING=1)")
 
     def _check(self) -> None:
         super()._check()
@@ -411,7 +411,7 @@ class KernelOptions(AbstractOptions):
 
     @property
     def launches(self) -> bool:
-        """Whether kernels wait for their hosts."""
+        """Whether kernels wait for their hosts, whatever the model (``TrainingJob.launches``)."""
         return self.is_eager or self.launch_blocking if self.launch is None else self.launch
 
 

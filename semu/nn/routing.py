@@ -59,6 +59,8 @@ class ExpertPlan:
         routing: how tokens are shared out.
         is_grouped: a rank's experts are costed as one grouped product; false: as one ordinary product.
         token_group: the ep x etp ranks whose tokens every one of them gathers; None: rows travel.
+        sends_tokens: tokens travel, and are copied for each of a rank's experts where they arrive, sorted at once, as
+            under DeepEP.
     """
 
     ep: int = 1
@@ -68,6 +70,7 @@ class ExpertPlan:
     routing: Routing = field(default_factory=Routing)
     is_grouped: bool = True
     token_group: CommGroup | None = None
+    sends_tokens: bool = False
 
     @property
     def product(self) -> OpKind:

@@ -8,14 +8,15 @@ from typing import Self
 
 from semu.checks import check_integer, check_member, check_switch, check_word, is_integer
 from semu.errors import ConfigError
+from semu.nn.masked_kernel import TILE_EDGE
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
 from semu.parallel.axes import ParallelSizes
-from semu.parallel.context import sequence_parts
+from semu.parallel.context import Balance, check_balance, check_exchange, sequence_parts
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.segments import check_segments
 
-PLACEMENTS = ("circular", "v-shape", "bidirectional")
+PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
 VOCABULARIES = ("ends", "pipeline")
 """Where embedding and head lie."""
@@ -84,12 +85,20 @@ class Parallel(ParallelSizes):
             ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
         cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
             ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
+        cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
+            (``semu.masks.balance``).
+        cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
+        attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
+            (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
+        cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.
+        cp_gather_heads: ``"kv"``: the heads of keys travel; ``"query"``: they are repeated to all query heads before.
         modules: modality module -> ``ModuleParallel`` or its table, where it differs from the job's, e.g.
             ``{"vit": ModuleParallel(tp=1)}``.
         placement: where the groups of layers lie: ``"circular"``, group g on rank g mod pp, or with vpp >= 2 in a V,
             ``"v-shape"``: rank r has groups r and 2 pp - 1 - r (2405.15362 §3), the first both ends of the
             model, and so on back and forth (a wave); or ``"bidirectional"``: the model twice, rank r has group r of one
-            copy and group pp - 1 - r of the other, each with half the microbatches (Chimera, 2107.06925 §3.1).
+            copy and group pp - 1 - r of the other, each with half the microbatches (Chimera, 2107.06925 §3.1); or
+            ``"v-bidirectional"``: twice, either copy in a V (FlexPipe §7.1). ``layout.ranks`` says it group by group.
         segments: how modality modules lie over the pipeline ranks (DIP §3.1): ``"mixed"``, all their layers in one row,
             cut where ``partition`` balances; ``"separated"``, each fills vpp segments of pp stages of its own, so
             that every rank holds chunks of every module; ``"apart"``, each on pipeline ranks of its own.
@@ -116,6 +125,11 @@ class Parallel(ParallelSizes):
     shares: Mapping[str, int] = field(default_factory=dict)
     rank_order: str = DATA_FIRST
     cp_inner: int = 1
+    cp_balance: Balance | str = Balance.ZIGZAG
+    cp_block: int = TILE_EDGE
+    attention_split: int = 0
+    cp_overlap: str = "none"
+    cp_gather_heads: str = "kv"
     vocabulary: str = "ends"
 
     def __post_init__(self) -> None:
@@ -143,6 +157,9 @@ class Parallel(ParallelSizes):
         kind = check_member(self.cp_kind, ContextKind, "parallel.cp_kind", "kind of context parallelism")
         object.__setattr__(self, "cp_kind", kind)
         self._check_levels()
+        balance = check_balance(self.cp_balance, self.cp_block, self.attention_split)
+        object.__setattr__(self, "cp_balance", balance)
+        check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads)
         self._set_modules()
         check_word(self.vocabulary, VOCABULARIES, "place of embedding and head", "parallel.vocabulary")
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
@@ -181,9 +198,9 @@ class Parallel(ParallelSizes):
 
     def _check_placement(self) -> None:
         check_word(self.placement, PLACEMENTS, "placement of the groups of layers", "parallel.placement")
-        if self.placement == "bidirectional":
+        if self.copies > 1:
             self._check_copies()
-        if self.placement == "v-shape" and self.vpp < 2:
+        if self.placement.startswith("v-") and self.vpp < 2:
             raise ConfigError(
                 "a V-shaped placement has several groups of layers on each rank",
                 where="parallel.vpp",
@@ -193,10 +210,15 @@ class Parallel(ParallelSizes):
             )
 
     def _check_copies(self) -> None:
-        """Two copies of the model in opposite directions: one group of layers of each on every rank."""
+        """Two copies of the model in opposite directions: one group of layers of each on every rank, or a V."""
         for name, expected, fits, nearest in (
             ("pp", "an even number of ranks, on which the two copies interlock", self.pp % 2 == 0, self.pp + 1),
-            ("vpp", "1: every rank holds one group of layers of each copy", self.vpp == 1, 1),
+            (
+                "vpp",
+                "1: every rank holds one group of layers of each copy; or a v-bidirectional placement",
+                self.vpp == 1 or self.placement == "v-bidirectional",
+                1,
+            ),
             ("zero", "0 or 1", self.zero <= 1, 1),
             ("zero_group", "no sharding groups", self.zero_group is None, None),
             ("ep", "1", self.ep == 1, 1),
@@ -226,6 +248,13 @@ class Parallel(ParallelSizes):
                 got=self.partition,
             )
         layout.check_stages(self.pp, self.vpp)
+        if layout.ranks is not None and self.placement != "circular":
+            raise ConfigError(
+                "the groups of layers are placed twice",
+                where="parallel.layout.ranks",
+                expected=f"no ranks beside parallel.placement = {self.placement}",
+                got=list(layout.ranks),
+            )
         object.__setattr__(self, "layout", layout)
 
     def _set_modules(self) -> None:
@@ -295,7 +324,7 @@ class Parallel(ParallelSizes):
     @property
     def copies(self) -> int:
         """Copies of the model in a pipeline: 2 under a bidirectional placement, else 1."""
-        return 2 if self.placement == "bidirectional" else 1
+        return 2 if self.placement.endswith("bidirectional") else 1
 
     @property
     def gradient_ranks(self) -> int:
@@ -310,8 +339,11 @@ class Parallel(ParallelSizes):
 
     @property
     def expert_tensor_ranks(self) -> int:
-        """Ranks that every expert is split over."""
-        return self.etp if self.etp is not None else self.tp
+        """Ranks that every expert is split over: where ``etp`` is left open, tp where ranks are left to share experts
+        out (Megatron-LM's default), else 1, as under FSDP."""
+        if self.etp is not None:
+            return self.etp
+        return 1 if self.zero == 3 or self.stage_gpus % (self.ep * self.tp) else self.tp
 
     @property
     def expert_data_ranks(self) -> int:

@@ -21,7 +21,8 @@ _WHERE = "parallel.layout"
 
 @dataclass(frozen=True)
 class PipelineLayout:
-    """Layers of every virtual stage; stage g is on rank g mod pp, slot g div pp. One of four ways to say it, or even.
+    """Layers of every virtual stage; stage g is on rank g mod pp, slot g div pp, or where ``ranks`` says. One of four
+    ways to say which layers, or evenly.
 
     Attributes:
         stages: Megatron-LM's ``--pipeline-model-parallel-layout``: ``"Et*3|(tt|)*2tL"``, E embedding, t layer, L loss,
@@ -34,6 +35,8 @@ class PipelineLayout:
             evenly (Megatron-LM's ``--decoder-first-pipeline-num-layers``, ``--decoder-last-pipeline-num-layers``).
         account_for_embedding, account_for_loss: the first stage has one layer less than an even share, the last one
             (Megatron-LM's ``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``).
+        ranks: the pipeline rank of each of the pp x vpp stages, every rank vpp times, as FlexPipe's ``place`` takes any
+            map of stages to actors (§4.1); None: circular, or as ``parallel.placement`` says.
     Raises:
         ConfigError: several ways at once, an unknown symbol, something that is no count.
     """
@@ -45,6 +48,7 @@ class PipelineLayout:
     last: int | None = None
     account_for_embedding: bool = False
     account_for_loss: bool = False
+    ranks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("account_for_embedding", "account_for_loss"):
@@ -55,6 +59,8 @@ class PipelineLayout:
                 check_integer(value, f"{_WHERE}.{name}", "a number of layers", least=0)
         if self.layers is not None:
             object.__setattr__(self, "layers", _counts(self.layers, f"{_WHERE}.layers"))
+        if self.ranks is not None:
+            object.__setattr__(self, "ranks", _counts(self.ranks, f"{_WHERE}.ranks"))
         if self.modules is not None:
             if not isinstance(self.modules, Mapping) or not self.modules:
                 raise ConfigError(
@@ -122,6 +128,20 @@ class PipelineLayout:
             sizes = [len(counts) for counts in self.modules.values()]
             if any(size != pp * vpp for size in sizes):
                 _check_number(sum(sizes), pp, vpp, f"{_WHERE}.modules")
+        if self.ranks is not None:
+            self._check_ranks(self.ranks, pp, vpp)
+
+    @staticmethod
+    def _check_ranks(ranks: tuple[int, ...], pp: int, vpp: int) -> None:
+        _check_number(len(ranks), pp, vpp, f"{_WHERE}.ranks")
+        for rank in range(max(pp, max(ranks) + 1)):
+            if ranks.count(rank) != (vpp if rank < pp else 0):
+                raise ConfigError(
+                    f"{ranks.count(rank)} stages on rank {rank}" if rank < pp else f"there is no rank {rank}",
+                    where=f"{_WHERE}.ranks",
+                    expected=f"every rank from 0 to {pp - 1}, {vpp} times",
+                    got=list(ranks),
+                )
 
 
 def _check_number(count: int, pp: int, vpp: int, where: str) -> None:

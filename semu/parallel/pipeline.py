@@ -133,32 +133,42 @@ def place_chunks(
 
 
 def deal_chunks(
-    blocks_per_module: Sequence[int], boundaries: Sequence[int], num_ranks: int, placement: str = "circular"
+    blocks_per_module: Sequence[int],
+    boundaries: Sequence[int],
+    num_ranks: int,
+    placement: str = "circular",
+    ranks: Sequence[int] | None = None,
 ) -> list[Chunk]:
     """The chunks of groups that are cut already, dealt out as by ``place_chunks``.
 
     Args:
         blocks_per_module: number of blocks of each modality module.
         boundaries: of the groups among all blocks, one more than groups. num_ranks: pipeline ranks.
-        placement: as ``Parallel``; under "v-shape" odd slots run from the last rank to the first.
+        placement: as ``Parallel``; in a V odd slots run from the last rank to the first.
+        ranks: of the groups; None: as ``placement`` says.
     """
     chunks: list[Chunk] = []
     offset = 0
+    count_of = len(boundaries) - 1
+    places = list(ranks) if ranks is not None else [group % num_ranks for group in range(count_of)]
+    if placement.startswith("v-"):
+        places = [num_ranks - 1 - r if group // num_ranks % 2 else r for group, r in enumerate(places)]
+    slots = [places[:group].count(rank) for group, rank in enumerate(places)]
     for module, count in enumerate(blocks_per_module):
         for group, (begin, end) in enumerate(itertools.pairwise(boundaries)):
-            slot, rank = divmod(group, num_ranks)
-            if placement == "v-shape" and slot % 2:
-                rank = num_ranks - 1 - rank
             first, last = max(begin, offset), min(end, offset + count)
             if first < last:
-                chunks.append(Chunk(len(chunks), rank, module, first - offset, last - offset, slot))
+                place = len(chunks), places[group], module
+                chunks.append(Chunk(*place, first - offset, last - offset, slots[group]))
         offset += count
     return chunks
 
 
-def second_copy(chunk: Chunk, num_chunks: int, num_ranks: int) -> Chunk:
-    """The chunk of the copy that runs from the last rank to the first (Chimera, 2107.06925 §3.1)."""
-    return replace(chunk, index=num_chunks + chunk.index, rank=num_ranks - 1 - chunk.rank, slot=1, flow=1)
+def second_copy(chunk: Chunk, num_chunks: int, num_ranks: int, num_slots: int = 1) -> Chunk:
+    """The chunk of the copy that runs from the last rank to the first (Chimera, 2107.06925 §3.1); ``num_slots``: of
+    either copy."""
+    rank, slot = num_ranks - 1 - chunk.rank, chunk.slot + num_slots
+    return replace(chunk, index=num_chunks + chunk.index, rank=rank, slot=slot, flow=1)
 
 
 def nearest_multiple(count: int, size: int) -> int:

@@ -78,7 +78,8 @@ def deal_between(parallel: Parallel, weights: Sequence[float], boundaries: Seque
         ConfigError: fewer layers than stages.
     """
     if boundaries is not None:
-        between = deal_chunks([len(weights)], _inner(boundaries, len(weights)), parallel.pp, parallel.placement)
+        places = parallel.placement, parallel.layout.ranks if parallel.layout is not None else None
+        between = deal_chunks([len(weights)], _inner(boundaries, len(weights)), parallel.pp, *places)
     else:
         layers = place_chunks([len(weights) - 2], weights[1:-1], parallel.pp, parallel.vpp, parallel.placement)
         between = [replace(chunk, first=chunk.first + 1, last=chunk.last + 1) for chunk in layers]

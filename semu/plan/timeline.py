@@ -121,7 +121,7 @@ def simulated_stages(checkpoint: JobCheckpoint, schedule: Schedule | str | None 
     found = checkpoint.schedule(schedule)
     own = checkpoint.split(merged_backwards(found))
     orders = own.units.orders(found)
-    if own.gathers or own.job.training.launches:
+    if own.gathers or own.job.launches:
         start, end = own.unit_times(found)
     else:
         times = own.restore(own.units.order_edges(orders, overlapped_sends=own.job.overlaps_sends))

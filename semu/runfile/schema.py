@@ -27,6 +27,7 @@ _KINDS: Mapping[str, ValueKind] = MappingProxyType(
         "bool": ValueKind.SWITCH,
         "str": ValueKind.STRING,
         "ContextKind | str": ValueKind.STRING,
+        "Balance | str": ValueKind.STRING,
         "tuple[int, ...]": ValueKind.INTEGERS,
         "tuple[str, ...]": ValueKind.WORDS,
         "int | tuple[int, ...]": ValueKind.PATTERN,

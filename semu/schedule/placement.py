@@ -1,14 +1,14 @@
-"""Where the chunks of a model lie: one-to-one, circular, V-shape (a wave, with more slots), bidirectional.
+"""Where the chunks of a model lie: one-to-one, circular, V-shape (a wave, with more slots), bidirectional, both.
 
-        one-to-one  circular      V-shape       bidirectional
-rank 0  0           0  4          0  7          0   3'
-rank 1  1           1  5          1  6          1   2'
-rank 2  2           2  6          2  5          2   1'
-rank 3  3           3  7          3  4          3   0'
+        one-to-one  circular      V-shape       bidirectional     V + bidirectional
+rank 0  0           0  4          0  7          0   3'            0  7  3' 4'
+rank 1  1           1  5          1  6          1   2'            1  6  2' 5'
+rank 2  2           2  6          2  5          2   1'            2  5  1' 6'
+rank 3  3           3  7          3  4          3   0'            3  4  0' 7'
 
 FlexPipe (§2) compares the first two with a third, in which a rank holds chunks from both ends; the V is that of
 2405.15362 §3 and, repeated, the wave of Hanayo (2308.15762); under the last, the model is there twice, and microbatches
-enter it from both ends (Chimera, 2107.06925 §3).
+enter it from both ends (Chimera, 2107.06925 §3); FlexPipe (§7.1) explores a V in either direction too.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ class Placement(Enum):
     CIRCULAR = "circular"
     V_SHAPE = "v-shape"
     BIDIRECTIONAL = "bidirectional"
+    V_BIDIRECTIONAL = "v-bidirectional"
 
     def shape(self, num_ranks: int, num_microbatches: int, num_slots: int = 1) -> PipelineShape:
         """A chain of equal chunks, all with a backward.
 
         Args:
-            num_ranks, num_microbatches: of the pipeline. num_slots: chunks per rank.
+            num_ranks, num_microbatches: of the pipeline. num_slots: chunks per rank; under V + bidirectional, of
+                either copy, at least 2.
+        Raises:
+            ScheduleError: an odd number of ranks in both directions.
         """
         p, m, v = num_ranks, num_microbatches, num_slots
         if self in (Placement.ONE_TO_ONE, Placement.CIRCULAR):
@@ -42,6 +46,27 @@ class Placement(Enum):
             chain = PipelineShape.chain(p, m, v)
             turned = tuple(c % p if c // p % 2 == 0 else p - 1 - c % p for c in range(p * v))
             return PipelineShape(p, m, turned, chain.sources, chain.has_backward, chain.chunk_slot)
+        if p % 2:
+            raise ScheduleError(
+                "two copies of the model interlock on an even number of ranks only",
+                where=f"placement {self.value}",
+                expected="even ranks",
+                got=p,
+                nearest=p + 1,
+            )
+        if self is Placement.V_BIDIRECTIONAL:
+            one = Placement.V_SHAPE.shape(p, m, max(v, 2))
+            n, slots = one.num_chunks, one.num_slots
+            return PipelineShape(
+                p,
+                m,
+                (*one.chunk_rank, *(p - 1 - rank for rank in one.chunk_rank)),
+                (*one.sources, *(tuple(source + n for source in own) for own in one.sources)),
+                (True,) * (2 * n),
+                chunk_slot=(*one.chunk_slot, *(slot + slots for slot in one.chunk_slot)),
+                chunk_flow=(0,) * n + (1,) * n,
+                microbatch_flow=both_ends(p, m),
+            )
         return PipelineShape(
             p,
             m,

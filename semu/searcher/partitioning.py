@@ -21,6 +21,7 @@ from semu.compile.recipe.variants import symbols_of_module
 from semu.compile.template import stream_names
 from semu.compile.tracer import Block
 from semu.costs.evaluation import distinct_shapes
+from semu.costs.ranks import Ranked
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError, ScheduleError
@@ -264,7 +265,8 @@ def _seconds(base: JobCheckpoint, blocks: Sequence[Block], items: Sequence[Micro
     library, job = base.layout.library, base.job
     symbols = library.symbols
     sizes = 1, job.parallel.token_divisor, job.parallel.sequence_parts
-    given = distinct_shapes(with_derived(items, derived_in(symbols)), *sizes, (), windows_in(symbols))
+    ranked = Ranked.of(job, symbols)
+    given = distinct_shapes(with_derived(items, derived_in(symbols)), *sizes, (), windows_in(symbols), ranked)
     by_shape = ShapeCosts(base.evaluation.by_shape.model, with_rounded(given.columns, symbols))
     streams, serial = stream_names(library), not job.overlaps_tensor_parallel
     numbers = sorted({block.template for block in blocks})

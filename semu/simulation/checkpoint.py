@@ -188,10 +188,11 @@ class JobCheckpoint(SimulatedJob):
         nodes = self.nodes if replica is None else self.nodes.only(replica)
         return nodes.resume(Edges.given(edges, nodes.num_units, len(nodes.latency)))
 
-    def timed(self, schedule: Schedule | str | None = None) -> TimedJob:
-        """The pipeline under a schedule, its backwards split as the schedule splits them."""
+    def timed(self, schedule: Schedule | str | None = None, *, has_hosts: bool = True) -> TimedJob:
+        """The pipeline under a schedule, its backwards split as the schedule splits them; ``has_hosts``: false: without
+        launches."""
         problem = self.problem(schedule)
-        return run_pipeline(self.split(problem.merged), problem)
+        return run_pipeline(self.split(problem.merged), problem, has_hosts=has_hosts)
 
     def iteration(self, schedule: Schedule | str | None = None) -> Iteration:
         """The whole iteration under a schedule."""
@@ -242,7 +243,7 @@ class JobCheckpoint(SimulatedJob):
             refuse_contention(self.layout)
         say = progress if progress is not None else lambda _: None
         say("running the pipeline")
-        timed = self.timed(schedule)
+        timed = self.timed(schedule, has_hosts=not contention)
         reductions = plan_reductions(timed)
         iteration = time_iteration(timed, reductions)
         shared = None

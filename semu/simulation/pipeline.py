@@ -23,7 +23,7 @@ from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gathers_before_forwards import first_forward_bindings, parameter_waits
-from semu.simulation.effects.launch import launching_hosts
+from semu.simulation.effects.launch import launching_hosts, waits_for_hosts
 from semu.simulation.transfers import chunk_transfers, edge_bytes, splitting_group
 from semu.simulation.unit_programs import programs_of
 
@@ -177,10 +177,11 @@ def send_latency(costed: CostedJob, link: CommGroup, sizes: NDArray[np.int64]) -
     return _SENDS.get(by_shape, (link, peers, sizes.tobytes()), _find)
 
 
-def run_pipeline(sim: SimulatedJob, problem: PipelineProblem) -> TimedJob:
-    """Time every distinct replica under a schedule: the schedule's edges on the consolidated units."""
+def run_pipeline(sim: SimulatedJob, problem: PipelineProblem, *, has_hosts: bool = True) -> TimedJob:
+    """Time every distinct replica under a schedule: the schedule's edges on the consolidated units; ``has_hosts``:
+    false: without launches."""
     layout, evaluation, replicas, nodes, gathers = sim.layout, sim.evaluation, sim.replicas, sim.nodes, sim.gathers
-    launches = layout.job.training.launches
+    launches = has_hosts and waits_for_hosts(layout)
     insides = StageInsides(sim)
     first = problem.first_forwards if gathers else ()
     overlapped = layout.job.overlaps_sends

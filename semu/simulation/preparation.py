@@ -21,6 +21,7 @@ from semu.costs.evaluation import (
     template_latencies,
 )
 from semu.costs.phases import check_split
+from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
 from semu.errors import ConfigError
@@ -30,7 +31,7 @@ from semu.nn.window import Window, windows_in
 from semu.schedule.stage_plan import StagePlan, first_difference
 from semu.schedule.units import Merged, units_of
 from semu.simulation.checkpoint import JobCheckpoint
-from semu.simulation.checks.context_parallel import check_lengths
+from semu.simulation.checks.context_parallel import check_lengths, refuse_ranked
 from semu.simulation.checks.modality_inputs import check_modality_inputs
 from semu.simulation.checks.unmodelled import check_streams, refuse_unmodelled
 from semu.simulation.data_parallel.gathers_before_forwards import parameter_gathers
@@ -87,8 +88,10 @@ def prepare(
 
     sizes = parallel.replicas, parallel.token_divisor, parallel.sequence_parts
 
-    def _shapes_with(windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = ()) -> BatchShapes:
-        return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows)
+    def _shapes_with(
+        windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = (), ranked: Ranked | None = None
+    ) -> BatchShapes:
+        return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows, ranked)
 
     plain = _shapes_with({})
     check_streams(job, plain)
@@ -99,12 +102,14 @@ def prepare(
 
     def _shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
-        return _shapes_with(windows, derived) if windows or derived else plain
+        ranked = Ranked.of(job, library.symbols)
+        return _shapes_with(windows, derived, ranked) if windows or derived or ranked is not None else plain
 
     def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
         """With those of sub-microbatches."""
         if not cutting.modules:
             return _shapes_of(library)
+        refuse_ranked(job, library.symbols)
         derived = with_derived(cutting.microbatches, derived_in(library.symbols))
         return distinct_shapes(derived, *sizes, (), windows_in(library.symbols)).with_idle()
 

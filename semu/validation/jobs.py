@@ -13,7 +13,8 @@ leaves open follows rules that hold for every row:
   5 a s^2 b of 2205.05198 count), else 0.
 * layers per pipeline chunk: as the row's ``layout`` says (keys of ``[parallel.layout]``), where it has one, else
   equally many; where that does not go, one fewer in the first and the last, which hold the tables (Megatron-LM's
-  ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1).
+  ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1); where neither goes, balanced by parameters, as in any
+  run that says nothing.
 * vocabulary: padded as the row says, else with tensor or pipeline parallelism, which is Megatron-LM's, to a multiple
   of 128 tp (its ``make-vocab-size-divisible-by``); FSDP does not pad.
 * gradients: fp32, but fp16 under fp16 unless the row says otherwise (Megatron-LM sets
@@ -21,6 +22,7 @@ leaves open follows rules that hold for every row:
 * library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, or Megatron-LM's
   allocated bytes, Transformer Engine's and PyTorch's, PyTorch's alone with ``local`` layers; else none.
 * norms, gated activations and rotary embeddings are fused unless the row says ``torch_compile: false``.
+* experts that drop tokens have the capacity of balanced routing and are padded to it (NeMo's token-drop recipes).
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
@@ -54,6 +56,8 @@ from semu.errors import ConfigError
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
 from semu.hardware.software import Software
+from semu.nn.layers.activation import Activation
+from semu.parallel.expert_layers import layer_pattern
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.validation.row import Measure, Row, Shape
@@ -71,8 +75,6 @@ DEADLOCKS_UNTIL, DEADLOCKS_FROM_GPUS = "2023-01", 384
 """Where pipelines of Megatron-DeepSpeed ran with synchronous launches (2211.05100 §3.2)."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
-_RECOMPUTED: Mapping[str, tuple[str, ...]] = MappingProxyType({"mla_up_proj": ("*.query_up", "*.kv_up")})
-"""Words of ``recompute_modules`` that semu does not have -> the modules that they stand for."""
 _TORCH = frozenset(item.value for item in Software if item.kernels is Software.TORCH)
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
 _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -111,7 +113,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         row: the run. settings: those of the row, or what was decided for it.
         device: profile name or file.
     Raises:
-        ConfigError: a word that semu does not know, layers that do not divide into chunks.
+        ConfigError: a word that semu does not know.
     """
     if settings.sharding is not None:
         row = replace(row, sharding=settings.sharding)
@@ -125,6 +127,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "workspaces": _workspaces(row),
         "grad_dtype": settings.grad_dtype or _grad_dtype(row),
         "moe_dispatcher": row.moe_dispatcher,
+        "moe_capacity_factor": 1.0 if row.drops_tokens else None,
+        "moe_pad_to_capacity": row.drops_tokens or None,
         "moe_grouped_gemm": grouped if isinstance(grouped, bool) else None,
         "optimizer_post_validation": True if (row.schedule or "").startswith("zb-") else None,
         "attention": "unfused" if is_unfused else None,
@@ -181,18 +185,19 @@ def _with_run(row: Row, tables: Tables, run: Mapping[str, Mapping[str, Any]]) ->
 
 def _links(row: Row, device: str) -> dict[str, Any]:
     """What the row's network has otherwise than the device's profile: a node of more GPUs than NVLink joins in the
-    profile is an NVLink domain of several trays (GB200 NVL72)."""
-    numbers = {} if row.nic_bytes_per_s is None else {"nic_bytes_per_s": row.nic_bytes_per_s}
-    if row.gpus_per_node > load_profile(device).nvlink_gpus.value:
-        numbers["nvlink_gpus"] = row.gpus_per_node
-    return ({"override": numbers} if numbers else {}) | ({"fabric": row.fabric} if row.fabric is not None else {})
+    profile is an NVLink domain."""
+    links: dict[str, Any] = {"fabric": row.fabric, "nvlink_domain": row.nvlink_domain}
+    if row.nvlink_domain is None and row.gpus_per_node > load_profile(device).nvlink_gpus.value:
+        links["nvlink_domain"] = row.gpus_per_node
+    if row.nic_bytes_per_s is not None:
+        links["override"] = {"nic_bytes_per_s": row.nic_bytes_per_s}
+    return {name: value for name, value in links.items() if value is not None}
 
 
 def _recompute(row: Row, settings: Settings) -> str | list[str]:
-    """The mode, or what selective recomputation covers, in semu's words."""
-    if settings.recompute != "selective" or not row.recompute_modules:
-        return settings.recompute
-    return [word for name in row.recompute_modules for word in _RECOMPUTED.get(name, (name,))]
+    """The mode, or what selective recomputation covers."""
+    is_listed = settings.recompute == "selective" and row.recompute_modules
+    return list(row.recompute_modules) if is_listed else settings.recompute
 
 
 def _is_unfused(row: Row) -> bool:
@@ -254,13 +259,6 @@ def divides(layers: int, chunks: int) -> bool:
 
 def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
     shape = row.shape
-    if shape.activation not in (None, "swiglu" if shape.gated_mlp else "gelu"):
-        raise ConfigError(
-            f"activation {shape.activation} with gated_mlp = {str(shape.gated_mlp).lower()} is not modelled",
-            where="model.activation",
-            expected="swiglu with gated_mlp, else gelu",
-            got=shape.activation,
-        )
     dropout = shape.dropout
     if dropout is None:
         dropout = UNFUSED_DROPOUT if is_unfused else 0.0
@@ -278,6 +276,7 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
         "rms_norm": find_named("norm", shape.norm, {"layernorm": False, "rmsnorm": True}, where="model.norm"),
         "bias": shape.bias,
         "dropout": dropout,
+        **_activation(shape),
         **_positions(row),
         **_experts(shape),
     }
@@ -288,6 +287,17 @@ def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
     if shape.mtp_layers:
         table["mtp_layers"] = shape.mtp_layers
     return table
+
+
+def _activation(shape: Shape) -> dict[str, Any]:
+    """The non-linearity of feed-forward networks where it is not semu's default; gated ones have names of their own."""
+    word = shape.activation
+    if word in (None, "swiglu" if shape.gated_mlp else "gelu"):
+        return {}
+    names = {kind.value: kind.value for kind in Activation}
+    if shape.gated_mlp:
+        names = {kind.gated_name: kind.value for kind in reversed(Activation)} | names
+    return {"activation": find_named("activation", word, names, where="model.activation")}
 
 
 def _positions(row: Row) -> dict[str, Any]:
@@ -307,8 +317,13 @@ def _experts(shape: Shape) -> dict[str, Any]:
     for name in ("num_experts", "topk", "moe_ffn_hidden"):
         if names[name] not in table:
             raise ConfigError("missing field", where=f"model.moe.{name}", expected="an integer >= 1")
-    if shape.moe.get("layer_freq", 1) not in (None, 1):
-        table["moe_layer_freq"] = shape.moe["layer_freq"]
+    frequency = shape.moe.get("layer_freq")
+    if isinstance(frequency, str):
+        frequency = layer_pattern(frequency, "model.moe.layer_freq")
+    if frequency not in (None, 1):
+        table["moe_layer_freq"] = frequency
+    elif shape.moe.get("dense_layers"):
+        table["first_k_dense"] = shape.moe["dense_layers"]
     return table
 
 
@@ -354,9 +369,7 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         table["placement"] = "v-shape"
     if row.layout is not None:
         table["layout"] = dict(row.layout)
-    elif is_v_shaped(row) and not divides(row.shape.layers, row.pp * vp):
-        pass  # balanced by parameters
-    elif row.pp > 1:
+    elif row.pp > 1 and divides(row.shape.layers, row.pp * vp):
         table["layout"] = {"layers": layers_of_chunks(row.shape.layers, row.pp * vp)}
     return table
 

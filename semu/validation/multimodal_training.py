@@ -5,6 +5,8 @@ What a source says of its software, in a run file's words:
 * PyTorch compiles where it is told to (``torch_inductor``), and is eager otherwise; ``cuda_graph`` takes launches away.
 * ``amp`` in the precision is ``torch.autocast``; ``low_precision_norms`` keeps its norms in 16 bits.
 * xFormers, in ``attention``, ran the first FlashAttention.
+* NeMo's image and text towers were Megatron-LM's modules before Transformer Engine until ``TOWERS_FUSED_SINCE``: scores
+  in memory, biases in kernels of their own. This is a belief of this file, with no launch file at hand.
 * PyTorch's own optimizers run as lists of kernels (``foreach``); ``ema`` is a moving average of the weights.
 """
 
@@ -14,6 +16,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from semu.nn.trace.eager import Autocast
+
+TOWERS_FUSED_SINCE = "2024-03"
+"""NeMo's release after 24.01, whose vision towers could be Megatron core's."""
 
 
 def training_of_multimodal(row: Mapping[str, object], table: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
@@ -34,6 +39,9 @@ def training_of_multimodal(row: Mapping[str, object], table: Mapping[str, object
         if not is_compiled:
             remarks.append("torch.compile is not named: eager modules")
         training |= {"eager_modules": not is_compiled, "optimizer_kernels": "foreach"}
+    elif "vision" in table and str(row.get("software_date") or "9999") < TOWERS_FUSED_SINCE:
+        remarks.append("towers before Transformer Engine: unfused attention and biases")
+        training |= {"eager_modules": True, "attention": "unfused"}
     if table.get("cuda_graph") is True:
         training["launch"] = False
     if "amp" in str(row.get("precision", "")).lower():

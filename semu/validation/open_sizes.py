@@ -3,6 +3,7 @@
 * cp: ``sequence_parallel_size`` where the ranks come out so. Attention in space and then in time is exchanged between
   the two, so that every rank attends to whole frames and whole times: each is then a replica with its part of the
   sample, whose exchanges are left out.
+* micro batch: the row's; else what its notes say ("micro batch is 16"), unless of images of another size ("(256 px)").
 * global batch: the row's; else dp x micro_batch x num_microbatches (1); where there is no micro_batch either, as many
   samples as make a replica ``REPLICA_TOKENS`` tokens.
 * iteration time, where it is not printed: global batch / samples per second, of ``samples_per_s`` or ``images_per_s``;
@@ -11,6 +12,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -19,6 +21,7 @@ from semu.errors import ConfigError
 
 Tables: TypeAlias = Mapping[str, Mapping[str, object]]
 REPLICA_TOKENS = 32768
+_NOTE = re.compile(r"micro[ -]?batch is (?P<size>[1-9]\d*)(?: \((?P<px>\d+) px\))?", re.IGNORECASE)
 
 
 def complete_sizes(
@@ -40,7 +43,7 @@ def complete_sizes(
                 f"sequence_parallel_size {spread} taken as " + ("cp" if part is None else "parts of samples")
             )
     parts = result["dp"] // sizes["dp"]
-    micro, total = _size(table, "micro_batch"), _size(table, "global_batch")
+    micro, total = _size(table, "micro_batch") or _noted(table, remarks), _size(table, "global_batch")
     tokens = _tokens(table)
     if total is None:
         each = micro
@@ -70,6 +73,17 @@ def _size(table: Mapping[str, object], name: str) -> int | None:
     if not is_integer(value) or value < 1:
         raise ConfigError("a wrong value", where=name, expected="an integer >= 1 or null", got=value)
     return value
+
+
+def _noted(table: Mapping[str, object], remarks: list[str]) -> int | None:
+    """The micro batch that a row's notes tell."""
+    found = _NOTE.search(str(table.get("notes") or ""))
+    multimodal = table.get("multimodal")
+    side = multimodal.get("image_size") if isinstance(multimodal, Mapping) else None
+    if found is None or (found["px"] is not None and int(found["px"]) != side):
+        return None
+    remarks.append(f"micro_batch {found['size']} of the notes")
+    return int(found["size"])
 
 
 def _tokens(table: Mapping[str, object]) -> int | None:

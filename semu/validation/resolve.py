@@ -156,7 +156,8 @@ def _micro_batches(row: Row) -> tuple[int, ...]:
 
 
 def _chunk_counts(row: Row) -> tuple[int, ...]:
-    """Chunks per rank: those among which the layers can be shared out; several where the row says interleaved."""
+    """Chunks per rank: those among which the layers can be shared out, where there are any; several where the row says
+    interleaved."""
     if is_v_shaped(row):
         return (2,)
     if row.vp is not None or row.pp == 1:
@@ -168,4 +169,4 @@ def _chunk_counts(row: Row) -> tuple[int, ...]:
     if row.layout is not None:
         return tuple(counts)
     legal = tuple(count for count in counts if divides(row.shape.layers, row.pp * count))
-    return legal or (1,)
+    return legal or tuple(counts)

@@ -95,6 +95,7 @@ class Row:
     Attributes:
         id, group: names, for reports only. trust: how far to believe it.
         profile: device. gpus, gpus_per_node: how many.
+        nvlink_domain: GPUs that NVLink joins over nodes; None: a node's.
         dp, tp, pp, cp, ep, vp: parallel sizes; vp None: not published.
         micro_batch: sequences, None: not published. global_batch: sequences.
         fp8_recipe: how fp8 tensors are scaled, where the row says mxfp8; None: as semu takes it.
@@ -109,6 +110,7 @@ class Row:
         attention_deterministic: whether its backward adds in a fixed order.
         cross_entropy: a word of ``training.cross_entropy``; None: not published.
         moe_dispatcher: a word of ``training.moe_dispatcher``; None: not published.
+        drops_tokens: experts take as many rows as balanced routing gives them, and drop the rest (the row's notes).
         gradient_accumulation_fusion: as in ``[training]``; None: not published.
         recompute_modules: what selective recomputation covers; empty: the attention core.
         nic_bytes_per_s: of a GPU, where it differs from the profile's; None: the profile's [byte/s].
@@ -156,10 +158,12 @@ class Row:
     attention_deterministic: bool | None = None
     cross_entropy: str | None = None
     moe_dispatcher: str | None = None
+    drops_tokens: bool = False
     gradient_accumulation_fusion: bool | None = None
     recompute_modules: tuple[str, ...] = ()
     nic_bytes_per_s: float | None = None
     fabric: str | None = None
+    nvlink_domain: int | None = None
     grad_dtype: str = ""
     compiled: bool | None = None
     layout: Mapping[str, object] | None = None

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from semu.checks import check_member, is_integer, is_number
 from semu.errors import ConfigError
 from semu.fitting.source_text import parse_json
-from semu.hardware.profile import list_fabrics
+from semu.hardware.profile import list_fabrics, list_profiles
 from semu.hardware.software import Software
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.adapters import lora_table
@@ -195,6 +195,9 @@ def _row(fields: _Fields) -> Row:
     measured = _Fields(fields.child("measured_values", is_optional=True) or {}, "measured_values.")
     run, remarks = _run(fields)
     sizes = {name: fields.size(name) for name in ("gpus", "gpus_per_node", "dp", "tp", "pp", "cp", "ep")}
+    domain, tray = None, fields.size_or_none("gpus_per_tray", is_optional=True)
+    if tray is not None and tray < sizes["gpus_per_node"]:
+        domain, sizes["gpus_per_node"] = sizes["gpus_per_node"], tray
     open_: dict[str, Any] = {}
     if run is not None:
         run, sizes, batch = complete_sizes(fields.table, run, sizes, remarks)
@@ -204,8 +207,9 @@ def _row(fields: _Fields) -> Row:
         group=fields.word("group"),
         trust=trust,
         shape=NO_TRANSFORMER if run is not None and "model" in run else _shape(_Fields(_model(fields), "model.")),
-        profile=fields.word("profile"),
+        profile=_device(fields),
         **sizes,
+        nvlink_domain=domain,
         global_batch=open_["global_batch"] if open_ else fields.size("global_batch"),
         vp=fields.size_or_none("vp"),
         micro_batch=open_["micro_batch"] if open_ else fields.size_or_none("micro_batch"),
@@ -228,6 +232,7 @@ def _row(fields: _Fields) -> Row:
         attention_deterministic=fields.switch_or_none("attention_deterministic"),
         cross_entropy=fields.word_or_none("cross_entropy", is_optional=True),
         moe_dispatcher=fields.word_or_none("moe_dispatcher", is_optional=True),
+        drops_tokens=re.search(r"\btoken[- ]drop", str(fields.table.get("notes") or ""), re.IGNORECASE) is not None,
         gradient_accumulation_fusion=fields.switch_or_none("gradient_accumulation_fusion"),
         recompute_modules=fields.words("recompute_modules"),
         nic_bytes_per_s=fields.amount_or_none("nic_bytes_per_s", is_optional=True),
@@ -246,6 +251,16 @@ def _row(fields: _Fields) -> Row:
     )
     _check(row)
     return row
+
+
+def _device(fields: _Fields) -> str:
+    """The row's profile; where the row's words name another GPU of which semu has one profile, that."""
+    named = re.match(r"[a-z0-9]+", (fields.word_or_none("gpu", is_optional=True) or "").lower())
+    profile = fields.word("profile")
+    if named is None or profile.split("-")[0] == named[0]:
+        return profile
+    alike = [name for name in list_profiles() if name.split("-")[0] == named[0]]
+    return alike[0] if len(alike) == 1 else profile
 
 
 def _fabric(fields: _Fields) -> str | None:

@@ -19,19 +19,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.checks import check_count
 from semu.errors import ConfigError
+from semu.masks.spans import Spans
 from semu.nn.window import MARK, Window
 from semu.workload.packing import offsets
 
 Lengths: TypeAlias = NDArray[np.int64]
 
 DEFAULT_TEXT_SEQ_LEN = 2048
+
+
+class Places(Protocol):
+    """What stands where in a microbatch's text."""
+
+    def spans(self) -> Spans:
+        """Its runs."""
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
@@ -44,6 +52,7 @@ class Microbatch:
         video_seconds: playing time of all its clips [s], 0 without video.
     Attributes:
         lengths: the streams as read-only arrays, int64[number of sequences].
+        places: where images and sounds stand in its text; None: nobody knows.
     Raises:
         ConfigError: a length that is not an integer >= 0.
     """
@@ -51,6 +60,7 @@ class Microbatch:
     lengths: Mapping[str, Lengths]
     samples: int
     video_seconds: float
+    places: Places | None
 
     def __init__(self, streams: Mapping[str, Sequence[int]], samples: int, video_seconds: float = 0.0) -> None:
         lengths: dict[str, Lengths] = {}
@@ -65,15 +75,25 @@ class Microbatch:
         object.__setattr__(self, "lengths", MappingProxyType(lengths))
         object.__setattr__(self, "samples", samples)
         object.__setattr__(self, "video_seconds", video_seconds)
+        object.__setattr__(self, "places", None)
 
     @classmethod
-    def from_arrays(cls, lengths: dict[str, Lengths], samples: int, video_seconds: float = 0.0) -> Microbatch:
+    def from_arrays(
+        cls, lengths: dict[str, Lengths], samples: int, video_seconds: float = 0.0, places: Places | None = None
+    ) -> Microbatch:
         """A microbatch over read-only int64 arrays that were checked before; nothing is copied."""
         new = object.__new__(cls)
         object.__setattr__(new, "lengths", MappingProxyType(lengths))
         object.__setattr__(new, "samples", samples)
         object.__setattr__(new, "video_seconds", video_seconds)
+        object.__setattr__(new, "places", places)
         return new
+
+    def spans(self, stream: str = "text") -> Spans:
+        """The runs of a stream; nothing but text where nobody knows better."""
+        if stream == "text" and self.places is not None:
+            return self.places.spans()
+        return Spans.of_text(self.lengths[stream][self.lengths[stream] > 0])
 
     @property
     def streams(self) -> Mapping[str, tuple[int, ...]]:
@@ -99,7 +119,8 @@ class Microbatch:
         return hash((self.samples, self.video_seconds, contents))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Microbatch, (self.streams, self.samples, self.video_seconds)
+        places = None if self.places is None else self.places.spans()
+        return Microbatch.from_arrays, (dict(self.lengths), self.samples, self.video_seconds, places)
 
     def __repr__(self) -> str:
         parts = [f"{name}: {array.size} x {array.mean():.4g}" for name, array in self.lengths.items() if array.size]

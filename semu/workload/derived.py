@@ -18,8 +18,8 @@ def with_derived(microbatches: Sequence[Microbatch], streams: Iterable[str]) -> 
     wanted = tuple(streams)
     if not wanted:
         return list(microbatches)
-    made = {item: _with(item, wanted) for item in dict.fromkeys(microbatches)}  # they are compared by identity
-    return [made[item] for item in microbatches]
+    made = {id(item): _with(item, wanted) for item in microbatches}
+    return [made[id(item)] for item in microbatches]
 
 
 def _with(item: Microbatch, streams: Sequence[str]) -> Microbatch:
@@ -32,4 +32,4 @@ def _with(item: Microbatch, streams: Sequence[str]) -> Microbatch:
                 values = change.lengths(values)
             values.flags.writeable = False
             lengths[name] = values
-    return Microbatch.from_arrays(lengths, item.samples, item.video_seconds)
+    return Microbatch.from_arrays(lengths, item.samples, item.video_seconds, item.places)

@@ -6,6 +6,7 @@ A line is one JSON object; all keys are optional, empty lines are skipped::
     {"text_tokens": 120, "images": 3}                                    three images of 2704 patches, 169 tokens
     {"text_tokens": 38, "video_seconds": 4.2, "resolution": [256, 256]}  a clip and its caption
     {"text_tokens": 45, "audio": [{"frames": 1230, "tokens": 307}]}      a sound and its transcript
+    {"images": [{"patches": 2704, "tokens": 169}], "layout": [["text", 40], ["vision", 0], ["text", 80]]}
 
     text_tokens     tokens of text, without the tokens of images and sounds; default 0
     images          a count (0 too), or for each image the patches that enter the encoder and the tokens that enter the
@@ -14,6 +15,8 @@ A line is one JSON object; all keys are optional, empty lines are skipped::
                     and the tokens that enter the backbone; a count means clips of 3000 frames, 750 tokens
     video_seconds   playing time of the sample's clip [s]
     resolution      [height, width] of the clip [px]; default 256 x 256
+    layout          where images and sounds stand: runs in order, ["text", tokens], ["vision", number of the image] or
+                    ["audio", number of the clip], with a third entry [tokens] where an item comes in parts
 
 A file holds one kind of samples. Where nobody says which (``contents``; a run file's model says it too), the keys do:
 with ``video_seconds`` it is ``t2v``, else with ``audio`` ``mixed`` (images are welcome), else with ``images`` ``vlm``,
@@ -25,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +38,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_count, check_number, check_resolution, check_word
 from semu.errors import ConfigError
+from semu.workload.layouts import Layout, read_layout, text_of
 from semu.workload.mixed import FRAMES_TO_TOKENS
 from semu.workload.packing import offsets
 from semu.workload.samples import Items, Samples
@@ -83,6 +87,7 @@ class Sample:
         images: (patches, tokens) of each image, each >= 1; None: the line does not mention images.
         video_seconds: > 0, or None. resolution: (height, width) of the clip [px].
         audio: (frames, tokens) of each clip of sound, each >= 1; None: the line does not mention any.
+        layout: its runs; None: the line does not say.
     """
 
     line: int
@@ -91,6 +96,7 @@ class Sample:
     video_seconds: float | None = None
     resolution: tuple[int, int] = DEFAULT_RESOLUTION
     audio: tuple[tuple[int, int], ...] | None = None
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,9 @@ class Metadata:
             sizes = np.array([item for own in listed for item in own], np.int64).reshape(-1, 2)
             items[name] = Items(offsets(np.array([len(own) for own in listed], np.int64)), sizes[:, 0], sizes[:, 1])
         text = np.array([sample.text_tokens for sample in self.samples], np.int64)
-        return Samples(text, items, frozenset({"vision", "audio"} if audio_in_text else {"vision"}))
+        layouts = [sample.layout for sample in self.samples]
+        merged = frozenset({"vision", "audio"} if audio_in_text else {"vision"})
+        return Samples(text, items, merged, layouts=layouts if any(layouts) else ())
 
     def clips(self, tokenizer: VideoTokenizer) -> Clips:
         """The samples of a ``t2v`` file."""
@@ -183,7 +191,7 @@ def metadata_of(samples: Sequence[Sample], path: str, sha256: str, contents: Con
     return Metadata(path, kind, sha256, tuple(samples))
 
 
-_KEYS = ("text_tokens", "images", "video_seconds", "resolution", "audio")
+_KEYS = ("text_tokens", "images", "video_seconds", "resolution", "audio", "layout")
 _WINDOW_FRAMES = 3000
 """Frames of 30 s."""
 _DEFAULT_SIZES = {
@@ -233,7 +241,7 @@ def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tupl
     for key in value:
         check_word(key, _KEYS, "key of a sample", place)
     try:
-        return Sample(
+        sample = Sample(
             line=number,
             text_tokens=check_count(value.get("text_tokens", 0), "text_tokens", least=0),
             images=tuple(_read_items(value["images"], place, _IMAGES, sizes)) if "images" in value else None,
@@ -245,6 +253,11 @@ def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tupl
             resolution=check_resolution(value.get("resolution", DEFAULT_RESOLUTION), "resolution"),
             audio=tuple(_read_items(value["audio"], place, _AUDIO, sizes)) if "audio" in value else None,
         )
+        if "layout" not in value:
+            return sample
+        items = {"vision": sample.images or (), "audio": sample.audio or ()}
+        layout = read_layout(value["layout"], items, sample.text_tokens if "text_tokens" in value else None)
+        return replace(sample, layout=layout, text_tokens=text_of(layout))
     except ConfigError as error:
         if error.where is not None and error.where.startswith(place):
             raise

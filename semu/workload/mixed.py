@@ -28,7 +28,7 @@ from semu.workload.distributions import (
     round_fairly,
 )
 from semu.workload.packing import offsets
-from semu.workload.samples import Items, Samples
+from semu.workload.samples import Items, Placement, Samples, check_drawn, described_placement
 from semu.workload.vlm import PATCHES_PER_IMAGE, TOKENS_PER_IMAGE
 
 IntArray = NDArray[np.int64]
@@ -58,6 +58,7 @@ class MixedBatch(AbstractBatch):
         audio_seconds: length of every clip [s]; None: LibriSpeech's utterances. Longer clips are cut to 30 s.
         audio: how frames become tokens, and whether clips are padded; 100 frames a second.
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample.
+        placement: where in the text of its sample an image or a clip stands, ``"prefix"`` or ``"embedded"``.
     Raises:
         ConfigError: an unknown data set or a number out of range.
     """
@@ -71,9 +72,11 @@ class MixedBatch(AbstractBatch):
     audio_seconds: float | None = None
     audio: Merging = FRAMES_TO_TOKENS
     attend_across_samples: bool = False
+    placement: Placement | str = Placement.PREFIX
 
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
+        object.__setattr__(self, "placement", check_drawn(self.placement))
         for name in ("image_share", "audio_share"):
             check_number(getattr(self, name), f"batch.{name}", most=1.0)
         if self.image_share + self.audio_share > 1:
@@ -142,6 +145,7 @@ class MixedBatch(AbstractBatch):
             "audio_seconds": self.audio_seconds,
             "padded_frames": self.audio.length,
             "attend_across_samples": self.attend_across_samples,
+            **described_placement(self.placement),
             "default_seq_len": self.default_seq_len,
         }
 
@@ -182,6 +186,8 @@ def _read(batch: MixedBatch, count: int, micro_batch: int, context: int) -> tupl
         np.concatenate([block.text_tokens for block in blocks]),
         {name: Items.joined([block.items[name] for block in blocks]) for name in blocks[0].items},
         blocks[0].merged,
+        Placement(batch.placement),
+        batch.seed,
     )
     return tuple(samples.microbatches(samples.pack(context), count, micro_batch, batch.attend_across_samples))
 

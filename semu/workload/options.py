@@ -45,12 +45,14 @@ _SHARES = ("image_share", "audio_share")
 _PER_IMAGE = ("patches_per_image", "tokens_per_image")
 _KEYS: Mapping[BatchKind, tuple[str, ...]] = {
     BatchKind.TEXT: (),
-    BatchKind.VLM: ("text_per_image", "images_mean", "images_max", "attend_across_samples", *_PER_IMAGE),
+    BatchKind.VLM: ("text_per_image", "images_mean", "images_max", "attend_across_samples", "placement", *_PER_IMAGE),
     BatchKind.T2V: ("resolution", "max_seconds", "max_clips"),
-    BatchKind.MIXED: (*_SHARES, "audio_seconds", "text_per_image", *_PER_IMAGE, "attend_across_samples"),
+    BatchKind.MIXED: (*_SHARES, "audio_seconds", "text_per_image", *_PER_IMAGE, "attend_across_samples", "placement"),
     BatchKind.PAIRS: ("text_tokens", "patches_per_image"),
     BatchKind.FIXED: STREAMS,
-    BatchKind.FILE: ("path", "contents", "images_max", "attend_across_samples", "max_seconds", "max_clips"),
+    BatchKind.FILE: (
+        *("path", "contents", "images_max", "attend_across_samples", "placement", "max_seconds", "max_clips"),
+    ),
 }
 _COMMON = ("kind", "seed")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from semu.errors import ConfigError
 from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
 from semu.workload.metadata import STREAMS, Contents, Metadata, read_metadata
 from semu.workload.mixed import DEFAULT_MIXED_SEQ_LEN
-from semu.workload.samples import Samples
+from semu.workload.samples import Placement, Samples
 from semu.workload.t2v import MAX_CLIPS, MAX_SECONDS, Clips, VideoTokenizer, check_max_seconds
 from semu.workload.vlm import DEFAULT_VLM_SEQ_LEN
 
@@ -41,6 +41,10 @@ class FileBatch(AbstractBatch):
         max_seconds, max_clips: limits of a clip group; a longer clip is an error.
         tokenizer: frame rate, latent compression and patches of clips.
         audio_in_text: clips of sound take places among the text's tokens; false: the text attends to them.
+        placement: where in the text of its sample an item stands; None: as recorded, in samples without a record
+            before the text.
+    Raises:
+        ConfigError: a bad option, or places to be read from a file without any.
     """
 
     metadata: Metadata
@@ -51,9 +55,20 @@ class FileBatch(AbstractBatch):
     max_clips: int = MAX_CLIPS
     tokenizer: VideoTokenizer = field(default_factory=VideoTokenizer)
     audio_in_text: bool = True
+    placement: Placement | str | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
+        if self.placement is not None:
+            object.__setattr__(self, "placement", check_member(self.placement, Placement, "batch.placement"))
+        if self.placement is Placement.RECORDED and not any(sample.layout for sample in self.metadata.samples):
+            raise ConfigError(
+                "no sample of the file says where its images stand",
+                where="batch.placement",
+                expected='the key "layout" in the file, or prefix or embedded',
+                got=Placement.RECORDED.value,
+                nearest=Placement.PREFIX.value,
+            )
         if self.images_max is not None:
             check_count(self.images_max, "batch.images_max")
         check_switch(self.attend_across_samples, "batch.attend_across_samples")
@@ -109,7 +124,8 @@ class FileBatch(AbstractBatch):
         }
         if self.metadata.contents is Contents.T2V:
             return common | {"seed": self.seed, "max_seconds": self.max_seconds, "max_clips": self.max_clips}
-        return common | {"images_max": self.images_max, "attend_across_samples": self.attend_across_samples}
+        said = {} if self.placement is None else {"placement": Placement(self.placement).value}
+        return common | {"images_max": self.images_max, "attend_across_samples": self.attend_across_samples} | said
 
     def _packed(self, context: int | None) -> tuple[Clips | Samples, NDArray[np.int64]]:
         """Clips in the order of their groups, or other samples, and the bounds of groups or packed sequences."""
@@ -126,7 +142,10 @@ class FileBatch(AbstractBatch):
 
     @cached_property
     def _samples(self) -> Samples:
-        return self.metadata.packable(audio_in_text=self.audio_in_text)
+        samples = self.metadata.packable(audio_in_text=self.audio_in_text)
+        if self.placement in (None, Placement.RECORDED):
+            return samples
+        return replace(samples, placement=Placement(self.placement), seed=self.seed, layouts=())
 
     @cached_property
     def _clips(self) -> Clips:
@@ -172,6 +191,7 @@ def file_batch(
     tokenizer: VideoTokenizer | None = None,
     sizes: Mapping[str, tuple[int, int]] | None = None,
     audio_in_text: bool = True,
+    placement: Placement | str | None = None,
 ) -> FileBatch:
     """Samples of a JSONL file (format: ``semu.workload.metadata``); the file is read at once.
 
@@ -192,4 +212,5 @@ def file_batch(
         max_clips,
         tokenizer if tokenizer is not None else VideoTokenizer(),
         audio_in_text,
+        placement,
     )

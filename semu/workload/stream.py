@@ -42,6 +42,7 @@ from semu.workload.metadata import (
 )
 from semu.workload.mixed import MixedBatch
 from semu.workload.recorded import FileBatch
+from semu.workload.samples import Placement
 from semu.workload.t2v import T2vBatch
 from semu.workload.vlm import VlmBatch
 
@@ -116,14 +117,20 @@ def recorded_like(like: AbstractBatch, metadata: Metadata) -> FileBatch:
         return replace(like, metadata=metadata)
     if isinstance(like, VlmBatch):
         limits = {"images_max": like.images_max, "attend_across_samples": like.attend_across_samples}
-        return FileBatch(metadata, like.seed, **limits)  # type: ignore[arg-type]
+        return FileBatch(metadata, like.seed, **limits, placement=_placement(like))  # type: ignore[arg-type]
     if isinstance(like, T2vBatch):
         return FileBatch(
             metadata, like.seed, max_seconds=like.max_seconds, max_clips=like.max_clips, tokenizer=like.tokenizer
         )
     if isinstance(like, MixedBatch):
-        return FileBatch(metadata, like.seed, attend_across_samples=like.attend_across_samples)
+        across = like.attend_across_samples
+        return FileBatch(metadata, like.seed, attend_across_samples=across, placement=_placement(like))
     return FileBatch(metadata)
+
+
+def _placement(like: VlmBatch | MixedBatch) -> Placement | None:
+    """Where items stand: as recorded, unless places are to be drawn."""
+    return Placement.EMBEDDED if like.placement is Placement.EMBEDDED else None
 
 
 def windows(batch: FileBatch, count: int, micro_batch: int, seq_len: int | None) -> Iterator[AbstractBatch]:

@@ -23,7 +23,7 @@ from semu.workload.distributions import (
     draw_image_text,
     make_generator,
 )
-from semu.workload.samples import Items, Samples
+from semu.workload.samples import Items, Placement, Samples, check_drawn, described_placement
 
 IntArray = NDArray[np.int64]
 
@@ -60,6 +60,7 @@ class VlmBatch(AbstractBatch):
         attend_across_samples: attention runs over the whole packed sequence instead of inside each sample
             (``text`` then holds one entry per packed sequence).
         patches_per_image, tokens_per_image: what an image puts into the encoder and into the backbone, >= 1.
+        placement: where in the text of its sample an image stands, ``"prefix"`` or ``"embedded"``; masks look at it.
     Raises:
         ConfigError: an unknown data set or a number out of range.
     """
@@ -71,9 +72,11 @@ class VlmBatch(AbstractBatch):
     attend_across_samples: bool = False
     patches_per_image: int = PATCHES_PER_IMAGE
     tokens_per_image: int = TOKENS_PER_IMAGE
+    placement: Placement | str = Placement.PREFIX
 
     def __post_init__(self) -> None:
         check_seed(self.seed, "batch.seed")
+        object.__setattr__(self, "placement", check_drawn(self.placement))
         object.__setattr__(self, "text_per_image", check_text_source(self.text_per_image))
         if self.images_mean is not None:
             check_number(self.images_mean, "batch.images_mean", most=1e9)
@@ -112,7 +115,8 @@ class VlmBatch(AbstractBatch):
             num_images += int(images.sum())
             tokens += int(text.sum() + self.tokens_per_image * images.sum())
         images, text = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-        samples = Samples(text, {"vision": Items.uniform(images, self.patches_per_image, self.tokens_per_image)})
+        vision = Items.uniform(images, self.patches_per_image, self.tokens_per_image)
+        samples = Samples(text, {"vision": vision}, placement=Placement(self.placement), seed=self.seed)
         return samples, samples.pack(context, self.images_max)
 
     def describe(self) -> dict[str, object]:
@@ -127,6 +131,7 @@ class VlmBatch(AbstractBatch):
             "attend_across_samples": self.attend_across_samples,
             "patches_per_image": self.patches_per_image,
             "tokens_per_image": self.tokens_per_image,
+            **described_placement(self.placement),
             "default_seq_len": self.default_seq_len,
         }
 

@@ -256,6 +256,8 @@ OTHER_OPTIONS: dict[str, object] = {
     "eager_modules": True,
     "channels_first": True,
     "autocast": Autocast.FP32_NORMS,
+    "separate_softmax": True,
+    "bias_kernels": True,
     "head_dims": (64, 128),
     "keeps_gathered": True,
 }

@@ -82,3 +82,16 @@ def test_a_member_that_never_comes_is_told() -> None:
 
     with pytest.raises(TimeoutError, match="1 of 2 ranks"):
         run_threads(FakeWorld(2), work)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"pp": 4, "vpp": 2, "placement": "v-bidirectional", "vocabulary": "ends"},
+        {"pp": 2, "vpp": 2, "layout": {"ranks": [1, 0, 0, 1]}, "vocabulary": "pipeline"},
+        {"pp": 4, "layout": {"ranks": [2, 0, 3, 1]}, "vocabulary": "ends"},
+    ],
+)
+def test_gradients_in_other_places(sizes: dict[str, Any]) -> None:
+    report = run_demo(plan_of(LLAMA, "greedy", **sizes), backend="fake", iterations=1, fewer_layers=1)
+    assert report.worst_gradient < 1e-12

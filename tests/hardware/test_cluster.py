@@ -178,6 +178,27 @@ def test_bridged_pairs_meet_over_pcie() -> None:
     assert cluster.place_group("dp", [0, 1, 8, 10]).local_port is Port.PCIE
 
 
+@given(data=st.data(), trays=st.sampled_from([1, 2, 6, 18]), per_tray=st.sampled_from([1, 4]), nodes=st.integers(1, 40))
+def test_an_nvlink_domain_is_a_node_for_placement(data: st.DataObject, trays: int, per_tray: int, nodes: int) -> None:
+    """Ranks are placed as on nodes of whole domains; the last domain may have fewer trays."""
+    domain = trays * per_tray
+    cluster = Cluster("gb200-nvl72", nodes, per_tray, nvlink_domain=domain)
+    members = data.draw(st.lists(st.integers(0, cluster.num_gpus - 1), min_size=1, max_size=12, unique=True))
+    same = Cluster("gb200-nvl72", -(-cluster.num_gpus // domain), domain, {"nvlink_gpus": domain})
+    assert cluster.place_group("dp", members) == same.place_group("dp", members)
+    assert cluster.num_gpus == nodes * per_tray and len(cluster.hosts) == nodes
+
+
+def test_an_nvlink_domain_is_whole_nodes() -> None:
+    assert Cluster("h100", 2, 4).place_group("tp", [0, 4]).port is Port.NIC
+    assert Cluster("h100", 2, 4, nvlink_domain=8).place_group("tp", [0, 4]).port is Port.NVLINK
+    with pytest.raises(ConfigError) as caught:
+        Cluster("gb200-nvl72", 18, 4, nvlink_domain=70)
+    assert (caught.value.where, caught.value.nearest) == ("cluster.nvlink_domain", 68)
+    with pytest.raises(ConfigError):
+        Cluster("gb200-nvl72", 18, 4, nvlink_domain=0)
+
+
 @pytest.mark.parametrize("members", [[], [0, 0], [0, 99]])
 def test_impossible_members(members: list[int]) -> None:
     with pytest.raises(ConfigError):

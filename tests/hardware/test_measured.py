@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -21,6 +22,7 @@ from semu.hardware.network import CommGroup
 from semu.hardware.network.cost import collective_latency
 from semu.hardware.profile import load_profile
 from semu.hardware.shape_terms import tiled_flop
+from semu.hardware.software import Software
 
 Row = dict[str, str]
 CSV_NAMES = {
@@ -309,3 +311,31 @@ def test_memory_bound_kinds(data_dir: Path, name: str, kind: str, ops: set[str],
     assert got == pytest.approx(item.relative_error, abs=1e-3)
     assert got < limit
     assert item.source.startswith(f"{len(found)} rows")
+
+
+def test_products_in_training_are_slower_than_in_inference_libraries(data_dir: Path) -> None:
+    """Of B200's rows those that Transformer Engine ran for training, over the profile's time."""
+    profile = load_profile("b200")
+    ratios = []
+    for row in rows(data_dir, "gemm.csv"):
+        sizes = [int(row[name]) for name in ("m", "n", "k")]
+        if (row["device"], row["source"], row["batch"]) == ("B200-SXM", "simumax", "1") and min(sizes) >= 256:
+            ratios.append(float(row["time_us"]) * 1e-6 / product_time(profile, row))
+    assert len(ratios) == 504
+    assert median(ratios) == pytest.approx(profile.training_products.value, rel=0.02)
+
+
+def test_a_framework_takes_its_own_products() -> None:
+    """The larger of the device's factor and the framework's applies to 16 bits; fp8 is measured nowhere."""
+    profile = load_profile("b200")
+    own = profile.efficiencies[OpKind.MATMUL].flop
+    run = profile.under(Software.MEGATRON)
+    factor = profile.software[Software.MEGATRON].matmul.value
+    assert profile.training_products.value > factor
+    for kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
+        assert run.efficiencies[kind].flop == profile.efficiencies[kind].flop / profile.training_products.value
+    fp8 = profile.efficiency(OpKind.MATMUL, dtype=DType.FP8).flop
+    assert run.efficiency(OpKind.MATMUL, dtype=DType.FP8).flop == fp8 / factor
+    assert profile.under(Software.KERNELS).efficiencies[OpKind.MATMUL].flop == own
+    slow = profile.override({"software.megatron.matmul": 2.0}).under(Software.MEGATRON)
+    assert slow.efficiencies[OpKind.MATMUL].flop == own / 2

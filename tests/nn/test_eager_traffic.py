@@ -173,6 +173,18 @@ def test_a_residual_block_s_traffic(autocast: Autocast | None) -> None:
     assert found == pytest.approx(expected, rel=0.03)
 
 
+def test_a_separate_softmax_s_traffic() -> None:
+    """Megatron-LM's ``forward_torch_softmax``: a copy in fp32, PyTorch's softmax, a copy back."""
+    heads, length = 4, 257
+    scores = leaf(heads, length, length)
+    moved = counted(lambda: torch.softmax(scores.float(), -1).to(torch.bfloat16))
+    q = spec(length, heads, 64, sequences=Sequences.uniform(1, length))
+    unfused = dataclasses.replace(options(), fused_attention=False)
+    block = trace_block(Apply(lambda q, k, v: F.attention(q, k, v, causal=False)), [q, q, q], unfused)
+    passes = [operator.key for operator in block.graph.operators if operator.kind is OpKind.SOFTMAX]
+    assert sum(number(separate) for _, _, separate, _ in passes) * heads * length**2 == moved
+
+
 def test_a_step_s_traffic() -> None:
     """AdamW over lists of tensors, and diffusers' moving average."""
     sizes = [(300, 40), (7, 1000)]

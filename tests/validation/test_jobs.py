@@ -269,10 +269,9 @@ def test_a_closed_form_runs_until_its_pipeline_is_full(global_batch: int) -> Non
         ({"sharding_kind": "zero9"}, "sharding_kind"),
         ({"model.norm": "batchnorm"}, "model.norm"),
         ({"model.position": "alibi"}, "model.position"),
-        ({"model.activation": "relu"}, "model.activation"),
-        ({"model.activation": "gelu", "model.gated_mlp": True}, "model.activation"),
+        ({"model.activation": "swiglu"}, "model.activation"),
+        ({"model.activation": "squared_gelu", "model.gated_mlp": True}, "model.activation"),
         ({"model.moe": {"num_experts": 8}}, "model.moe.topk"),
-        ({"pp": 3, "gpus": 6, "model.layers": 5}, "model.layers"),
     ],
 )
 def test_words_and_sizes_that_semu_does_not_know(changes: dict[str, Any], where: str) -> None:

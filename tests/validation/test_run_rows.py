@@ -93,6 +93,30 @@ def test_a_source_s_software_is_read_from_its_words() -> None:
     assert make_job(tables_of(row)).training.optimizer_kernels is OptimizerKernels.FUSED
 
 
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        ("Batch of the yaml; its micro batch is 2.", 2),
+        ("micro batch is 2 (512 px)", 2),
+        ("micro batch is 2 (256 px)", None),
+        ("micro batch, vp not published", None),
+        (None, None),
+    ],
+)
+def test_notes_tell_an_open_micro_batch(note: str | None, expected: int | None) -> None:
+    assert read({"multimodal": UNET, "micro_batch": None, "notes": note}).micro_batch == expected
+    assert read({"multimodal": UNET, "micro_batch": 4, "notes": note}).micro_batch == 4
+
+
+def test_towers_before_transformer_engine_keep_their_scores() -> None:
+    old = {"software": "megatron", "software_date": "2023-08"}
+    training = make_job(tables_of(read({"multimodal": KINDS["dual"], **old}))).training
+    assert (training.attention.value, training.eager_modules, training.launches) == ("unfused", True, False)
+    for changes in ({"software_date": "2024-03"}, {"software_date": None}, {"software": "torch"}):
+        row = read({"multimodal": KINDS["dual"], **old, **changes})
+        assert make_job(tables_of(row)).training.attention.value == "fused"
+
+
 def test_frames_are_images_to_the_autoencoder() -> None:
     clip = {**KINDS["stdit"], "text": "T5, 8 tokens in the loop (frozen)", "vae": "run in the loop (frozen)"}
     model = {frames: tables_of(read({"multimodal": {**clip, "frames": frames}}))["model"]["dit"] for frames in (1, 4)}

@@ -1,4 +1,4 @@
-"""``semu list``: models, setups, devices, schedules."""
+"""``semu list``: models, setups, devices, schedules, masks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def list_command(arguments: argparse.Namespace) -> int:
     check_word(what, LISTS, "list", "semu list")
     text, rows = _LISTS[what]
     if arguments.json:
-        emit_json({what: rows()})
+        found = rows()
+        emit_json(found if isinstance(found, dict) else {what: found})
     else:
         emit(text())
     return 0
@@ -138,6 +139,24 @@ def _schedules_text() -> str:
     return _table(heads, cells)
 
 
+# -- masks ---------------------------------------------------------------------------------------------------------
+def _mask_rows() -> dict[str, list[dict[str, str]]]:
+    from semu.masks.balance import POLICIES
+    from semu.masks.mask import MASKS
+
+    return {
+        "masks": [{"name": kind.value, "description": text} for kind, text in MASKS.items()],
+        "policies": [{"name": policy.value, "description": text} for policy, text in POLICIES.items()],
+    }
+
+
+def _masks_text() -> str:
+    found = _mask_rows()
+    masks, policies = ([[row["name"], row["description"]] for row in found[key]] for key in ("masks", "policies"))
+    note = "training.attention_mask takes a mask, or a file of int64 bits (.npy);\nparallel.cp_balance takes a policy."
+    return f"{_table(('mask', 'who sees whom'), masks)}\n\n{_table(('policy', 'who holds what'), policies)}\n\n{note}"
+
+
 def _table(heads: tuple[str, ...], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:
     from semu.units import fit_columns
 
@@ -149,4 +168,5 @@ _LISTS: Mapping[str, tuple[Callable[[], str], Callable[[], object]]] = {
     "setups": (_setups_text, _setup_rows),
     "devices": (_devices_text, _device_rows),
     "schedules": (_schedules_text, _schedule_rows),
+    "masks": (_masks_text, _mask_rows),
 }

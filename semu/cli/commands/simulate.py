@@ -18,6 +18,7 @@ from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError
 from semu.units import GIB
 
 if TYPE_CHECKING:
+    from semu.baselines import Baseline
     from semu.costs.result_cache import ResultCache
     from semu.job import TrainingJob
     from semu.present.report import Report
@@ -38,11 +39,12 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     check_member(arguments.trace, TraceDetail, "--trace", "detail of a trace")
     with Progress() as progress:
         run = read_run(arguments, progress)
-        job = run.job()
+        job, order = run.job(), None
         _check_snapshots(arguments, job)
         if arguments.baseline is not None:
             progress(f"planning as {arguments.baseline}")
-            run, job = _as_baseline(run, arguments.baseline)
+            run, baseline = _as_baseline(run, arguments.baseline)
+            job, order = baseline.job, baseline.order
         if arguments.dump_config or arguments.json:
             say_notes(run)
         if arguments.dump_config:
@@ -56,6 +58,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         with run.places.located():
             report = simulate(
                 job,
+                schedule=order,
                 progress=progress,
                 cache=cache,
                 samples=arguments.samples,
@@ -160,19 +163,19 @@ def _check_snapshots(arguments: argparse.Namespace, job: TrainingJob) -> None:
             )
 
 
-def _as_baseline(run: RunConfig, name: str) -> tuple[RunConfig, TrainingJob]:
-    """The run and the job that a baseline makes of a run; its notes say what is changed."""
-    from semu.baselines import find_baseline
+def _as_baseline(run: RunConfig, name: str) -> tuple[RunConfig, Baseline]:
+    """The run that a baseline makes of a run, and the baseline; its notes say what is changed."""
     from semu.runfile.toml_text import format_value
+    from semu.searcher.tessel.baselines import any_baseline
 
     with run.places.located():
-        found = find_baseline(name, where="--baseline")(run.job())
+        found = any_baseline(name, where="--baseline")(run.job())
     flag = f"--baseline {name}"
     changes = [f"{key} = {format_value(value)}" for key, value in found.changes.items() if value is not None]
     changes += [f"no {key}" for key, value in found.changes.items() if value is None]
     said = f"{flag}: " + ("; ".join(changes) or "the run is as this baseline would have it")
     made = run.changed(found.changes, flag)
-    return replace(made, notes=(*run.notes, said, *found.notes)), found.job
+    return replace(made, notes=(*run.notes, said, *found.notes)), found
 
 
 def result_cache(path: str | None) -> ResultCache | None:

@@ -13,6 +13,7 @@ from typing import NoReturn
 from semu.cli.options.calibrate import CALIBRATE
 from semu.cli.options.compare import COMPARE
 from semu.cli.options.completion import COMPLETION
+from semu.cli.options.context import CONTEXT
 from semu.cli.options.doctor import DOCTOR
 from semu.cli.options.exporting import EXPORT
 from semu.cli.options.grid import GRID
@@ -34,6 +35,7 @@ LISTS: Mapping[str, str] = {
     "setups": "published runs: model, cluster, parallelism and batch",
     "devices": "device profiles and their peaks",
     "schedules": "pipeline schedules",
+    "masks": "masks of attention over text, and policies of context ranks",
 }
 """The lists of ``semu list``, and what each of them holds."""
 
@@ -49,6 +51,7 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "search": SEARCH,
     "grid": GRID,
     "what-if": WHAT_IF,
+    "context": CONTEXT,
     "compare": COMPARE,
     "plan": PLAN,
     "run": RUN,

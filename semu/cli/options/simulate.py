@@ -50,8 +50,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
     change.add_argument(
         "--baseline",
         metavar="NAME",
-        help="what another system makes of the run: megatron, megatron-1f1b, nnscaler, optimus, fsdp or greedy; with "
-        "--dump-config as a run file",
+        help="what another system makes of the run: megatron, megatron-1f1b, nnscaler, optimus, fsdp, "
+        "greedy, t-1f1b, tessel or tessel-fast; with --dump-config as a run file",
     )
     change.add_argument(
         "--contention",

@@ -27,6 +27,8 @@ class CommGroup:
         nic_slowdown: how many times slower than its card a rank sends to another node, where the way leads over upper
             tiers that have less bandwidth than the cards.
         socket_groups: groups of a node that cross its sockets at once, this one among them; 0: it stays in a socket.
+        rank_share: of the rows of an all-to-all, the share that is sent within nodes: below 1 where a row that several
+            experts of a rank want is sent once.
     Raises:
         ConfigError: counts that do not fit together.
     """
@@ -39,6 +41,7 @@ class CommGroup:
     nic_share: float = 1.0
     nic_slowdown: float = 1.0
     socket_groups: int = 0
+    rank_share: float = 1.0
 
     def __post_init__(self) -> None:
         where = f"communicator {self.name}"

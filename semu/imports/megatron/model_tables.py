@@ -6,7 +6,6 @@ multiples of 64), learned positions, layer norms, biases, dropout 0.1, tied embe
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from semu.imports.hub import find_hub_model
 from semu.imports.megatron.flags import ADDED_TOKENS, TOKENIZERS
 from semu.imports.settings import Settings
 from semu.nn.vocabulary import vocabulary_rows
+from semu.parallel.expert_layers import layer_pattern
 
 
 def transformer_table(settings: Settings) -> dict[str, Any]:
@@ -259,43 +259,3 @@ def _expert_layers(settings: Settings, layers: int) -> dict[str, Any]:
     if all(pattern[first:]) and first < layers:
         return {"first_k_dense": first} if first else {}
     return {"moe_layer_freq": pattern}
-
-
-def layer_pattern(text: str, where: str) -> int | list[int]:
-    """A number, or the list that an expression like ``([0]*3+[1]*58)`` makes.
-
-    Args:
-        text: of ``--moe-layer-freq``. where: its place, for messages.
-    Raises:
-        ConfigError: another expression.
-    """
-    try:
-        value = _pattern(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        value = 0
-    if isinstance(value, int) and value < 1:
-        raise ConfigError(
-            "not a pattern of layers", where=where, expected="an integer >= 1, or lists like ([0]*3+[1]*58)", got=text
-        )
-    return value
-
-
-_MOST_LAYERS = 1 << 16
-
-
-def _pattern(node: ast.AST) -> int | list[int]:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.List):
-        items = [item for item in map(_pattern, node.elts) if isinstance(item, int)]
-        if len(items) == len(node.elts):
-            return items
-    if isinstance(node, ast.BinOp):
-        left, right = _pattern(node.left), _pattern(node.right)
-        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
-        if isinstance(node.op, ast.Mult):
-            pair = (left, right) if isinstance(left, list) else (right, left)
-            if isinstance(pair[0], list) and isinstance(pair[1], int) and len(pair[0]) * pair[1] <= _MOST_LAYERS:
-                return pair[0] * pair[1]
-    raise ValueError("not a pattern")

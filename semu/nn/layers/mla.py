@@ -29,6 +29,12 @@ class LatentSizes:
     norms: bool = True
 
 
+class UpProjection(Linear):
+    """From a latent to heads."""
+
+    recompute_kind = "mla_up_proj"
+
+
 class LatentAttention(Module):
     """As trained (nothing absorbed): down-projections and their norms are replicated, up-projections split by heads.
 
@@ -58,10 +64,10 @@ class LatentAttention(Module):
         rank = sizes.q_lora_rank
         self.query_down = Linear(hidden, rank, bias=down_bias) if rank is not None else None
         self.query_norm = RMSNorm(rank) if rank is not None and sizes.norms else None
-        self.query_up = Linear(rank if rank is not None else hidden, heads * width, bias=False)
+        self.query_up = UpProjection(rank if rank is not None else hidden, heads * width, bias=False)
         self.kv_down = Linear(hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim, bias=down_bias)
         self.kv_norm = RMSNorm(sizes.kv_lora_rank) if sizes.norms else None
-        self.kv_up = Linear(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
+        self.kv_up = UpProjection(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
         self.out = Linear(heads * sizes.v_head_dim, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

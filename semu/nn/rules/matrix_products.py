@@ -14,6 +14,7 @@ from semu.nn.rules.collective import all_gather_tokens
 from semu.nn.rules.fp8 import fp8_linear
 from semu.nn.rules.linear_split import LinearSplit
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient
+from semu.nn.trace.eager import BIAS, eager_moves
 from semu.nn.trace.keep import kept_product
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.sharding import ShardingStyle
@@ -49,7 +50,8 @@ def linear(
         raise GraphError(
             "the input does not fit the weight", where=trace.where, expected=f"[..., {weight.shape[1]}]", got=x.shape
         )
-    split = LinearSplit.of(x, trace.style if style is None else style)
+    style = trace.style if style is None else style
+    split = LinearSplit.of(x, style)
     if trace.is_fp8 and may_be_fp8:
         return fp8_linear(x, weight, bias, split, parts)
     x = for_products(x)
@@ -60,6 +62,8 @@ def linear(
     with trace.no_grad():
         gathered = split.gathered(x)
         y = split.reduced(_forward_product(gathered, [*read, *_unpacked(trace, w)], split.out_shards, parts))
+    if b is not None and trace.options.bias_kernels and style is not ShardingStyle.ROW:
+        eager_moves(y, BIAS, "bias")
     y = replace(y, requires_grad=trace.grad_enabled and trace.any_trainable([x, *read]))
 
     def _backward(grad: Tensor) -> list[Tensor | None]:

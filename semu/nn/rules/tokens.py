@@ -17,7 +17,7 @@ from semu.nn.rules.casts import cast_weights, for_products
 from semu.nn.rules.views import copy_like
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient, reduce_rows
 from semu.nn.streams import Change, changed
-from semu.nn.trace.eager import CONVOLUTION_BIAS, LAYOUT, eager_moves
+from semu.nn.trace.eager import BIAS, LAYOUT, eager_moves
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
 
@@ -142,7 +142,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
     )
     _copy_layouts([x, y], "layout")
     if b is not None:
-        eager_moves(y, CONVOLUTION_BIAS, "bias")
+        eager_moves(y, BIAS, "bias")
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None

@@ -20,7 +20,8 @@ Other modules of eager PyTorch, as reads and writes of an element [passes] beyon
 * modulation (``x * (1 + scale) + shift``): 2; its gradients (dy * (1 + scale), dy * x and its sum, the sum of dy): 4.
 * gated addition (``x + gate * branch``): 2; its gradients (dy * gate, dy * branch and its sum): 3.
 * the gradient of a linear layer's or a convolution's bias is a sum over rows: 1 of the result.
-* a convolution adds its bias in a kernel of its own: 2 of the result.
+* a convolution adds its bias in a kernel of its own: 2 of the result; so do linear layers of Megatron-LM without
+  Transformer Engine, but for those before a residual, whose kernel adds both (PyTorch's fuse it into the product).
 * cuDNN's convolutions on tensor cores want channels last. Where the model keeps PyTorch's default, channels first,
   each of the three products copies both tensors that it shares with the model: 2 of each.
 
@@ -51,7 +52,7 @@ GROUP_NORM, GROUP_NORM_BACKWARD = 1, 2
 MODULATE, MODULATE_BACKWARD = 2, 4
 GATED_ADD, GATED_ADD_BACKWARD = 2, 3
 BIAS_BACKWARD = 1
-CONVOLUTION_BIAS = 2
+BIAS = 2
 LAYOUT = 2
 """Of both operands of a convolution with channels first."""
 _PASSES, _BACKWARD = "_passes", "_bw"
@@ -67,6 +68,8 @@ _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
     (OpKind.ATTENTION_BACKWARD, Phase.INPUT_GRADIENT): 6,
     (OpKind.NORM, Phase.INPUT_GRADIENT): 2,
 }
+TRITON = 6
+"""Launches that a kernel of Triton is like, whose launcher is Python."""
 ACCUMULATE = "accumulate_weight_grad"
 """Name of the kernel that adds a weight's gradient to its buffer; its launch is counted with its product."""
 _COLLECTIVE = 10
@@ -109,8 +112,9 @@ def eager_passes(
     x.trace.emit(kind, [x], mem_bytes=mem_bytes, key=(x.numel,), phase=phase, name=f"{name}{_PASSES}")
 
 
-def launches_of(operator: Operator) -> int:
-    """Launches of kernels that an operator's are like for the host, in eager mode."""
+def launches_of(operator: Operator, triton: frozenset[str] = frozenset()) -> int:
+    """Launches of kernels that an operator's are like for the host, in eager mode. ``triton``: kernels of modules that
+    Triton launches."""
     if operator.kind.is_communication:
         return _COLLECTIVE
     name = operator.path.rpartition(".")[2]
@@ -119,4 +123,5 @@ def launches_of(operator: Operator) -> int:
     if name.endswith(_PASSES):
         name = name.removesuffix(_PASSES)
         return _PASS_KERNELS.get(name, 2 if name.endswith(_BACKWARD) else 1)
-    return _KERNELS.get((operator.kind, operator.phase), 1)
+    kernels = _KERNELS.get((operator.kind, operator.phase), 1)
+    return kernels * (TRITON if name.removesuffix(_BACKWARD) in triton else 1)

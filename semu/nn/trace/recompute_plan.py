@@ -20,6 +20,7 @@ RECOMPUTE_KINDS: Mapping[str, str] = MappingProxyType(
         "mlp": "MLP; its input is kept",
         "layernorm": "LayerNorm and RMSNorm: the output is dropped, the input is kept",
         "act": "the non-linearity of a feed-forward network: the output is dropped, the input is kept",
+        "mla_up_proj": "the up-projections of LatentAttention; their inputs, the latents, are kept",
         "moe": "MixtureOfExperts: router, dispatch, experts; its input is kept",
         "shared_experts": "the shared experts of a mixture; their input is kept",
         "moe_act": "the non-linearity of routed experts: the output is dropped, the input is kept",

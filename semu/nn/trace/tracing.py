@@ -22,6 +22,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.hardware.packed import FrozenWeights
+from semu.nn.masked_kernel import MARK, Masking
 from semu.nn.module import Module, Parameter
 from semu.nn.routing import ExpertPlan
 from semu.nn.trace.eager import Autocast
@@ -51,6 +52,7 @@ class TraceOptions:
         grad_dtype: element type of the gradient buffers.
         overlap_tp: tensor-parallel collectives run beside independent kernels; false: compute waits for each.
         fused_attention: attention is one FlashAttention kernel; false: separate kernels that write the scores.
+        separate_softmax: unfused attention's softmax is PyTorch's kernels, never Megatron-LM's one.
         head_dims: sizes of a head that this kernel is compiled for; empty: any.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts the weights; false: they are cast once an iteration.
@@ -67,10 +69,13 @@ class TraceOptions:
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
+        eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
+        masking: the mask of attention over text, and how context ranks share it.
         gang_group: ranks that run the block together, each with its part; what arrives is at one of them.
         eager_modules: modules run operator by operator, see ``semu.nn.trace.eager``.
         fused_modules: those of them that do not, by the names of their kernels.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
+        bias_kernels: linear layers without row split add their bias behind the product, as Megatron-LM's own do.
         autocast: fp32 weights and 16-bit products under ``torch.autocast``; None: parameters have the tensors' type.
     """
 
@@ -81,6 +86,7 @@ class TraceOptions:
     grad_dtype: DType = DType.FP32
     overlap_tp: bool = False
     fused_attention: bool = True
+    separate_softmax: bool = False
     head_dims: tuple[int, ...] = ()
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
@@ -94,6 +100,7 @@ class TraceOptions:
     eager_modules: bool = False
     fused_modules: frozenset[str] = frozenset()
     channels_first: bool = False
+    bias_kernels: bool = False
     autocast: Autocast | None = None
     keeps_gathered: bool = False
     cross_entropy: str = "in_place"
@@ -102,6 +109,7 @@ class TraceOptions:
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
     frozen_weights: FrozenWeights | None = None
+    masking: Masking = field(default_factory=Masking)
     gang_group: CommGroup | None = None
 
     @property
@@ -313,19 +321,9 @@ class Trace:
             if parameter.requires_grad:
                 gradient = self.graph.add_tensor(shape, self.options.grad_dtype, Role.GRADIENT, name=f"{path}.grad")
             sizes = tuple(as_int(dim, "a parameter's size", path) for dim in shape)
-            is_split, widths = any(n > 1 for n in cut), tuple(parts or ())
+            is_split, widths, n = any(n > 1 for n in cut), tuple(parts or ()), math.prod(sizes)
             use = ParameterUse(
-                path,
-                parameter,
-                math.prod(sizes),
-                is_split,
-                tensor,
-                gradient,
-                is_fp8,
-                is_expert,
-                sizes,
-                widths,
-                is_packed,
+                path, parameter, n, is_split, tensor, gradient, is_fp8, is_expert, sizes, widths, is_packed
             )
             self.parameters[id(parameter)] = use
         return use
@@ -459,7 +457,7 @@ class Trace:
     def _context_copies(self, flop: Dim) -> int:
         """Context ranks that do the same work: all where the work does not depend on a rank's tokens, else 1."""
         ranks = self.options.cp_group.num_ranks
-        if ranks == 1 or any(name.endswith((".shard", ".pairs")) for name in symbols_of(flop)):
+        if ranks == 1 or any(MARK in name or name.endswith((".shard", ".pairs")) for name in symbols_of(flop)):
             return 1
         return ranks
 

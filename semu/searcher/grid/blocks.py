@@ -19,6 +19,7 @@ from semu.compile.layout import Layout, build_layout
 from semu.compile.module_sharding import spreads
 from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.evaluation import BatchShapes, cost_model_of, distinct_shapes
+from semu.costs.ranks import Ranked
 from semu.costs.roofline import CostModel
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts, num_shapes
@@ -131,7 +132,8 @@ def _shapes(job: TrainingJob, layout: Layout, micro_batch: int) -> BatchShapes:
     items = job.batch.microbatches(count, micro_batch, job.training.seq_len)
     windows = windows_in(symbols)
     items = with_derived(items, derived_in(symbols))
-    return distinct_shapes(items, 1, parallel.token_divisor, parallel.sequence_parts, spreads(job), windows)
+    sizes = 1, parallel.token_divisor, parallel.sequence_parts
+    return distinct_shapes(items, *sizes, spreads(job), windows, Ranked.of(job, symbols))
 
 
 def _costs(

@@ -208,7 +208,7 @@ def _hardware(job: TrainingJob, factor: float) -> Iterator[Change]:
     peak = dtype if DType(dtype) in job.cluster.profile.flop_per_s else DType.BF16.value
     keys = [f"flop_per_s.{peak}", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s"]
     keys += ["pcie_bytes_per_s"] if job.training.offload else []
-    keys += [job.launch[0]] if job.training.launches else []
+    keys += [job.launch[0]] if job.launches else []
     for key in keys:
         for value in (1 / factor, factor):
             yield Change(((f"cluster.{key}", Factor(value)),))

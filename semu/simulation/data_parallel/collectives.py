@@ -170,14 +170,17 @@ def _bucket_collectives(
     sizes = [bucket.elements * size for bucket in buckets]
     is_scattered = parallel.zero >= 1 and costed.job.training.optimizer is not Optimizer.MUON
     names = [f"gradients {number}" for number in range(len(sizes))]
-    if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):  # then ZeRO-1 has no groups
+    if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):
         kind = OpKind.REDUCE_SCATTER if is_scattered else OpKind.ALL_REDUCE
-        return [
-            ((collective(model, name, kind, group, bucket_bytes, 0.0), group),)
-            for name, group, bucket_bytes in zip(
-                names, [bucket.pool.shard_group(rank) for bucket in buckets], sizes, strict=True
-            )
-        ]
+        found = []
+        for name, bucket, bucket_bytes in zip(names, buckets, sizes, strict=True):
+            group, across = bucket.pool.shard_group(rank), mesh.replica_group(rank)
+            pieces = [(collective(model, name, kind, group, bucket_bytes, 0.0), group)]
+            if is_scattered and parallel.is_sharded_in_groups:  # as many groups for experts as for all else
+                share = -(-bucket_bytes // bucket.pool.shards)
+                pieces.append((collective(model, name, OpKind.ALL_REDUCE, across, share, 0.0), across))
+            found.append(tuple(pieces))
+        return found
     if not is_scattered:
         group = mesh.dp_group(rank)
         return [((piece, group),) for piece in collectives(model, names, OpKind.ALL_REDUCE, group, sizes)]

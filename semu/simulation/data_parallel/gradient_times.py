@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.chunk import ChunkStages
 from semu.compile.layout import Layout
-from semu.compile.stage import StageProgram
+from semu.compile.stage import StageProgram, later_of
 from semu.compile.tracer import HeldParameter
 from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of, split_of
@@ -301,7 +301,8 @@ def latest_ends(
         if run.end[some[0], node] <= latest.min(initial=np.inf):
             break
         for replica, latency in zip(some.tolist(), evaluation.by_shape.latencies_of(shapes[some]), strict=True):
-            release = run.release.get((replica, node))
+            waits = evaluation.by_shape.waits(stage, int(shapes[replica]))
+            release = later_of(run.release.get((replica, node)), waits)
             ends = run.start[replica, node] + stage.times(latency, release)[1][operators]
             np.maximum(latest, ends, out=latest)
     return latest

@@ -25,15 +25,19 @@ up over the group: launches of an eager framework take 1 + ``host.transfer_stall
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
 from semu.engine.unit_graph import Edges, UnitGraph
+from semu.graph.operator import Operator, OpKind, Phase
+from semu.job import TrainingJob
 from semu.nn.trace.eager import launches_of
+from semu.nn.trace.mixture_launches import launches_of_mixture
 from semu.simulation.bindings import Binding, Inside, StageInsides
 from semu.simulation.effects.graphs import graphed_calls
 from semu.units import quantize_time
@@ -82,11 +86,11 @@ def launching_hosts(
         between: int32[k, 2], the schedule's edges.
     """
     layout = insides.layout
-    training = layout.job.training
-    blocks, runs_python = training.launch_blocking, training.is_eager or training.launch_blocking
+    blocks = layout.job.training.launch_blocking
     launch = layout.job.launch[1].value
     launch_s = [quantize_time(launch * slower) for slower in launch_slowdowns(layout)]
-    calls = np.array([launches_of(operator) if runs_python else 1 for operator in layout.library.operators])
+    count = _counting(layout.job)
+    calls = np.array([count(operator) for operator in layout.library.operators], dtype=np.float64)
     calls = graphed_calls(layout, calls)
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
@@ -106,6 +110,22 @@ def launching_hosts(
     chain = [np.stack((host[order[:-1]], host[order[1:]]), axis=1) for order in orders]
     pairs = np.concatenate([*chain, _synchronising(insides, nodes, host, between)]).astype(np.int32)
     return Hosts(latency, rank, Edges.between(pairs, len(latency)), tuple(bindings))
+
+
+def waits_for_hosts(layout: Layout) -> bool:
+    """Whether the stages of a job wait for their hosts. Microbatches in parts and chunks in variants, which launches
+    are not modelled with, are refused where a run asks for both; where launches are on by themselves they are left
+    out."""
+    plan = layout.recipe.plan
+    is_varied = plan is not None and (bool(plan.parts) or any(plan.variants))
+    return layout.job.training.launches or (layout.job.launches and not is_varied)
+
+
+def _counting(job: TrainingJob) -> Callable[[Operator], float]:
+    """How many launches an operator is like for the host."""
+    if job.training.is_eager or job.training.launch_blocking:
+        return partial(launches_of, triton=job.fused_modules)
+    return launches_of_mixture if job.has_bound_mixture else lambda operator: 1
 
 
 def launch_slowdowns(layout: Layout) -> list[float]:
@@ -139,19 +159,32 @@ def _issued(
     return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
 
 
+def _reads_counts(insides: StageInsides, unit: int) -> bool:
+    """Whether a stage routes tokens: how many go where, its host reads back before it launches what follows."""
+    operators = insides.layout.library.operators
+    return any(
+        operators[row].kind is OpKind.TOP_K and operators[row].phase in (Phase.FORWARD, Phase.RECOMPUTE)
+        for row in insides.of(unit).program.rows.tolist()
+    )
+
+
 def _synchronising(
     insides: StageInsides, nodes: UnitGraph, host: NDArray[np.int64], between: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Edges to a host from everything that a stage behind a transfer waits for: int64[k, 2]."""
-    units = insides.units
-    training = insides.layout.job.training
-    if insides.layout.job.overlaps_sends and not training.launch_blocking:
+    """Edges to a host from everything that a stage waits for which is behind a transfer or reads counts of tokens back:
+    int64[k, 2]."""
+    units, job = insides.units, insides.layout.job
+    waits_for_sends = not job.overlaps_sends or job.training.launch_blocking
+    waits = np.zeros(nodes.num_units, dtype=np.bool_)
+    if job.has_bound_mixture:
+        waits[[unit for unit in np.flatnonzero(host >= 0).tolist() if _reads_counts(insides, unit)]] = True
+    elif not waits_for_sends:
         return np.zeros((0, 2), dtype=np.int64)
     given = np.stack((nodes.edges.source, nodes.edges.target), axis=1)
     edges = np.concatenate((given, between)).astype(np.int64)
     edges = edges[host[edges[:, 1]] >= 0]
-    is_transfer = (edges[:, 0] < units.num_units) & (edges[:, 0] % units.size >= units.num_stages)
-    waits = np.zeros(nodes.num_units, dtype=np.bool_)
-    waits[edges[is_transfer, 1]] = True
+    if waits_for_sends:
+        is_transfer = (edges[:, 0] < units.num_units) & (edges[:, 0] % units.size >= units.num_stages)
+        waits[edges[is_transfer, 1]] = True
     mine = edges[waits[edges[:, 1]]]
     return np.stack((mine[:, 0], host[mine[:, 1]]), axis=1)

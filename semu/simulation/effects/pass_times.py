@@ -64,10 +64,10 @@ def with_pass_times(checkpoint: JobCheckpoint, times: PassTimes) -> JobCheckpoin
 
 
 def _check(layout: Layout) -> None:
-    parallel, training = layout.job.parallel, layout.job.training
+    parallel = layout.job.parallel
     for where, fits, got in (
         ("parallel.dp", parallel.gradient_ranks == 1, parallel.gradient_ranks),
-        ("training.launch", not training.launches, "true"),
+        ("training.launch", not layout.job.launches, "true"),
         ("training", all(chunk.backward is not None for chunk in layout.chunks), "a chunk without backward"),
     ):
         if not fits:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.compile.stage import ExpandedStage, StageProgram
+from semu.compile.stage import ExpandedStage, StageProgram, later_of
 from semu.costs.phases import CODES, costs_of, program_of
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
@@ -116,7 +116,8 @@ class PipelineMemory:
                 stage = self.evaluation.by_shape.expanded(program, shape)
             else:
                 self.load([shape])
-                stage = program.expand(*self._rows[shape], release)
+                waits = self.evaluation.by_shape.waits(program, shape)
+                stage = program.expand(*self._rows[shape], later_of(release, waits))
             self._expanded[key] = stage
         return stage
 

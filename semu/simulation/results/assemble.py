@@ -14,7 +14,10 @@ from semu.job import Precision, Recompute, TrainingJob, Workspaces
 from semu.job.description import describe_training
 from semu.job.experts import mixtures, worst_load
 from semu.parallel.axes import COUNTS, GPU_AXES, PEERS
+from semu.parallel.config import Parallel
+from semu.parallel.context import Balance
 from semu.present.report import Report
+from semu.simulation.contexts.notes import context_notes
 from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.host import host_memory, host_notes
@@ -46,7 +49,7 @@ def assemble_report(iteration: Iteration) -> Report:
     add_outer(seconds, timeline)
     launched = 0.0 if run.launched is None else float(run.launched[slowest].sum())
     if launched:
-        name = profile.host.launch(is_eager=job.training.is_eager)[1].provenance.value
+        name = job.launch[1].provenance.value
         seconds[name] = seconds.get(name, 0.0) + launched
     everything = sum(seconds.values()) or 1.0
     provenance = {name: value / everything for name, value in sorted(seconds.items())}
@@ -80,7 +83,11 @@ def assemble_report(iteration: Iteration) -> Report:
         num_distinct_replicas=run.num_replicas,
         slowest_replica=int(run.first[slowest]),
         job=describe_job(layout),
-        warnings=(*_warnings(layout, parameters, run.num_replicas), *host_notes(layout, hosts)),
+        warnings=(
+            *_warnings(layout, parameters, run.num_replicas, has_launches=run.launched is not None),
+            *host_notes(layout, hosts),
+            *context_notes(iteration, time_s),
+        ),
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
@@ -147,6 +154,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
         | ({"modules": module_sizes(layout)} if job.parallel.modules else {})
         | ({"cp_kind": job.parallel.context_kind.value} if job.parallel.cp > 1 else {})
         | ({"cp_inner": job.parallel.cp_inner} if job.parallel.has_context_levels else {})
+        | _describe_context(job)
         | ({"placement": job.parallel.placement} if job.parallel.placement != "circular" else {})
         | ({"segments": job.parallel.segments} if job.parallel.segments != "mixed" else {})
         | ({"shares": dict(job.parallel.shares)} if job.parallel.shares else {}),
@@ -169,6 +177,14 @@ def describe_job(layout: Layout) -> dict[str, object]:
         "batch": job.batch.describe(),
         **({"plan": described_plan(layout)} if layout.recipe.plan is not None else {}),
     }
+
+
+def _describe_context(job: TrainingJob) -> dict[str, object]:
+    """How context ranks share the text, where that is not by chunks of its sequences."""
+    plain = Parallel()
+    names = ("cp_balance", "cp_block", "attention_split", "cp_overlap", "cp_gather_heads")
+    found = {name: getattr(job.parallel, name) for name in names if getattr(job.parallel, name) != getattr(plain, name)}
+    return {name: value.value if isinstance(value, Balance) else value for name, value in found.items()}
 
 
 def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
@@ -204,10 +220,10 @@ _PARALLEL_KEYS = (*COUNTS, "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 
 
-def _warnings(layout: Layout, parameters: int, num_replicas: int) -> list[str]:
+def _warnings(layout: Layout, parameters: int, num_replicas: int, *, has_launches: bool) -> list[str]:
     """What a reader should know before trusting the numbers."""
     job = layout.job
-    absent = [] if job.training.launches else ["CPU launch time"]
+    absent = [] if has_launches else ["CPU launch time"]
     if job.training.workspaces is Workspaces.NONE:
         absent.append("library workspaces in allocated memory (reserved memory is an estimate that counts cuBLAS's)")
     notes = ["not modelled by this version: " + ", ".join(absent)] if absent else []

@@ -220,17 +220,26 @@ class Work:
 def count_work(costed: CostedJob) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
     layout, shapes = costed.layout, costed.evaluation.shapes
-    symbols = with_rounded(shapes.columns, layout.library.symbols, mean=True)  # all ranks, not the worst
     hardware = model = full = 0
+    seen = [{**shapes.columns, **of_rank} for of_rank in _of_ranks(shapes.ranks)]
     for columns, kinds in layout.recipe.kinds_by_columns:
         uses = np.bincount(shapes.index[:, columns].ravel(), minlength=costed.evaluation.num_shapes)
         if shapes.idle >= 0:
             uses[shapes.idle] = 0
-        flop, times = _flop_of_kinds(layout, kinds, symbols, uses)
-        hardware += times * flop[0]
-        model += times * flop[1]
-        full += times * flop[2]
-    return Work(float(model), float(hardware), float(full), _tokens(costed))
+        for given in seen:
+            symbols = with_rounded(given, layout.library.symbols, mean=True)  # all ranks, not the worst
+            flop, times = _flop_of_kinds(layout, kinds, symbols, uses)
+            hardware += times * flop[0]
+            model += times * flop[1]
+            full += times * flop[2]
+    n = len(seen)
+    return Work(float(model) / n, float(hardware) / n, float(full) / n, _tokens(costed))
+
+
+def _of_ranks(ranks: Mapping[str, NDArray[np.int64]]) -> list[dict[str, NDArray[np.int64]]]:
+    """What every context rank sees, where they see different numbers; else nothing, once."""
+    count = len(next(iter(ranks.values()))) if ranks else 1
+    return [{name: table[rank] for name, table in ranks.items()} for rank in range(count)]
 
 
 def _flop_of_kinds(

@@ -16,14 +16,14 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, object]] = [
     ({"dp": 3, "ep": 3}, {}, "parallel.ep", 1),
     ({"dp": 16, "ep": 16}, {}, "parallel.ep", 8),
     ({"dp": 2, "ep": 4}, {}, "parallel.ep", 2),
-    ({"dp": 2, "tp": 2, "ep": 4}, {}, "parallel.ep", 2),
+    ({"dp": 2, "tp": 2, "ep": 4, "etp": 2}, {}, "parallel.ep", 2),
     ({"dp": 6, "ep": 4}, {}, "parallel.ep", 2),
     ({"tp": 2, "etp": 4, "dp": 2}, {}, "parallel.etp", 2),
     ({"tp": 4, "etp": 3, "dp": 3}, {}, "parallel.etp", 2),
     ({"dp": 2, "tp": 2, "ep": 2, "sequence_parallel": False}, {}, "parallel.sequence_parallel", "true"),
-    ({"dp": 4, "ep": 2, "zero_group": 2}, {}, "parallel.zero_group", "no zero_group"),
+    ({"dp": 8, "ep": 4, "zero_group": 2}, {}, "parallel.zero_group", 4),
     ({"dp": 8, "ep": 4, "zero": 3, "zero_group": 2}, {}, "parallel.zero_group", 4),
-    ({"dp": 8, "tp": 2, "ep": 8, "zero": 3, "zero_group": 2}, {}, "parallel.zero_group", 8),
+    ({"dp": 8, "tp": 2, "ep": 8, "etp": 2, "zero": 3, "zero_group": 2}, {}, "parallel.zero_group", 8),
     ({"dp": 4, "tp": 2, "ep": 8, "etp": 1, "zero": 3, "zero_group": 2}, {}, "parallel.zero_group", 4),
     ({"dp": 4, "ep": 4}, {"moe_imbalance": 0.5}, "training.moe_imbalance", 1),
     ({"dp": 4, "ep": 4}, {"moe_imbalance": 5}, "training.moe_imbalance", 4),
@@ -69,6 +69,21 @@ def test_a_token_cannot_use_more_experts_than_there_are() -> None:
     assert caught.value.nearest == 8
     with pytest.raises(ConfigError, match="a gate for shared experts"):
         MixtureOfExperts(64, 48, 8, 2, shared_gate=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "etp"),
+    [
+        ({"dp": 4, "tp": 2, "ep": 4}, 2),
+        ({"dp": 2, "tp": 2, "ep": 4}, 1),
+        ({"dp": 2, "tp": 4, "ep": 2, "cp": 2}, 4),
+        ({"dp": 2, "tp": 4, "ep": 8}, 1),
+        ({"dp": 4, "tp": 2, "ep": 2, "zero": 3}, 1),
+        ({"dp": 2, "tp": 2, "ep": 4, "etp": 2}, 2),
+    ],
+)
+def test_experts_are_split_as_the_framework_splits_them(sizes: dict[str, Any], etp: int) -> None:
+    assert Parallel(**sizes).expert_tensor_ranks == etp
 
 
 @pytest.mark.parametrize(("sizes", "etp"), [({"dp": 4, "zero": 3}, None), ({"dp": 4, "zero": 2}, None)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from simulation.models.test_experts import SIZES, latent, moe
 from semu.cli.command import main
 from semu.errors import ConfigError
 from semu.graph.tensor import Role
+from semu.hardware.kinds import OpKind
 from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
@@ -130,6 +132,26 @@ def test_groups_that_hold_every_expert_once() -> None:
     found = traffic(report)
     assert found["efsdp", "all_gather"] == found["efsdp", "reduce_scatter"] == 0
     assert found["hsdp", "all_reduce"] == 4 * DENSE // 2 + 4 * experts  # 2 (n - 1) / n = 1
+
+
+@pytest.mark.parametrize(("ep", "group"), [(2, 4), (2, 2), (4, 4)])
+def test_zero_1_in_groups(ep: int, group: int) -> None:
+    """Experts are sharded over the ranks of a group that hold the same ones; a shard is summed across the groups."""
+    dp = 8
+    report = simulate(job_of(mixtral(), text_items(1) * dp, Parallel(dp=dp, ep=ep, zero=1, zero_group=group)))
+    experts, shards = LAYERS * 8 // ep * EXPERT, group // ep
+    assert report.static_memory_bytes == (6 * (DENSE + experts) + 12 * (-(-DENSE // group) - (-experts // shards)),)
+    found = [(piece.kind, piece.group_ranks, piece.net_bytes) for piece in report.timeline.ranks[0].outer]
+    wanted = []
+    for size, ranks in ((experts, shards), (DENSE, group)):
+        share, groups = -(-4 * size // ranks), dp // group
+        if groups > 1:
+            wanted.append((OpKind.ALL_REDUCE, groups, 2 * share * (groups - 1) // groups))
+        if ranks > 1:
+            wanted.append((OpKind.REDUCE_SCATTER, ranks, 4 * size * (ranks - 1) // ranks))
+            wanted.append((OpKind.ALL_GATHER, ranks, 2 * size * (ranks - 1) // ranks))
+    moved = [piece for piece in found if piece[0].is_communication and piece[2]]
+    assert Counter(moved) == Counter(wanted)
 
 
 # -- run files and the command line ------------------------------------------------------------------------------------

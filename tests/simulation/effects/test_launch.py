@@ -34,6 +34,7 @@ from semu.runfile import load_run
 from semu.simulation import simulate
 from semu_models.text.gpt import GPT, GPTConfig
 from semu_models.text.llama import Llama, LlamaConfig
+from semu_models.text.mixtral import Mixtral, MixtralConfig
 
 MODELS: dict[str, tuple[Any, Any]] = {
     "text": (gpt, text_items),
@@ -228,8 +229,8 @@ def test_a_pipeline_that_synchronises_begins_every_stage_with_a_launch(build: An
         (small_gpt, "torch", 2 + 4 + 4 + 1 + 2, 4 + 12 + 4 + 6 + 1 + 1 + 2),
         # the same with norms of 8 and 2 + 15 kernels, queries and keys rotated by 3 each, a gate of 2 and 3
         (small_llama, "torch", 16 + 4 + 6 + 4 + 2 + 2, 34 + 12 + 6 + 6 + 1 + 3 + 2),
-        # the same with a kernel for a norm, two backward, and one for a rotation
-        (small_llama, "nanotron", 2 + 4 + 2 + 4 + 2 + 2, 4 + 12 + 6 + 2 + 1 + 3 + 2),
+        # the same with a kernel for a norm, two backward, and one for a rotation, each like six launches
+        (small_llama, "nanotron", 12 + 4 + 12 + 4 + 2 + 2, 24 + 12 + 6 + 12 + 1 + 3 + 2),
     ],
     ids=["gpt", "llama", "nanotron"],
 )
@@ -348,7 +349,67 @@ def test_it_follows_software_and_date() -> None:
     assert Training(1, 1, SEQ, launch="auto") == Training(1, 1, SEQ)
     report = simulate(job_of(gpt(), text_items(2), software="torch", eager_modules=True))
     assert report.breakdown_s["launch"] > 0  # type: ignore[operator]
-    assert report.to_json()["job"]["training"]["launch_s"] == {"value": 3.6e-05, "provenance": "transferred"}  # type: ignore[index]
+    assert report.to_json()["job"]["training"]["launch_s"] == {"value": 2.6e-05, "provenance": "transferred"}  # type: ignore[index]
+
+
+# -- mixtures of experts under Megatron-LM ---------------------------------------------------------------------------
+EXPERTS = 8
+
+
+def mixture_job(layers: int, launch_s: float, **options: Any) -> TrainingJob:
+    """A layer: 2 norms, 2 products, attention with 2 rotations, 2 residuals; router, dispatch to 2 ranks, 4 experts."""
+    config = MixtralConfig(layers, 64, 48, heads=4, kv_heads=2, vocab=256, experts=EXPERTS, top_k=2)
+    cluster = Cluster("h100", 1, 2, {"host": {"eager_launch_s": launch_s}})
+    given = {"software_date": "2025-06", **options}
+    return TrainingJob(Mixtral(config), cluster, Parallel(dp=2, ep=2), Training(1, 4, SEQ, **given))
+
+
+def test_a_layer_with_experts_is_as_many_launches_as_its_modules_have() -> None:
+    """Beside launches of 1 ms the GPU does nothing: an iteration is as long as its launches."""
+    launch, local = 2.0**-10, EXPERTS // 2
+    dense = (1 + 1) + (3 + 3) + 4 + 2 + 2
+    router, dispatch = 3 + 10 + 15, 12 + 10 + 5 + 20 + 3 + 3 + 10 + 2
+    experts = 2 * (4 + local / 3) + 1
+    forward = dense + router + dispatch + experts
+    back = (2 + 2) + 2 * (2 + 2) + 6 + 1 + 2  # norms, products twice, attention, its gradients joined, rotations
+    back += 2  # gradients of the norms' weights
+    router_back, dispatch_back = 2 + 2 + 16 + 1, 3 + 10 + 3 + 3 + 20 + 2
+    experts_back = 2 * (4 + local / 3) + 2 * (4 + local / 3 + local) + 1
+    backward = back + router_back + dispatch_back + experts_back
+    times = [simulate(mixture_job(layers, launch)).makespan_s for layers in (2, 3)]
+    assert (times[1] - times[0]) / launch / 2 == pytest.approx(forward + backward, abs=0.5)
+
+
+def test_hosts_of_mixtures_follow_software_and_date() -> None:
+    assert mixture_job(2, 1e-5).launches and not mixture_job(2, 1e-5, launch=False).launches
+    for options in (
+        {"software_date": None},
+        {"software_date": "2026-08"},
+        {"software": "torch"},
+        {"moe_capacity_factor": 1.0, "moe_pad_to_capacity": True},
+    ):
+        assert not mixture_job(2, 1e-5, **options).launches, options
+    dense = TrainingJob(small_llama(2), Cluster("h100", 1, 1), None, Training(1, 4, SEQ, software_date="2025-06"))
+    assert not dense.launches
+    assert "launch" in simulate(mixture_job(2, 1e-5)).breakdown_s
+    shared = simulate(mixture_job(2, 1e-5), contention=True)
+    assert "launch" not in shared.breakdown_s and any("CPU launch time" in note for note in shared.warnings)
+    alone = simulate(mixture_job(2, 1e-5, launch=False))
+    assert shared.iteration_time_s >= alone.iteration_time_s
+
+
+def test_hosts_that_read_counts_back_are_not_ahead_of_a_forward() -> None:
+    """Long sequences, whose backwards take the device longer than the host: every forward starts a host afresh all the
+    same, so that all last equally long, although the host issued each backward ahead of the device."""
+    config = MixtralConfig(2, 512, 256, heads=4, kv_heads=2, vocab=256, experts=EXPERTS, top_k=2)
+    cluster = Cluster("h100", 1, 2, {"host": {"eager_launch_s": 1.6e-5}})
+    training = Training(1, 8, 16384, software_date="2025-06")
+    report = simulate(TrainingJob(Mixtral(config), cluster, Parallel(dp=2, ep=2), training))
+    stages = report.timeline.ranks[0].stages
+    lasts = [stage.end_s - stage.start_s for stage in stages if stage.phase.value == "F"]
+    free = simulate(TrainingJob(Mixtral(config), cluster, Parallel(dp=2, ep=2), replace(training, launch=False)))
+    alone = {stage.phase.value: stage.end_s - stage.start_s for stage in free.timeline.ranks[0].stages}
+    assert max(lasts) == pytest.approx(min(lasts), rel=0.01) and min(lasts) > 1.05 * alone["F"]
 
 
 def test_it_is_off_unless_asked_for_and_says_so() -> None:

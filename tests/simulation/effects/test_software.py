@@ -55,6 +55,7 @@ def test_a_factor_divides_both_rates_of_its_kinds_and_no_other(name: str) -> Non
                 OpKind.ATTENTION_BACKWARD,
                 OpKind.OPTIMIZER,
                 OpKind.CUSTOM,
+                OpKind.PERMUTE,
             ),
         }[name]
         factor = 1.5 if mine else 1.0

@@ -26,34 +26,52 @@ def measured_share(nodes: int, top_k: int, rng: Random) -> float:
 @pytest.mark.parametrize(("nodes", "top_k"), [(2, 8), (4, 8), (8, 2), (3, 1)])
 def test_a_token_is_wanted_on_as_many_nodes_as_draws_say(nodes: int, top_k: int) -> None:
     group = CommGroup("ep", nodes * 8, nodes)
-    share = dispatch_group(group, top_k, Dispatcher.DEEPEP).nic_share
-    assert share == pytest.approx(measured_share(nodes, top_k, Random(nodes)), rel=0.01)
+    found = dispatch_group(group, top_k, Dispatcher.DEEPEP)
+    assert found.nic_share == pytest.approx(measured_share(nodes, top_k, Random(nodes)), rel=0.01)
+    assert found.rank_share == pytest.approx(measured_share(nodes * 8, top_k, Random(nodes)), rel=0.01)
     assert dispatch_group(group, top_k, Dispatcher.ALLTOALL) == group
 
 
+@pytest.mark.parametrize("ranks", [1.0, 0.7])
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.25, 0.01])
-def test_ports_carry_what_crosses_and_what_is_forwarded(share: float) -> None:
-    """16 ranks on two nodes, row by row: 8 of 15 peers are elsewhere; the NIC carries a row once, NVLink the rest."""
-    profile, group = load_profile("h100"), CommGroup("ep", 16, 2, nic_share=share)
+def test_ports_carry_what_crosses_and_what_is_forwarded(share: float, ranks: float) -> None:
+    """16 ranks on two nodes, row by row: 8 of 15 peers are elsewhere; the NIC carries a row once, NVLink the rest, of
+    which rows for several experts of a rank are one."""
+    profile, group = load_profile("h100"), CommGroup("ep", 16, 2, nic_share=share, rank_share=ranks)
     route, links = collective_route(profile, OpKind.ALL_TO_ALL, group), links_of(profile, OpKind.ALL_TO_ALL, group)
     assert route is not None
-    nic, nvlink = 8 / 15 * share, 7 / 15 + (8 / 15 * 7 / 8 if share < 1 else 0)
+    nic, nvlink = 8 / 15 * share, ranks * (7 / 15 + (8 / 15 * 7 / 8 if share < 1 else 0))
     longest = max(nic / links.nic_bytes_per_s, nvlink / links.local_bytes_per_s)
     assert route.bytes_per_s == pytest.approx(1 / longest)
     assert route.over[Port.NIC] == pytest.approx(nic / longest)
     assert route.over[Port.NVLINK] == pytest.approx(nvlink / longest)
 
 
-@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "gpt-oss-20b"])
-@pytest.mark.parametrize(("ep", "is_less"), [(8, False), (16, True)])
-def test_it_saves_time_between_nodes_and_none_within(model: str, ep: int, is_less: bool) -> None:
-    times = []
+@pytest.mark.parametrize("top_k", [1, 2, 8])
+def test_within_a_node_a_row_is_sent_once_to_a_rank(top_k: int) -> None:
+    profile, plain = load_profile("h100"), CommGroup("ep", 8, 1)
+    found = dispatch_group(plain, top_k, Dispatcher.DEEPEP)
+    routes = [collective_route(profile, OpKind.ALL_TO_ALL, group) for group in (plain, found)]
+    assert routes[0] is not None and routes[1] is not None
+    share = 8 * (1 - (7 / 8) ** top_k) / top_k
+    assert routes[0].bytes_per_s / routes[1].bytes_per_s == pytest.approx(share)
+    assert routes[0].over == routes[1].over  # the port's rate is what it was
+
+
+@pytest.mark.parametrize(("model", "sorts"), [("qwen3-30b-a3b", 4 * 48), ("gpt-oss-20b", 4 * 24)])
+@pytest.mark.parametrize("ep", [8, 16])
+def test_it_saves_time_and_sorts(model: str, sorts: int, ep: int) -> None:
+    times, found = [], []
     for word in ("alltoall", "deepep"):
-        numbers = [f"parallel.ep={ep}", "parallel.tp=1", "training.global_batch=16"]
-        overrides = [*numbers, f'training.moe_dispatcher="{word}"']
-        times.append(semu.evaluate(model, overrides=overrides, cluster="h100:2x8").iteration_time_s)
-    assert (times[1] < times[0]) is is_less
-    assert is_less or times[0] == times[1]
+        numbers = [f"parallel.ep={ep}", "parallel.tp=1", "training.global_batch=16", 'training.recompute="none"']
+        overrides = [*numbers, f'training.moe_dispatcher="{word}"', "training.micro_batch=1"]
+        report = semu.simulate(model, overrides=overrides, cluster="h100:2x8")
+        times.append(report.iteration_time_s)
+        rank = report.timeline.ranks[0]
+        paths = [path for number in range(len(rank.stages)) for path in rank.expand(number).table.paths]
+        found.append(sum(path.endswith(".sort") for path in paths))
+    assert times[1] < times[0]
+    assert found == [sorts, 0]
 
 
 @pytest.mark.parametrize(

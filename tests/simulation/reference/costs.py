@@ -128,6 +128,10 @@ def latency_of(
                 if moved >= 2 * size
                 else (1 + (cached - 1) * (moved / size - 1)) / cached
             )
+        if len(key) == 4:  # rows of a softmax: as long as Megatron-LM's kernel takes, or as several kernels
+            length = key[0] / key[1]
+            if (length == int(length) and length % 4) or not 16 < length <= 16384:
+                mem *= key[2] / key[3]
         if len(key) == 2:
             mem *= 1 + efficiency.row0 / key[1]
     return on_grid(
@@ -143,10 +147,15 @@ def latency_of(
 
 def product_stretch(key: list[int], efficiency: Efficiency) -> float:
     """Cost of a product in tiles over its FLOP, the best of five tiles."""
-    m, n, k = key[:3]
-    groups = 1
+    m, n, k = (float(part) for part in key[:3])
+    groups = 1.0
     if len(key) == 5:
         m, k, groups = m / key[3], k / key[4], key[3] * key[4]
+    if len(key) == 6:  # of every sequence and head: scores over a head's width, or a head's width over a row of scores
+        tokens, others, pairs, heads, width, is_scores = key
+        row = pairs / tokens
+        m, n, k = max(pairs / others, 1), row if is_scores else width, width if is_scores else row
+        n, k, groups = max(n, 1), max(k, 1), heads * tokens * others / pairs
     at_once, costs = efficiency.tiles_at_once, []
     for rows, columns, rate in (
         (256, 128, 1),

@@ -23,7 +23,9 @@ class ExpertRanks:
 
     def __init__(self, job: TrainingJob) -> None:
         p = job.parallel
-        self.job, self.ep, self.etp = job, p.ep, p.tp if p.etp is None else p.etp
+        self.job, self.ep, self.etp = job, p.ep, p.etp or p.tp
+        if p.etp is None and (p.zero == 3 or p.dp * p.cp % p.ep):  # of FSDP, or where no ranks are left
+            self.etp = 1
         each = p.num_gpus // p.pp
         self.edp = each // (self.ep * self.etp)
         self.seats: dict[tuple[int, Seat], int] = {}

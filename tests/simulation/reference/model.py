@@ -145,6 +145,8 @@ class CutModel:
             and job.training.grad_dtype is not job.training.precision.tensor_dtype,
             eager_modules=is_eager(job),
             channels_first=is_eager(job) if job.training.channels_last is None else not job.training.channels_last,
+            separate_softmax=job.training.software.value == "torch",
+            bias_kernels=job.training.eager_modules and job.training.software.value == "megatron",
             autocast=job.training.autocast,
             head_dims=_HEAD_DIMS.get(job.attention_kernel.value, ()) if job.attention_kernel is not None else (),
             keeps_gathered=(

@@ -28,15 +28,17 @@ from semu.nn.rules.attention.context_collective import (
 )
 from semu.nn.rules.attention.fused import AttentionKernel, fused_attention
 from semu.nn.rules.views import copy_both
+from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.sharding import ContextKind
 from semu.nn.trace.tensor import Tensor, laid_out_like
 
 
-def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: ParameterUse | None = None) -> Tensor:
     """Attention of this rank's queries to the keys of all context ranks.
 
     Args:
-        q, k, v, causal: as ``fused_attention``, the tokens of one context rank.
+        q, k, v, causal, sinks: as ``fused_attention``, the tokens of one context rank; a ring's first kernel reads the
+            sinks.
     Returns:
         [query tokens, heads, d_v].
     Raises:
@@ -44,17 +46,19 @@ def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tenso
     """
     kind, group = q.trace.options.cp_kind, q.trace.options.cp_group
     if kind is ContextKind.ALL_GATHER:
-        return _gathered(q, k, v, causal=causal)
+        return _gathered(q, k, v, causal=causal, sinks=sinks)
     if kind is ContextKind.ALL_TO_ALL:
-        return _by_heads(q, k, v, group, partial(fused_attention, causal=causal))
+        return by_heads(q, k, v, group, partial(fused_attention, causal=causal, sinks=sinks))
     levels = q.trace.options.cp_levels
     if levels is None:
-        return _ring(q, k, v, group, causal=causal)
+        return _ring(q, k, v, group, causal=causal, sinks=sinks)
     inner, ring = levels
-    return _by_heads(q, k, v, inner, partial(_ring, group=ring, causal=causal))
+    return by_heads(q, k, v, inner, partial(_ring, group=ring, causal=causal, sinks=sinks))
 
 
-def _ring(q: Tensor, k: Tensor, v: Tensor, group: CommGroup, *, causal: bool) -> Tensor:
+def _ring(
+    q: Tensor, k: Tensor, v: Tensor, group: CommGroup, *, causal: bool, sinks: ParameterUse | None = None
+) -> Tensor:
     """Keys and values go around (Ring Attention, 2310.01889 §3), as in Transformer Engine's ``AttnFuncWithCPAndKVP2P``.
 
     Forward: K and V are joined into one buffer; in each of cp steps the buffer is sent on beside the kernel that reads
@@ -62,32 +66,54 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, group: CommGroup, *, causal: bool) ->
     and its log-sum-exp. Backward: starts with the saved K and V and ends with those of this rank; dK and dV follow one
     step behind. Each way moves K and V cp - 1 times, the backward also dK and dV.
     """
+    own, other = _ring_kernels(q, k, v, group.num_ranks, causal=causal)
+    own = replace(own, sinks=sinks)
+    return around_ring(q, k, v, group, lambda step: other if step else own, is_halved=causal)
+
+
+def around_ring(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: CommGroup,
+    kernel_at: Callable[[int], AttentionKernel],
+    *,
+    is_halved: bool,
+) -> Tensor:
+    """``_ring`` with any kernels.
+
+    Args:
+        q, k, v: of one rank. group: the ring. kernel_at: step -> kernel over the keys of the rank so many before.
+        is_halved: dK and dV of another rank's keys may be those of its first chunk.
+    """
     trace, ranks = q.trace, group.num_ranks
-    own, other = _ring_kernels(q, k, v, ranks, causal=causal)
+    own = kernel_at(0)
     kv = copy_both(k, v, (*k.shape[:2], k.shape[2] + v.shape[2]), "join_kv")
     before = trace.last_kernel
     y, statistics = own.forward(q, [kv], "attention")
+    own.aggregate(q, y)
     for step in range(1, ranks):
         role = Role.ACTIVATION if step == ranks - 1 else Role.COMMUNICATION
         (kv,) = pass_on([kv], group, "pass_kv", after=before, role=role)
         before = trace.last_kernel
-        part, part_statistics = other.forward(q, [kv], "attention")
+        part, part_statistics = kernel_at(step).forward(q, [kv], "attention")
+        kernel_at(step).aggregate(q, part)
         _merge(own, q, [y, statistics], [part, part_statistics])
     last = kv
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         reads = [q, y, statistics, grad]
         buffer, part_kv = (last.local_shape, last.dtype), (last.local_shape, last.dtype)
-        if causal:
+        if is_halved:
             part_kv = ((half(last.local_shape[0], trace.where), *last.local_shape[1:]), last.dtype)
         before = trace.last_kernel
-        grad_q, (grad_kv,) = other.backward(q, [*reads, last], "attention_bw", [buffer])
+        grad_q, (grad_kv,) = kernel_at(ranks - 1).backward(q, [*reads, last], "attention_bw", [buffer])
         grad_kv = laid_out_like(grad_kv, last)
         (kv,) = pass_on([last], group, "pass_kv_bw", after=before, behind=[grad])
         for step in range(1, ranks):
             is_own = step == ranks - 1
             before = trace.last_kernel
-            kernel = own if is_own else other
+            kernel = kernel_at(ranks - 1 - step)
             part_q, (part,) = kernel.backward(q, [*reads, kv], "attention_bw", [buffer if is_own else part_kv])
             _add(grad_q, part_q)
             if is_own:
@@ -137,17 +163,22 @@ def _add(into: Tensor, part: Tensor) -> None:
     into.trace.emit(OpKind.ADD, [into, part], mem_bytes=traffic, key=key, updates=[into], name="add_grad")
 
 
-def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: ParameterUse | None) -> Tensor:
     """K and V are gathered before the kernel; in the backward they are gathered again, and dK and dV reduce-scattered.
 
     Saves q, k, v, the output and its log-sum-exp, not the gathered tensors (Transformer Engine's
     ``AttnFuncWithCPAndKVAllGather``; the exchange is exposed: 2407.21783 §3.3.2).
     """
+    ranks = q.trace.options.cp_group.num_ranks
+    own = AttentionKernel.of(q, k, v, causal=causal, sinks=sinks)
+    return with_gathered(q, k, v, replace(own, key_tokens=ranks * own.key_tokens))
+
+
+def with_gathered(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel) -> Tensor:
+    """``_gathered`` with any kernel."""
     trace = q.trace
-    ranks = trace.options.cp_group.num_ranks
-    own = AttentionKernel.of(q, k, v, causal=causal)
-    kernel = replace(own, key_tokens=ranks * own.key_tokens)
     y, statistics = kernel.forward(q, [gather_context(k, "gather_k"), gather_context(v, "gather_v")], "attention")
+    kernel.aggregate(q, y)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         keys, values = gather_context(k, "gather_k_bw"), gather_context(v, "gather_v_bw")
@@ -163,7 +194,7 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return trace.recorded([q, k, v], y, _backward)
 
 
-def _by_heads(
+def by_heads(
     q: Tensor, k: Tensor, v: Tensor, group: CommGroup, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Each rank of a group gets all its tokens of some heads, and gives its output back (DeepSpeed-Ulysses, 2309.14509

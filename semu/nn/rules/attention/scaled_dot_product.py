@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from semu.errors import ConfigError, GraphError
+from semu.errors import GraphError
 from semu.nn.module import Parameter
 from semu.nn.rules.attention.context import context_attention
 from semu.nn.rules.attention.fused import fused_attention
+from semu.nn.rules.attention.masked import counts_tiles, masked_attention
 from semu.nn.rules.attention.unfused import unfused_attention
 from semu.nn.rules.casts import for_products
 from semu.nn.trace.autograd import recompute
@@ -37,15 +38,16 @@ def attention(
     Returns:
         [query tokens, heads, d_v]. Under recomputation of ``core_attn`` only q, k and v are kept (2205.05198 §5).
     Raises:
-        ConfigError: a window, sinks or a cap under context parallelism.
+        ConfigError: a mask that this way of context parallelism does not go with.
     """
     trace = q.trace
     use = _sinks(q, sinks) if sinks is not None else None
 
     def _core(*parts: Tensor) -> Tensor:
+        if counts_tiles(*parts, causal=causal, window=window):
+            return masked_attention(*parts, causal=causal, window=window, sinks=use)
         if trace.options.cp_group.num_ranks > 1:
-            _refuse_special(q, window, sinks, softcap)
-            return context_attention(*parts, causal=causal)
+            return context_attention(*parts, causal=causal, sinks=use)
         if trace.options.fused_attention:
             return fused_attention(*parts, causal=causal, window=window, sinks=use)
         return unfused_attention(*parts, causal=causal, dropout=dropout, window=window, sinks=use, softcap=softcap)
@@ -63,18 +65,3 @@ def _sinks(q: Tensor, sinks: Parameter) -> ParameterUse:
     if sinks.shape != (q.shape[1],):
         raise GraphError("one sink per head", where=q.trace.where, expected=f"[{q.shape[1]}]", got=list(sinks.shape))
     return q.trace.parameter(sinks, (q.shards[1],))
-
-
-def _refuse_special(q: Tensor, window: Window | None, sinks: Parameter | None, softcap: float | None) -> None:
-    """Context parallelism is modelled for plain attention only."""
-    named = {"a window": window, "sinks": sinks, "a soft cap": softcap}
-    special = next((name for name, value in named.items() if value is not None), None)
-    if special is not None:
-        ranks = q.trace.options.cp_group.num_ranks
-        raise ConfigError(
-            f"attention with {special} ({q.trace.where}) under context parallelism is not modelled by this version",
-            where="parallel.cp",
-            expected=f"cp = 1, or attention without {special}",
-            got=ranks,
-            nearest=1,
-        )

@@ -7,11 +7,14 @@ hides; the masked half is no model FLOP.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
+from semu.hardware.kinds import DType
 from semu.nn.rules.pointwise import dropout as apply_dropout
 from semu.nn.rules.pointwise import softcap as apply_softcap
 from semu.nn.rules.views import copy_like
@@ -45,23 +48,34 @@ def unfused_attention(
         forward 2 pairs heads (d + d_v), backward twice that, pairs = sum of query x key lengths.
     """
     heads, kv_heads, _, _, pairs = attention_sizes(q, k, v)
+    tokens = q.local_shape[0], k.local_shape[0]
     if kv_heads < heads:
         k, v = (_repeat_heads(x, heads) for x in (k, v))
     seen = pairs if window is None else attention_sizes(q, k, v, window)[-1]
     table = replace(q, shape=(pairs, heads), shards=(1, q.shards[1]), sequences=None)
-    scores = _product(q, k, "scores", table, pairs, seen, causal=causal)
+    scores = _product(q, k, "scores", table, pairs, seen, tokens, causal=causal)
     if softcap is not None:
         scores = apply_softcap(scores)
-    weights = apply_dropout(_softmax(scores, sinks), dropout)
+    weights = apply_dropout(_softmax(scores, (pairs, tokens[0]), sinks), dropout)
     context = replace(q, shape=(q.shape[0], heads, v.shape[2]))
-    return _product(weights, v, "context", context, pairs, seen, causal=causal)
+    return _product(weights, v, "context", context, pairs, seen, tokens, causal=causal)
 
 
-def _product(a: Tensor, b: Tensor, name: str, like: Tensor, pairs: Dim, seen: Dim, *, causal: bool) -> Tensor:
+def _product(
+    a: Tensor,
+    b: Tensor,
+    name: str,
+    like: Tensor,
+    pairs: Dim,
+    seen: Dim,
+    tokens: tuple[Dim, Dim],
+    *,
+    causal: bool,
+) -> Tensor:
     """A batched product over sequences and heads, with its two gradients. Saves both operands.
 
     ``b`` is [key tokens, heads, width]; each of the three products costs 2 x pairs x heads x width on a rank, of which
-    the ``seen`` pairs are needed, half of them under a causal mask.
+    the ``seen`` pairs are needed, half of them under a causal mask. ``tokens``: of queries and of keys.
     """
     trace = a.trace
     heads, width = b.local_shape[1:]
@@ -78,7 +92,7 @@ def _product(a: Tensor, b: Tensor, name: str, like: Tensor, pairs: Dim, seen: Di
             recomputed_flop=wasted,
             causal_flop=masked,
             mem_bytes=left.size_bytes + right.size_bytes + result.size_bytes,
-            key=(left.local_shape[0], right.local_shape[0], width),
+            key=(*(tokens[::-1] if result is b else tokens), pairs, heads, width, int(result.ndim == 2)),
             name=label,
         )
 
@@ -93,36 +107,36 @@ def _product(a: Tensor, b: Tensor, name: str, like: Tensor, pairs: Dim, seen: Di
     return trace.recorded([a, b], y, _backward)
 
 
-def _softmax(scores: Tensor, sinks: ParameterUse | None = None) -> Tensor:
-    """Scale, mask and softmax in one kernel over the rows of ``scores`` [pairs, heads].
+def _softmax(scores: Tensor, rows: tuple[Dim, Dim], sinks: ParameterUse | None = None) -> Tensor:
+    """Scale, mask and softmax in one kernel over the rows of ``scores`` [pairs, heads], or separate kernels.
 
-    Saves its output. The backward works in place of the gradient (Megatron-LM's fused softmax) and sums the gradient of
-    the sinks over the rows that it reads. Costed as a norm: both read rows, reduce them and write them.
+    Separate, where PyTorch runs or Megatron-LM's kernel does not take the length (``has_fused_softmax``): a copy in
+    fp32, PyTorch's softmax, a copy back, and the same for the gradients; PyTorch alone scales and masks apart, and
+    writes fp32 from 16 bits in the softmax itself.
+
+    Saves its output. The fused backward works in place of the gradient (Megatron-LM's fused softmax) and sums the
+    gradient of the sinks over the rows that it reads. Costed as a norm: both read rows, reduce them and write them.
+
+    Args:
+        scores: [pairs, heads]. rows: pairs and tokens of queries, of one head.
     """
-    trace = scores.trace
+    trace, size, wide = scores.trace, scores.dtype.size_bytes, DType.FP32.size_bytes
     trained = [sinks] if sinks is not None and sinks.gradient is not None else []
-    key = (scores.numel, 1)
-    y = trace.emit(
-        OpKind.SOFTMAX,
-        [scores] if sinks is None else [scores, sinks],
-        like=scores,
-        mem_bytes=2 * scores.size_bytes,
-        key=key,
-        name="softmax",
-    )
+    copies = 2 * (size + wide)
+    separate, separate_bw = copies + 2 * wide, copies + 3 * wide
+    if trace.options.separate_softmax:
+        separate = separate_bw = copies + 4 * size
+    fused = 2 * size if not trace.options.separate_softmax else separate
+    fused_bw = 3 * size if not trace.options.separate_softmax else separate_bw
+
+    def _pass(reads: Sequence[Tensor | ParameterUse], moved: int, other: int, name: str, **written: Any) -> Tensor:
+        key = (*rows, other, moved)
+        return trace.emit(OpKind.SOFTMAX, reads, mem_bytes=moved * scores.numel, key=key, name=name, **written)
+
+    y = _pass([scores] if sinks is None else [scores, sinks], fused, separate, "softmax", like=scores)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
-        return [
-            trace.emit(
-                OpKind.SOFTMAX,
-                [grad, y],
-                mem_bytes=3 * y.size_bytes,
-                key=key,
-                updates=[grad],
-                gradients=trained,
-                name="softmax_bw",
-            )
-        ]
+        return [_pass([grad, y], fused_bw, separate_bw, "softmax_bw", updates=[grad], gradients=trained)]
 
     return trace.recorded([scores], y, _backward)
 

@@ -4,6 +4,10 @@ Megatron-LM's ``MoEAlltoAllTokenDispatcher``: an all-to-all over the expert-para
 split (etp > 1), an all-gather of the rows over the expert tensor-parallel group, then a sort by local expert of rows
 from several ranks. The way back undoes the steps in reverse, with a reduce-scatter for the all-gather; the backward of
 each way is the forward of the other. A row's fp32 probability travels with it to the expert.
+
+Under DeepEP tokens travel instead of rows (``CommGroup.rank_share``) and the permutation stands behind the exchange: it
+makes rows that are sorted by expert. It moves about the same bytes there as before the exchange, where it is kept here,
+so that there is no sort; buffers of the exchange are counted as of rows, which is too much.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ def way(trace: Trace, sent: Dim, received: Dim, experts: int) -> list[Step]:
     if plan.etp > 1:
         steps.append(Step(OpKind.ALL_GATHER, rows, rows * plan.etp, plan.etp_group))
         rows = rows * plan.etp
-    if plan.ep * plan.etp > 1 and experts > plan.ep:
+    if plan.ep * plan.etp > 1 and experts > plan.ep and not plan.sends_tokens:
         steps.append(Step(OpKind.PERMUTE, rows, rows))
     return steps
 

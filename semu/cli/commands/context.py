@@ -1,0 +1,49 @@
+"""``semu context``: policies of context ranks on a run's batch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from semu.checks import check_member
+from semu.cli.console import Progress, emit, emit_json, say, say_written
+from semu.cli.resolved import dump_run, read_run, say_notes
+
+
+def context_command(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ConfigError: a run that cannot be read, one context rank, an unknown policy or mask, a file that cannot be
+            written.
+    """
+    with Progress() as progress:
+        run = read_run(arguments, progress)
+        if arguments.dump_config:
+            return dump_run(run, is_json=arguments.json)
+        from semu.door.contexts import save_study, with_context
+        from semu.parallel.context import Balance
+        from semu.simulation.contexts.permutations import write_permutations
+        from semu.simulation.contexts.policies import study
+
+        job = run.job()
+        say_notes(run)
+        chosen = None
+        if arguments.policies not in (None, "all"):
+            words = [word.strip() for word in arguments.policies.split(",")]
+            chosen = [check_member(word, Balance, "--policies", "policy of context ranks") for word in words]
+        with run.places.located():
+            job = with_context(job, arguments.mask, arguments.cp)
+            found = study(job, policies=chosen, progress=progress)
+        if arguments.out is not None:
+            progress("drawing")
+            say_written(*save_study(found, arguments.out))
+        if arguments.export is not None:
+            if chosen is not None and len(chosen) == 1:
+                job = replace(job, parallel=replace(job.parallel, cp_balance=chosen[0]))
+            say(f"wrote {write_permutations(job, arguments.export)}")
+    if arguments.json:
+        emit_json({"run": arguments.run, "warnings": list(run.notes), **found.to_json()})
+    else:
+        emit(repr(found))
+    return 0

@@ -1,0 +1,172 @@
+"""Which tokens of a microbatch every context rank holds: the policies of ``parallel.cp_balance`` (``POLICIES``).
+
+A block is ``parallel.cp_block`` tokens of one sequence, the last of a sequence may be shorter; its work is how many
+tiles of its queries are not empty. Blocks of all sequences of a microbatch are dealt together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError
+from semu.parallel.context import Balance, largest_block
+
+if TYPE_CHECKING:
+    from semu.masks.spans import IntArray, Spans
+
+
+POLICIES = {
+    Balance.ZIGZAG: "every sequence in 2 cp chunks, rank r has r and 2 cp - 1 - r (Megatron-LM; 2407.21783 3.3.2)",
+    Balance.DOCUMENT_ZIGZAG: "every document so",
+    Balance.CONTIGUOUS: "every sequence in cp chunks",
+    Balance.STRIPED: "blocks in turn (2311.09431, there of one token)",
+    Balance.LPT: "the block with most work first, each to the rank with the least (Graham 1969; Cornstarch, alg. 1); up"
+    " to 512 blocks are then exchanged as long as that lowers the largest load",
+    Balance.LPT_EQUAL: "the same with equally many blocks on every rank",
+    Balance.SNAKE: "blocks by falling work, dealt to and fro (PyTorch's PTRR)",
+    Balance.RANDOM: "blocks in a drawn order, dealt",
+}
+"""The policies, in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Which rank holds which tokens.
+
+    Attributes:
+        bounds: int64[num_pieces + 1], tokens of every piece, in order, without gaps. rank: int32[num_pieces].
+        num_ranks: context ranks.
+    """
+
+    bounds: IntArray
+    rank: NDArray[np.int32]
+    num_ranks: int
+
+    @property
+    def tokens(self) -> IntArray:
+        """Tokens of every rank: int64[num_ranks]."""
+        return np.bincount(self.rank, weights=np.diff(self.bounds), minlength=self.num_ranks).astype(np.int64)
+
+    @property
+    def permutation(self) -> IntArray:
+        """The tokens of rank 0 in order, then those of rank 1, and so on: int64[num_tokens]."""
+        of_token = np.repeat(self.rank, np.diff(self.bounds))
+        return np.argsort(of_token, kind="stable").astype(np.int64)
+
+
+def cut_tokens(
+    policy: Balance,
+    spans: Spans,
+    num_ranks: int,
+    block: int = 128,
+    work: Callable[[IntArray], IntArray] | None = None,
+    seed: int = 0,
+) -> Cut:
+    """The tokens of every rank.
+
+    Args:
+        policy: how. spans: of the microbatch. num_ranks: >= 1. block: tokens of a block, >= 1.
+        work: bounds of blocks, int64[num_blocks + 1] -> work of every block; for policies that look at it.
+        seed: of a random order.
+    Raises:
+        ConfigError: fewer blocks than ranks, or blocks of which no rank can have as many as another.
+    """
+    if num_ranks == 1:
+        bounds = spans.starts
+        return Cut(bounds, np.zeros(len(bounds) - 1, np.int32), 1)
+    if not policy.is_by_block:
+        bounds = spans.document_starts if policy is Balance.DOCUMENT_ZIGZAG else spans.starts
+        return _chunked(bounds, num_ranks, is_zigzag=policy is not Balance.CONTIGUOUS)
+    bounds = blocks_of(spans.starts, block)
+    count = len(bounds) - 1
+    if count < num_ranks:
+        raise ConfigError(
+            f"{spans.num_tokens} tokens are {count} blocks of {block}, fewer than cp = {num_ranks} ranks",
+            where="parallel.cp_block",
+            expected=f"blocks of at most {max(spans.num_tokens // num_ranks, 1)} tokens",
+            got=block,
+            nearest=largest_block(spans.num_tokens // num_ranks),
+        )
+    if policy is Balance.STRIPED:
+        return Cut(bounds, (np.arange(count) % num_ranks).astype(np.int32), num_ranks)
+    if policy is Balance.RANDOM:
+        rank = np.empty(count, np.int32)
+        rank[np.random.Generator(np.random.PCG64(seed)).permutation(count)] = np.arange(count) % num_ranks
+        return Cut(bounds, rank, num_ranks)
+    assert work is not None
+    if policy is not Balance.LPT:
+        _check_equal(bounds, num_ranks, block, policy)
+    weight = work(bounds)
+    return Cut(bounds, deal_blocks(policy, weight, num_ranks), num_ranks)
+
+
+def deal_blocks(policy: Balance, weight: IntArray, num_ranks: int) -> NDArray[np.int32]:
+    """The rank of every block by its work.
+
+    Args:
+        policy: lpt, lpt-equal or snake. weight: int64[num_blocks], work >= 0. num_ranks: >= 1.
+    Returns:
+        int32[num_blocks].
+    """
+    from semu.masks.kernels import even_pairs, exchange_blocks, longest_first
+
+    order = np.argsort(-weight, kind="stable")
+    rank = np.empty(len(weight), np.int32)
+    if policy is Balance.SNAKE:
+        turn, place = np.divmod(np.arange(len(weight)), num_ranks)
+        rank[order] = np.where(turn % 2 == 0, place, num_ranks - 1 - place)
+        return rank
+    is_equal = policy is Balance.LPT_EQUAL
+    load = np.zeros(num_ranks, np.int64)
+    longest_first(weight, order, load, len(weight) // num_ranks if is_equal else len(weight), rank)
+    if len(weight) <= _FEW_BLOCKS:
+        exchange_blocks(weight, rank, load, not is_equal)
+    if len(weight) <= _FEWER_BLOCKS and not is_equal:
+        even_pairs(weight, rank, load)
+    return rank
+
+
+_FEW_BLOCKS = 512
+"""So few blocks are exchanged after they were dealt, where the largest load falls; with many LPT is as good alone."""
+_FEWER_BLOCKS = 64
+"""Of so few, those of two ranks at a time are shared anew."""
+
+
+def blocks_of(starts: IntArray, block: int) -> IntArray:
+    """Bounds of the blocks of sequences: int64[num_blocks + 1]."""
+    lengths = np.diff(starts)
+    counts = -(-lengths // block)
+    first = np.repeat(starts[:-1], counts)
+    number = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.append(first + block * number, starts[-1])
+
+
+def _chunked(starts: IntArray, num_ranks: int, *, is_zigzag: bool) -> Cut:
+    """Every stretch in 2 cp chunks, or cp, of equal length, the last ones shorter where it does not divide."""
+    chunks = 2 * num_ranks if is_zigzag else num_ranks
+    lengths = np.diff(starts)
+    size = -(-lengths // chunks)
+    edges = np.minimum(np.arange(chunks)[None, :] * size[:, None], lengths[:, None]) + starts[:-1, None]
+    number = np.arange(chunks)
+    rank = np.minimum(number, chunks - 1 - number) if is_zigzag else number
+    bounds = np.append(edges.ravel(), starts[-1])
+    keep = np.diff(bounds) > 0
+    return Cut(np.append(bounds[:-1][keep], starts[-1]), np.tile(rank, len(lengths))[keep].astype(np.int32), num_ranks)
+
+
+def _check_equal(bounds: IntArray, num_ranks: int, block: int, policy: Balance) -> None:
+    sizes = np.diff(bounds)
+    if len(sizes) % num_ranks or (sizes != block).any():
+        short = int(np.count_nonzero(sizes != block))
+        raise ConfigError(
+            f"{policy.value} needs equal blocks, as many on every rank",
+            where="parallel.cp_balance",
+            expected=f"a multiple of {num_ranks} blocks of {block} tokens",
+            got=f"{len(sizes)} blocks" + (f", {short} of them shorter" if short else ""),
+            nearest=Balance.LPT.value,
+        )

@@ -1,0 +1,1 @@
+"""What policies of context ranks make of a batch."""
