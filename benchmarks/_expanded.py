@@ -23,8 +23,8 @@ from semu.engine.unit_graph import Edges, UnitGraph, UnitTimes
 from semu.job import Attention, Recompute, TrainingJob
 from semu.nn.model import InputSpec
 from semu.nn.trace.block import CarrySpec, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.tensor import Sequences
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
 from semu.simulation import JobCheckpoint

@@ -25,6 +25,11 @@ SCRIPTS: tuple[str, ...] = (
     "fig12",
     "fig13",
     "fig14",
+    "flexpipe_tables",
+    "flexpipe_fig02",
+    "flexpipe_fig12",
+    "flexpipe_fig16",
+    "cornstarch_balance",
 )
 """Modules of this package that have ``run``."""
 

@@ -78,6 +78,22 @@ class Choices:
         5, "searched one by one, of the same batches the first ones: 100 searches a setup do not fit into the time"
     )
 
+    # -- Cornstarch ----------------------------------------------------------------------------------------------------
+    cornstarch_ranks: Choice[int] = Choice(
+        4,
+        "context ranks of Table 3.3, which names none: with four, printed attention and printed models fit together, "
+        "see cornstarch_balance",
+        (8,),
+    )
+    cornstarch_share: Choice[float] = Choice(
+        0.5, "of the tokens that are images and sounds; Fig. 3.5 draws masks without numbers", (0.25, 0.75)
+    )
+    cornstarch_item: Choice[int] = Choice(
+        2048, "tokens of an image or a sound, at most a quarter of a document; not printed", (512, 8192)
+    )
+    cornstarch_packed: Choice[int] = Choice(8, "documents of the packed mask of Fig. 3.5c; not printed", (4, 32))
+    cornstarch_split: Choice[int] = Choice(16, "subblocks of a block: 16 to 32 perform well (3.3.2.2)", (32,))
+
     # -- baselines -----------------------------------------------------------------------------------------------------
     vpp: Choice[int] = Choice(
         4,
@@ -118,6 +134,32 @@ class Choices:
         "data-parallel replicas simulated of Fig. 14's 96 or 128, for time: they differ only in their data, and the "
         "slowest ends the iteration",
         (4, 48),
+    )
+
+    # -- FlexPipe ------------------------------------------------------------------------------------------------------
+    flexpipe_most_ranks: Choice[int] = Choice(
+        16, "pipeline ranks that are tried; FlexPipe §7.1 says powers of two, and no largest one", (8,)
+    )
+    flexpipe_micro_batches: Choice[tuple[int, ...]] = Choice(
+        (1, 2, 4),
+        "micro batches that are tried; FlexPipe §7.1 says powers of two, and no largest one",
+        ((1,), (1, 2, 4, 8)),
+    )
+    flexpipe_micro_batch: Choice[int] = Choice(
+        1, "micro batch of Fig. 2, which prints none; with 4 data-parallel replicas of 8 pipeline ranks", (2, 4)
+    )
+    flexpipe_zero: Choice[int] = Choice(
+        0, "of Fig. 2: FlexPipe names no sharded optimizer; Megatron-LM's default is none", (1,)
+    )
+    flexpipe_rank_order: Choice[str] = Choice(
+        "tp-cp-dp-pp", "Megatron-LM's: data ranks are neighbours, pipeline ranks apart", ("tp-cp-pp-dp",)
+    )
+    flexpipe_every: Choice[int] = Choice(
+        4, "microbatches of a synchronisation of DistMM-Pipe; FlexPipe §2.2 says every few", (2, 8)
+    )
+    tessel_most_ranks: Choice[int] = Choice(8, "FlexPipe §7.1: Tessel is searched below 16 ranks", (4,))
+    tessel_seconds: Choice[float] = Choice(
+        10.0, "of a search for a repetend; FlexPipe prints 730 s on 8 GPUs for Tessel-fast, by Z3", (60.0,)
     )
 
     # -- hardware ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from semu.baselines.baseline import Baseline
+from semu.baselines.contrastive_towers import distmm
 from semu.baselines.fully_sharded import fsdp
 from semu.baselines.list_scheduled import greedy
 from semu.baselines.megatron_lm import megatron, megatron_1f1b
@@ -30,6 +31,7 @@ BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
         "fsdp": fsdp,
         "greedy": greedy,
         "t-1f1b": t_1f1b,
+        "distmm": distmm,
     }
 )
 """Every baseline by the name that ``--baseline`` uses."""
@@ -37,6 +39,7 @@ BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
 __all__ = [
     "BASELINES",
     "Baseline",
+    "distmm",
     "find_baseline",
     "fsdp",
     "greedy",

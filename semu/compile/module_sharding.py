@@ -12,8 +12,8 @@ from semu.nn.module import Parameter
 from semu.nn.rules.reshard import Resharding, TokenLayout
 from semu.nn.streams import changes_of
 from semu.nn.trace.block import CarrySpec
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.tensor import Sequences
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.axes import PEERS
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh

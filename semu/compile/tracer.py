@@ -20,8 +20,8 @@ from semu.nn.masked_kernel import Masking
 from semu.nn.model import InputSpec
 from semu.nn.module import Module, Parameter
 from semu.nn.trace.block import CarrySpec, starts_from_data, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingStyle
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.context import Balance
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
@@ -172,6 +172,7 @@ class ModelTracer:
             channels_first=training.has_channels_first,
             bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,
+            casts_parameters=training.autocast is not None and not job.shards_are_masters,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,

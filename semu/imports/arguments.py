@@ -13,7 +13,7 @@ _SWITCHED = {"True": True, "true": True, "False": False, "false": False, "None":
 _NOTHING = ("None", "none", "", "[]", "False", "false", "0", "0.0", "{}")
 _PRINTED_MEMBER = re.compile(r"<\w+\.(\w+): [^>]*>")
 """A member of an enum in a list as Python prints it."""
-_COMMA = re.compile(r",\s*")
+_BETWEEN = re.compile(r"[,\s]+")
 _MEMBER = re.compile(r"^[A-Z]\w*\.(?=\w+$)")
 """A member of an enum prints as ``AttnBackend.auto``."""
 
@@ -97,7 +97,7 @@ class Argument:
             return _DTYPES.get(self.values[0], _MEMBER.sub("", self.values[0]))
         if flag.type == "words":
             told = (_PRINTED_MEMBER.sub(r"\1", value).strip("[]").replace("'", "") for value in self.values)
-            return tuple(word for value in told for word in _COMMA.split(value) if word)
+            return tuple(word for value in told for word in _BETWEEN.split(value) if word)
         if len(self.values) != 1:
             got = self.shown if self.values else "none"
             raise ConfigError(f"{self.written} takes one value", where=where, expected=_expected(flag), got=got)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semu.job import options, step_options
+from semu.job import kernel_options, options, step_options
 from semu.job.declare import options_of, part
 
 
@@ -10,9 +10,10 @@ from semu.job.declare import options_of, part
 class Training(
     step_options.NoiseOptions,
     step_options.StepOptions,
+    step_options.ShardingOptions,
     options.ScheduleOptions,
     options.ExpertOptions,
-    options.KernelOptions,
+    kernel_options.KernelOptions,
     options.MemoryOptions,
     options.PrecisionOptions,
     options.BatchOptions,  # bases from the last to the first: a dataclass takes the fields of the last base first

@@ -21,6 +21,7 @@ from semu.nn.module import Module
 from semu.nn.trace.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
+from semu.parallel.fsdp import SECOND_SINCE, Fsdp
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
@@ -30,6 +31,8 @@ from semu.workload.batch import AbstractBatch, text_batch
 
 SCATTER_GATHER_UNTIL = "2023-07"
 """Month from which Megatron-LM no longer splits transfers over tensor-parallel ranks."""
+ASYNC_REDUCTION_SINCE = "2022-01"
+"""Megatron-LM with ``--no-async-tensor-model-parallel-allreduce``, which turns off what it does since."""
 GRAPHS_SINCE = "2026-08"
 """Month since when Megatron-LM's router and dispatcher are taken to run in CUDA graphs: a published run of that month
 takes 5.9 ms a layer and microbatch where launches would take 7. A belief, with no release note at hand."""
@@ -353,14 +356,6 @@ class TrainingJob:
         return frozenset({"rms_norm", "rope"}) if self.training.software is Software.NANOTRON else frozenset()
 
     @property
-    def fuses_accumulation(self) -> bool:
-        """Whether products for weight gradients add into the gradient buffers: as told; in DeepSpeed and nanotron
-        (``FP32GradientAccumulator``) never."""
-        training = self.training
-        adds = training.software in (Software.MEGATRON_DEEPSPEED, Software.NANOTRON)
-        return training.gradient_accumulation_fusion and not adds
-
-    @property
     def sums_gradients_twice(self) -> bool:
         """Whether every microbatch's gradients are summed in the parameters' type and then in a wider one that is kept
         beside it: DeepSpeed's ``BF16_Optimizer``."""
@@ -374,6 +369,30 @@ class TrainingJob:
         DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
         gradients. Megatron-LM's gradients lie in its buffers."""
         return self.training.software.kernels is Software.TORCH and not self.training.gradient_as_bucket_view
+
+    @property
+    def fsdp(self) -> Fsdp:
+        """Which of PyTorch's FSDPs shards the parameters; None: under PyTorch with ZeRO-3, that of its date."""
+        training = self.training
+        if training.fsdp is not None:
+            return training.fsdp
+        if training.software.kernels is not Software.TORCH or self.parallel.zero < 3:
+            return Fsdp.NONE
+        is_first = training.software_date is not None and training.software_date < SECOND_SINCE
+        return Fsdp.FIRST if is_first else Fsdp.SECOND
+
+    @property
+    def fuses_accumulation(self) -> bool:
+        """Whether products for weight gradients add into the gradient buffers themselves.
+
+        Autograd makes a tensor of every gradient and adds it (``AccumulateGrad``), or DistributedDataParallel copies
+        it into its bucket; under FSDP it is new in every microbatch, and only shards are added. So do DeepSpeed and
+        nanotron (``FP32GradientAccumulator``).
+        """
+        software = self.training.software
+        is_added = software.kernels is Software.TORCH and self.parallel.zero < 3
+        is_added |= software is Software.MEGATRON_DEEPSPEED
+        return self.training.gradient_accumulation_fusion and not is_added
 
     @property
     def keeps_gathered_inputs(self) -> bool:
@@ -390,12 +409,14 @@ class TrainingJob:
         """Whether tensor-parallel collectives run beside kernels that do not need them.
 
         Megatron-LM always hides the re-gathered input of a column-parallel linear and the reduction of its input
-        gradient behind the gradients' products (2205.05198 §4.2.2).
+        gradient behind the gradients' products (2205.05198 §4.2.2); without sequence parallelism since
+        ``ASYNC_REDUCTION_SINCE``.
         """
-        chosen = self.training.overlap.tensor_parallel
+        chosen, date = self.training.overlap.tensor_parallel, self.training.software_date
         if chosen is not None:
             return chosen
-        return self.training.software is Software.MEGATRON and self.parallel.sequence_parallel
+        is_async = self.parallel.sequence_parallel or date is None or date >= ASYNC_REDUCTION_SINCE
+        return self.training.software is Software.MEGATRON and is_async
 
     @property
     def splits_transfers(self) -> bool:

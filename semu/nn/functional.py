@@ -26,6 +26,7 @@ from semu.nn.rules.pointwise import (
 from semu.nn.rules.rows import mean_rows
 from semu.nn.rules.scaling import scale, scale_features
 from semu.nn.rules.tokens import (
+    between_layouts,
     convolve_tokens,
     drop_tokens,
     first_tokens,
@@ -36,7 +37,7 @@ from semu.nn.rules.tokens import (
     repeat_tokens,
     select_tokens,
 )
-from semu.nn.rules.views import concatenate, flatten, split, split_heads, unflatten
+from semu.nn.rules.views import concatenate, flatten, joined_gradient, split, split_heads, unflatten
 from semu.nn.trace.tensor import Tensor
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "attention",
+    "between_layouts",
     "concatenate",
     "concatenate_features",
     "concatenate_tokens",
@@ -62,6 +64,7 @@ __all__ = [
     "gated_add",
     "gelu",
     "group_norm",
+    "joined_gradient",
     "layer_norm",
     "linear",
     "matmul",

@@ -52,6 +52,12 @@ class Mesh:
         stage, replica = divmod(block, p.replicas)
         return peer + p.replica_gpus * (stage + p.pp * replica)
 
+    def stage_of_gpu(self, gpu: int) -> int:
+        """Pipeline rank that runs on a GPU; >= pp: the mesh has no such GPU."""
+        p = self.parallel
+        block = gpu // p.replica_gpus
+        return block % p.pp if self.is_reordered and block < p.pp * p.replicas else block // p.replicas
+
     @cached_property
     def is_reordered(self) -> bool:
         """Whether some rank is not the GPU of its number."""

@@ -3,10 +3,11 @@
 What a source says of its software, in a run file's words:
 
 * PyTorch compiles where it is told to (``torch_inductor``), and is eager otherwise; ``cuda_graph`` takes launches away.
-* ``amp`` in the precision is ``torch.autocast``; ``low_precision_norms`` keeps its norms in 16 bits.
+* ``amp`` in the precision is ``torch.autocast``, in fp16 with a loss scale; its norms are in 16 bits where the source
+  says ``low_precision_norms``.
 * xFormers, in ``attention``, ran the first FlashAttention.
-* NeMo's image and text towers were Megatron-LM's modules before Transformer Engine until ``TOWERS_FUSED_SINCE``: scores
-  in memory, biases in kernels of their own. This is a belief of this file, with no launch file at hand.
+* NeMo's towers of images and text were modules of before Transformer Engine until ``TOWERS_FUSED_SINCE``: scores in
+  memory, biases in kernels of their own. This is a belief of this file, with no launch file at hand.
 * PyTorch's own optimizers run as lists of kernels (``foreach``); ``ema`` is a moving average of the weights.
 """
 
@@ -46,6 +47,7 @@ def training_of_multimodal(row: Mapping[str, object], table: Mapping[str, object
         training["launch"] = False
     if "amp" in str(row.get("precision", "")).lower():
         is_low = table.get("low_precision_norms") is True
+        training["loss_scaling"] = row.get("precision_kind") == "fp16"
         training["autocast"] = (Autocast.LOW_PRECISION_NORMS if is_low else Autocast.FP32_NORMS).value
     if "xformers" in str(table.get("attention", "")).lower():
         training["attention_kernel"] = "fa1"

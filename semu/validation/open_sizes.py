@@ -60,7 +60,7 @@ def _shared(run: Tables, ranks: int) -> Tables | None:
     network, batch = run.get("model", {}).get("dit"), run.get("batch", {})
     if not isinstance(network, Mapping) or "frame_tokens" not in network:
         return None
-    lengths = {name: length for name in ("video", "vision") if is_integer(length := batch.get(name))}
+    lengths = {name: length for name in ("video",) if is_integer(length := batch.get(name))}
     if any(length % ranks for length in lengths.values()):
         return None
     return {**run, "batch": {**batch, **{name: length // ranks for name, length in lengths.items()}}}

@@ -34,7 +34,7 @@ class ResBlock(Module):
         self.norm1, self.conv1 = GroupNorm(inputs), conv3(inputs, outputs)
         self.time = Linear(time, outputs) if time is not None else None
         self.norm2, self.conv2 = GroupNorm(outputs), conv3(outputs, outputs)
-        self.skip = Linear(inputs, outputs) if inputs != outputs else None
+        self.skip = Conv1d(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x: Tensor, time: Tensor | None = None) -> Tensor:
         """[pixels, inputs], [images, time] -> [pixels, outputs]."""
@@ -53,6 +53,18 @@ class BiaslessCrossAttention(CrossAttention):
         self.out = Linear(hidden, hidden)
 
 
+class ChunkedMLP(MLP):
+    """A gated feed-forward network whose gate and values are chunks of one product (diffusers' GEGLU)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 4 * width, gated=True, activation=Activation.GELU)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, width] -> the same."""
+        out: Tensor = self.down(self.activation.apply(F.joined_gradient(self.up(x)), gated=True))
+        return out
+
+
 class BasicTransformer(Module):
     """Self-attention, cross-attention on the caption and a gated feed-forward network, each behind a layer norm."""
 
@@ -62,7 +74,7 @@ class BasicTransformer(Module):
         super().__init__()
         self.norm1, self.attention = LayerNorm(width), SelfAttention(width, heads, causal=False, qkv_bias=False)
         self.norm2, self.cross_attention = LayerNorm(width), BiaslessCrossAttention(width, heads, context)
-        self.norm3, self.mlp = LayerNorm(width), MLP(width, 4 * width, gated=True, activation=Activation.GELU)
+        self.norm3, self.mlp = LayerNorm(width), ChunkedMLP(width)
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """[pixels, width], [text tokens, context] -> [pixels, width]."""
@@ -83,10 +95,10 @@ class SpatialTransformer(Module):
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """[pixels, width], [text tokens, context] -> [pixels, width]."""
-        y = self.inward(self.norm(x))
+        y = self.inward(F.between_layouts(self.norm(x)))
         for number in range(self.depth):
             y = getattr(self, f"layer{number}")(y, context)
-        return x + self.outward(y)  # type: ignore[no-any-return]
+        return x + F.between_layouts(self.outward(y))
 
 
 class Upsample(Module):

@@ -24,7 +24,7 @@ from semu.schedule.rules.around import encoder_chunks
 from semu.workload import vlm_batch
 from semu.workload.batch import Microbatch
 
-NOT_SCHEDULED = {("t2v", "optimus"), ("vlm", "t-1f1b"), ("t2v", "t-1f1b")}
+NOT_SCHEDULED = {("t2v", "optimus"), *((kind, name) for kind in ("vlm", "t2v") for name in ("t-1f1b", "distmm"))}
 """Refused, see below."""
 
 
@@ -212,6 +212,7 @@ def test_nnscaler_plans_on_another_iteration() -> None:
 REFUSED: tuple[tuple[str, TrainingJob, str, object], ...] = (
     ("optimus", job("t2v"), "model.dit", "megatron"),
     ("t-1f1b", job("vlm"), "parallel.vocabulary", "ends"),
+    ("distmm", job("vlm"), "model", "megatron"),
     ("t-1f1b", job_of(gpt(10), text_items(4), Parallel(pp=5)), "parallel.vocabulary", 515),
     ("optimus", job_of(gpt(), text_items(4), Parallel(pp=2)), "model", "megatron"),
     ("optimus", job("vlm", pp=1), "parallel.pp", 2),

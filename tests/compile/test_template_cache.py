@@ -31,11 +31,12 @@ from semu.hardware.packed import FrozenWeights
 from semu.job import Training, TrainingJob
 from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
+from semu.nn.masked_kernel import Masking
 from semu.nn.routing import ExpertPlan
 from semu.nn.trace.eager import Autocast
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.nn.trace.sharding import ContextKind, ShardingPlan, ShardingStyle
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation import simulate
@@ -253,9 +254,12 @@ OTHER_OPTIONS: dict[str, object] = {
     "frozen_weights": FrozenWeights.NF4,
     "replica_group": CommGroup("replicas", 4, 2),
     "stop_early": True,
+    "gang_group": CommGroup("gang", 2, 1),
+    "masking": Masking("document"),
     "eager_modules": True,
     "channels_first": True,
     "autocast": Autocast.FP32_NORMS,
+    "casts_parameters": True,
     "separate_softmax": True,
     "bias_kernels": True,
     "head_dims": (64, 128),

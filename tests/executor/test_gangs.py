@@ -95,3 +95,17 @@ def test_a_member_that_never_comes_is_told() -> None:
 def test_gradients_in_other_places(sizes: dict[str, Any]) -> None:
     report = run_demo(plan_of(LLAMA, "greedy", **sizes), backend="fake", iterations=1, fewer_layers=1)
     assert report.worst_gradient < 1e-12
+
+
+@pytest.mark.slow
+def test_gradients_under_distmm() -> None:
+    import semu_models
+    from semu.baselines import distmm
+    from semu.workload import pair_batch
+
+    parallel, training = semu.Parallel(dp=1, pp=3), semu.Training(global_batch=16, micro_batch=2)
+    model, cluster = semu_models.clip_vit_b_32(), semu.Cluster("a800", 1, 3)
+    found = distmm(semu.TrainingJob(model, cluster, parallel, training, pair_batch(patches_per_image=49)))
+    plan = compile_plan(found.job, found.schedule)
+    report = run_demo(plan, backend="fake", iterations=1, fewer_layers=4)
+    assert report.worst_gradient < 1e-12

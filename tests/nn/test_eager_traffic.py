@@ -82,7 +82,9 @@ def counted(function: Callable[..., Any], *inputs: Any) -> int:
 
 def traced(module: Module, *inputs: Any, autocast: Autocast | None = None) -> int:
     """What semu's operators move, but for products."""
-    chosen = dataclasses.replace(options(), eager_modules=True, autocast=autocast)
+    chosen = dataclasses.replace(
+        options(), eager_modules=True, autocast=autocast, casts_parameters=autocast is not None
+    )
     block = trace_block(module, inputs, chosen)
     return sum(number(op.mem_bytes) for op in block.graph.operators if op.kind is not OpKind.MATMUL)
 

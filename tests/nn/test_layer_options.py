@@ -21,8 +21,8 @@ from semu.nn import (
 )
 from semu.nn.module import Module
 from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.recompute_plan import RecomputePlan
-from semu.nn.trace.tracing import TraceOptions
 
 H, F, HEADS, TOKENS = 64, 160, 4, 32
 PACKING = Sequences.uniform(2, TOKENS // 2)

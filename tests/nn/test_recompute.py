@@ -41,8 +41,8 @@ from semu.nn import (
 )
 from semu.nn.layers.recompute import Recompute
 from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.recompute_plan import RecomputePlan
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 

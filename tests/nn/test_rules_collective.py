@@ -16,8 +16,8 @@ from semu.hardware.network import CommGroup
 from semu.nn import Linear, Tensor, functional
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, all_to_all, reduce_scatter_tokens, send, wire_bytes
 from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingPlan, ShardingStyle
-from semu.nn.trace.tracing import TraceOptions
 
 M, H = 48, 16
 X = 2 * M * H

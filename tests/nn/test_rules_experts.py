@@ -18,7 +18,7 @@ from semu.hardware.network import CommGroup
 from semu.nn import MixtureOfExperts
 from semu.nn.routing import ExpertPlan, Routing, rank_means
 from semu.nn.trace.block import CarrySpec, Input, TracedBlock, trace, trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 
 T, H, F, E, K = 32, 64, 48, 8, 2
 S = T * K

@@ -10,7 +10,7 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn import MLP, Linear, Model, Module, Recompute, Sequential, TransformerLayer
 from semu.nn.trace.block import TracedBlock, trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 

@@ -13,8 +13,8 @@ from semu.hardware.network import CommGroup
 from semu.nn import Sequences
 from semu.nn import functional as F
 from semu.nn.trace.block import TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingPlan
-from semu.nn.trace.tracing import TraceOptions
 
 
 def traced(

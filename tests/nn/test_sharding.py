@@ -9,8 +9,8 @@ from semu.errors import GraphError
 from semu.graph.operator import OpKind
 from semu.nn import GELU, LayerNorm, Linear, Module, SelfAttention, Sequential, TransformerLayer
 from semu.nn.trace.block import trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingPlan, ShardingStyle
-from semu.nn.trace.tracing import TraceOptions
 
 T = 32
 COLUMN, ROW, REPLICATED = ShardingStyle.COLUMN, ShardingStyle.ROW, ShardingStyle.REPLICATED

@@ -16,8 +16,8 @@ from semu.nn import SelfAttention, Sequences, Window, WindowKind
 from semu.nn import functional as F
 from semu.nn.module import Module, Parameter
 from semu.nn.trace.block import CarrySpec, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.tensor import Tensor
-from semu.nn.trace.tracing import TraceOptions
 from semu.nn.window import windows_in
 from semu.workload import Microbatch, shape_columns
 

@@ -11,8 +11,8 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn import Model, Module, Sequences, Tensor
 from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingPlan, ShardingStyle
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 

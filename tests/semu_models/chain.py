@@ -13,7 +13,7 @@ from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
 from semu.nn import InputSpec, Model, Sequences
 from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 

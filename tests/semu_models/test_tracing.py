@@ -12,7 +12,7 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn import Sequences
 from semu.nn.trace.block import CarrySpec, trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 from semu_models.vision.vit import ViT, ViTConfig
 from tests.semu_models.chain import Link, distinct, total, trace_model
 from tests.semu_models.names import DECODERS, PAPER

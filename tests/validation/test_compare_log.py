@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import semu
+import semu_models
 from semu.validation.logs.log_comparison import compare_log
 from semu.validation.logs.log_reader import read_log
 from semu.validation.logs.log_result import LogComparison
@@ -51,6 +53,30 @@ def test_megatron(number: int, tmp_path: Path) -> None:
     assert result.warnings == ()
     assert result.beyond(1e9) == []
     assert len(result.beyond(0.0)) == 3 + 2 * (report.reserved_memory_bytes is not None)
+
+
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp"])
+def test_memory_goes_to_the_pipeline_rank_of_the_order(order: str, tmp_path: Path) -> None:
+    """Two replicas of two pipeline ranks on four GPUs: rank 1 is the other replica, or the other pipeline rank."""
+    sizes = {"micro_batch": 1, "global_batch": 4, "seq_len": 256}
+    job = semu.TrainingJob(
+        semu_models.build("gpt2"),
+        semu.Cluster("h100", nodes=1, gpus_per_node=4),
+        semu.Parallel(dp=2, pp=2, rank_order=order),
+        semu.Training(**sizes),
+    )
+    report = semu.simulate(job)
+    lines = [megatron_line(n, 1000.0, batch=4) for n in range(1, 6)]
+    lines += [memory_line(gpu, 10, 100 + gpu, 1000) for gpu in range(4)]
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    result = compare_log(read_log(tmp_path / "log"), job, report)
+    pipeline_first = order == "tp-cp-pp-dp"
+    highest = {0: 2, 1: 3} if pipeline_first else {0: 1, 1: 3}
+    found = {one.name: one.simulated for one in result.quantities if one.name.startswith("max allocated")}
+    assert found == {
+        f"max allocated (rank {gpu}, highest of 2 of pipeline rank {stage})": report.peak_memory_bytes[stage]
+        for stage, gpu in highest.items()
+    }
 
 
 @RUNS

@@ -51,7 +51,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         metavar="NAME",
         help="what another system makes of the run: megatron, megatron-1f1b, nnscaler, optimus, fsdp, "
-        "greedy, t-1f1b, tessel or tessel-fast; with --dump-config as a run file",
+        "greedy, t-1f1b, tessel, tessel-fast or distmm; with --dump-config as a run file",
     )
     change.add_argument(
         "--contention",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +48,24 @@ def model_table(settings: Settings, key: str = "model", near: str | None = None)
 
 
 def open_named(settings: Settings, key: str, name: str, what: str) -> Document:
-    """A file that another file names, relative to that, to the current folder, or to a folder around that file.
+    """A file that another file names, as ``find_named`` finds it.
 
     Args:
         key: that names it. name: as it stands there. what: it is, for messages.
+    Raises:
+        ConfigError: it is not there, or cannot be read.
+    """
+    found = find_named(settings, key, name, what)
+    if found is None:
+        folder = os.path.dirname(settings.given.source) or "the current folder"
+        raise settings.error(key, f"{what} is not there", expected=f"a file in {folder}", got=name[:80])
+    return found
+
+
+def find_named(settings: Settings, key: str, name: str, what: str) -> Document | None:
+    """A file that another file names, relative to that, to the current folder, or to a folder around that file; None:
+    it is in none of them. Arguments as ``open_named``.
+
     Raises:
         ConfigError: it cannot be read.
     """
@@ -61,21 +77,48 @@ def open_named(settings: Settings, key: str, name: str, what: str) -> Document:
                 return read_document(Path(place).read_text("utf-8", "replace"), place)
     except (OSError, ValueError) as error:
         raise settings.error(key, f"{what} cannot be read", expected="a file", got=str(error)[:80]) from error
-    folder = folder or "the current folder"
-    raise settings.error(key, f"{what} is not there", expected=f"a file in {folder}", got=name[:80])
+    return None
 
 
 def zero_settings(settings: Settings, key: str) -> ZeroSettings | None:
-    """Settings of the configuration of DeepSpeed that a file names; None: it names none.
+    """Settings of the configuration of DeepSpeed that a file names; None: it names none. Of a file that is not there,
+    such as those in the repositories of axolotl and LLaMA-Factory, what its name says.
 
     Raises:
-        ConfigError: a file that cannot be read.
+        ConfigError: a file that cannot be read, or is not there and has another name.
     """
     name = settings.get(key)
     if name is None or name in ("{}", ""):
         return None
-    document = open_named(settings, key, str(name), f"the {ZERO_KIND}")
+    what = f"the {ZERO_KIND}"
+    document = find_named(settings, key, str(name), what) or _zero_by_name(str(name))
+    if document is None:
+        document = open_named(settings, key, str(name), what)
+    elif document.source == _BY_NAME:
+        told = json.dumps(document.data["zero_optimization"])
+        settings.notes.append(f"{key}: {name} is not there; by its name taken as zero_optimization = {told}")
     return ZeroSettings(document.given(ZERO_KIND, ZERO_FLAGS))
+
+
+_BY_NAME = "the name of a configuration of DeepSpeed"
+_STAGE = re.compile(r"(?:zero|z|stage)[-_]?([0123])(?![0-9])", re.IGNORECASE)
+
+
+def _zero_by_name(name: str) -> Document | None:
+    """What ``zero3_bf16_cpuoffload_all.json`` or ``ds_z3_offload_config.json`` say by their names: the stage, and
+    whether optimizer and parameters are on the host; None: no stage."""
+    words = os.path.basename(name).lower()
+    match = _STAGE.search(words)
+    if match is None:
+        return None
+    stage = int(match[1])
+    table: dict[str, Any] = {"stage": stage}
+    if "offload" in words:
+        host = {"device": "cpu"}
+        is_only_parameters = "offload_params" in words
+        table |= {} if is_only_parameters else {"offload_optimizer": host}
+        table |= {"offload_param": host} if stage == 3 else {}
+    return read_document(json.dumps({"zero_optimization": table}), _BY_NAME)
 
 
 def split_inside(given: Given, key: str, flags: FlagTable, kind: str) -> tuple[Given, Given | None]:

@@ -137,7 +137,7 @@ def _arguments(fields: Sequence[Field], shell: Shell, source: str) -> list[Argum
             continue
         if gap is not None and (not found or not _takes_another(found[-1])):
             if gap.is_unset and shell.gap_alone(field.text):
-                shell.notes.append(f"{gap.what} (line {gap.line}) is set nowhere and taken as empty")
+                shell.note_empty(gap)
                 continue
             raise ConfigError(
                 f"words that cannot be told from the script and may hold arguments: {gap}",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 from semu.errors import ConfigError
 from semu.imports.megatron.shell_conditions import both, either, holds_test
@@ -204,10 +204,19 @@ class _Runner:
             if token is not None and not (isinstance(token, Operator) and token.text in ("&&", "||")):
                 continue
             words = [t for t in tokens[begin:at] if isinstance(t, Word)]
-            holds = holds_test([self.shell.text(word) for word in words])
+            holds = self._test([self.shell.text(word) for word in words])
             result = holds if not joint else both(result, holds) if joint == "&&" else either(result, holds)
             joint, begin = token.text if isinstance(token, Operator) else "", at + 1
         return result
+
+    def _test(self, words: list[str]) -> bool | None:
+        """``holds_test``; what is done only where a variable is set is not done where nobody sets it."""
+        if len(words) == 1 or words[:1] == ["-n"]:
+            gap = self.shell.gap_of(words[-1]) if self.shell.gap_alone(words[-1]) else None
+            if gap is not None and gap.is_unset:
+                self.shell.note_empty(gap)
+                return False
+        return holds_test(words)
 
     def _arithmetic(self, token: Operator) -> bool | None:
         match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=(?!=)(.*)", token.expression, re.DOTALL)
@@ -238,7 +247,8 @@ class _Runner:
             fields = [field for element in word.elements for field in self.shell.expand(element)]
             self._assign(match[1], fields, adds=adds, is_array=True)
         else:
-            value = self.shell.text(Word(word.pieces[len(match[0]) :], word.line))
+            ends = list(accumulate(len(piece.text) for piece in word.pieces))  # a piece ends with the =
+            value = self.shell.text(Word(word.pieces[ends.index(len(match[0])) + 1 :], word.line))
             self._assign(match[1], [Field(value, word.line)], adds=adds)
         return True
 
@@ -257,7 +267,7 @@ class _Runner:
             return None
         first, texts = fields[0].text, [field.text for field in fields]
         if first in ("[", "test"):
-            return holds_test(texts[1:-1] if first == "[" else texts[1:])
+            return self._test(texts[1:-1] if first == "[" else texts[1:])
         if first in ("true", ":", "false"):
             return first != "false"
         if first == "exit" and not self.doubt:

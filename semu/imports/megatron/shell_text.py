@@ -92,6 +92,10 @@ def tokenize(text: str, name: str, first_line: int = 1) -> list[Word | Operator]
     return list(_Reader(text.replace("\r\n", "\n"), name, first_line).tokens())
 
 
+_RUN = re.compile(r"[A-Za-z0-9_./,:+@%-]+")
+"""Characters that stand for themselves wherever they are in a word, and end nothing; not =, where a value begins."""
+
+
 class _Reader:
     def __init__(self, text: str, name: str, first_line: int) -> None:
         self.text, self.name, self.first = text, name, first_line
@@ -192,8 +196,9 @@ class _Reader:
         elif char == "`":
             yield Piece(PieceKind.COMMAND, self._quoted(), is_quoted, line)
         else:
-            self.at += 1
-            yield Piece(PieceKind.TEXT, char, is_quoted, line)
+            run = _RUN.match(self.text, self.at)
+            self.at = self.at + 1 if run is None else run.end()
+            yield Piece(PieceKind.TEXT, char if run is None else run[0], is_quoted, line)
 
     def _quoted(self) -> str:
         """The text from a quote to the next one like it, both included, which is passed."""

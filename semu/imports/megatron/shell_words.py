@@ -86,6 +86,12 @@ class Shell:
         number = gap_in(text)
         return None if number is None else self.gaps[number]
 
+    def note_empty(self, gap: Gap) -> None:
+        """Say once that a variable which nobody sets is taken as empty."""
+        note = f"{gap.what} (line {gap.line}) is set nowhere and taken as empty"
+        if note not in self.notes:
+            self.notes.append(note)
+
     def gap_alone(self, text: str) -> bool:
         """Whether a text is one gap and nothing else."""
         return _PRIVATE.fullmatch(text) is not None

@@ -38,12 +38,12 @@ def for_norms(x: Tensor) -> Tensor:
 
 
 def cast_weights(x: Tensor, uses: Sequence[ParameterUse]) -> None:
-    """Under autocast, append the kernel that copies fp32 weights into 16 bits before a forward product with ``x``.
+    """Append the kernel that copies fp32 weights into 16 bits before a forward product with ``x``, where autocast does.
 
     The copy lives to the backward pass (autocast caches it); it is what semu counts as the parameter, beside the fp32
     weight, which it counts as the master. A frozen weight is taken to be stored in 16 bits.
     """
     elements = sum(use.numel for use in uses if use.gradient is not None)
-    if elements and x.trace.options.autocast is not None:
+    if elements and x.trace.options.casts_parameters:
         traffic = elements * (DType.FP32.size_bytes + x.trace.options.tensor_dtype.size_bytes)
         x.trace.emit(OpKind.CAST, [x, *uses], mem_bytes=traffic, key=(elements,), name="cast_weight")

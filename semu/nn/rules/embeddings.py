@@ -31,7 +31,7 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
         raise GraphError("an embedding looks up one id a token", where=trace.where, expected="[tokens]", got=ids.shape)
     use = trace.parameter(table, (plan.tp, 1) if is_split else None)
     width = table.shape[1]
-    dtype = trace.options.tensor_dtype if trace.options.autocast is None else DType.FP32
+    dtype = trace.options.tensor_dtype if not trace.options.casts_parameters else DType.FP32
     size = dtype.size_bytes
     with trace.no_grad():
         rows = trace.emit(

@@ -167,6 +167,17 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
     return trace.recorded([x], y, _backward)
 
 
+def between_layouts(x: Tensor) -> Tensor:
+    """Channels to tokens or back: a copy each way where the model keeps channels first, else nothing."""
+    if not x.trace.options.channels_first:
+        return x
+
+    def _copy(source: Tensor, name: str) -> Tensor:
+        return copy_like(source, [source], LAYOUT * source.size_bytes, name)
+
+    return x.trace.recorded([x], _copy(x, "layout"), lambda grad: [_copy(grad, "layout_bw")])
+
+
 def _copy_layouts(tensors: Sequence[Tensor], name: str) -> None:
     """Append the copies of a product's operands between channels first and last, where the model keeps them first."""
     for x in tensors if tensors[0].trace.options.channels_first else ():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
+from semu.nn.trace.eager import JOIN, eager_moves
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
 
@@ -83,6 +85,16 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
         )
     y = copy_both(a, b, (*a.shape[:-1], a.shape[-1] + b.shape[-1]), "concatenate")
     return a.trace.recorded([a, b], y, lambda grad: [a.trace.view(grad, part.shape, part.shards) for part in (a, b)])
+
+
+def joined_gradient(x: Tensor) -> Tensor:
+    """``x``, whose halves eager mode reads apart (``chunk``): their gradients are copied into one."""
+
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        eager_moves(grad, JOIN, "join_bw", kind=OpKind.COPY)
+        return [grad]
+
+    return x.trace.recorded([x], replace(x), _backward)
 
 
 def unflatten(x: Tensor, outer: int, inner: int) -> Tensor:

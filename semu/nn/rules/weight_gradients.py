@@ -50,7 +50,7 @@ def accumulate_weight_gradient(
             reduce_rows(grad, writes, grad.size_bytes, f"{prefix}bias_bw")
         return
     size, grad_size = trace.options.tensor_dtype.size_bytes, trace.options.grad_dtype.size_bytes
-    is_cast = trace.options.autocast is not None
+    is_cast = trace.options.casts_parameters
     is_fused = trace.options.fused_accumulation and not is_cast
     if bias in writes:
         eager_moves(grad, BIAS_BACKWARD, f"{prefix}bias_bw", Phase.WEIGHT_GRADIENT)

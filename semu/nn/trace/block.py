@@ -23,9 +23,10 @@ from semu.nn.rules.reshard import Resharding, reshard_tokens
 from semu.nn.trace.autograd import backward, recompute
 from semu.nn.trace.early_stop import needed_lengths
 from semu.nn.trace.offload import copy_in, copy_out, saved_storages
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
-from semu.nn.trace.tracing import Trace, TraceOptions
+from semu.nn.trace.tracing import Trace
 
 
 @dataclass(frozen=True)

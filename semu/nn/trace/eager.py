@@ -22,13 +22,14 @@ Other modules of eager PyTorch, as reads and writes of an element [passes] beyon
 * the gradient of a linear layer's or a convolution's bias is a sum over rows: 1 of the result.
 * a convolution adds its bias in a kernel of its own: 2 of the result; so do linear layers of Megatron-LM without
   Transformer Engine, but for those before a residual, whose kernel adds both (PyTorch's fuse it into the product).
+* a gate whose halves are chunks of one product (diffusers' GEGLU): 2 in the backward, to join their gradients.
 * cuDNN's convolutions on tensor cores want channels last. Where the model keeps PyTorch's default, channels first,
   each of the three products copies both tensors that it shares with the model: 2 of each.
 
-How many kernels these are decides what launching them takes (``launches_of``), as do the copies around attention, the
-rest of a norm's backward, and the sum of a weight's gradient into ``.grad``. A collective takes the host about as long
-as ten kernels: a function of autograd, ``torch.distributed``, the streams' events (CPU time of a bare Llama block on
-PyTorch 2: 137 kernels forward and backward in 0.71 ms, eight collectives 0.77 ms more).
+How many kernels these are decides what launching them takes (``launches_of``), as do the copies around attention and
+the rest of a norm's backward; the sum of a weight's gradient into ``.grad`` is an operator of its own. A collective
+takes the host about as long as ten kernels: a function of autograd, ``torch.distributed``, the streams' events (CPU
+time of a bare Llama block on PyTorch 2: 137 kernels forward and backward in 0.71 ms, eight collectives 0.77 ms more).
 
 The extra bytes are a kernel of the kind ADD, whose rate is that of element-wise operators. What eager mode keeps
 beyond the fused kernels' inputs is not counted.
@@ -53,16 +54,16 @@ MODULATE, MODULATE_BACKWARD = 2, 4
 GATED_ADD, GATED_ADD_BACKWARD = 2, 3
 BIAS_BACKWARD = 1
 BIAS = 2
+JOIN = 2
 LAYOUT = 2
 """Of both operands of a convolution with channels first."""
 _PASSES, _BACKWARD = "_passes", "_bw"
 _PASS_KERNELS: Mapping[str, int] = {
     **{"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2, "layer_norm_bw": 0, "group_norm_bw": 1},
-    **{"modulate": 1, "modulate_bw": 4, "gated_add": 1, "gated_add_bw": 2, "bias_bw": 1, "layout_bw": 1},
+    **{"modulate": 1, "modulate_bw": 4, "gated_add": 1, "gated_add_bw": 2, "bias_bw": 1, "layout_bw": 1, "join_bw": 1},
 }
 """Kernels of a module beyond the fused one (or two: a norm's backward); those of others: 1 forward and 2 backward."""
 _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
-    (OpKind.MATMUL, Phase.WEIGHT_GRADIENT): 2,
     (OpKind.ATTENTION_FORWARD, Phase.FORWARD): 4,
     (OpKind.ATTENTION_FORWARD, Phase.RECOMPUTE): 4,
     (OpKind.ATTENTION_BACKWARD, Phase.INPUT_GRADIENT): 6,
@@ -71,7 +72,7 @@ _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
 TRITON = 6
 """Launches that a kernel of Triton is like, whose launcher is Python."""
 ACCUMULATE = "accumulate_weight_grad"
-"""Name of the kernel that adds a weight's gradient to its buffer; its launch is counted with its product."""
+"""Name of the kernel that adds a weight's gradient to its buffer."""
 _COLLECTIVE = 10
 
 
@@ -118,8 +119,6 @@ def launches_of(operator: Operator, triton: frozenset[str] = frozenset()) -> int
     if operator.kind.is_communication:
         return _COLLECTIVE
     name = operator.path.rpartition(".")[2]
-    if name.endswith(ACCUMULATE):
-        return 0
     if name.endswith(_PASSES):
         name = name.removesuffix(_PASSES)
         return _PASS_KERNELS.get(name, 2 if name.endswith(_BACKWARD) else 1)

@@ -1,8 +1,8 @@
 """``compare_log``: a user's training log against the report of the run: time and memory, simulated / measured.
 
 A log of torchtitan tells tokens per second and GPU; its iteration time is the run's tokens / (rate x GPUs). Memory is
-compared in the scope and measure that the log names: a global rank is one pipeline rank (pipeline parallelism is the
-outermost dimension in both frameworks), ``max allocated`` is semu's peak, ``max reserved`` its reserved memory, and
+compared in the scope and measure that the log names: a global rank is one pipeline rank, by the run's
+``parallel.rank_order``; ``max allocated`` is semu's peak, ``max reserved`` its reserved memory, and
 ``allocated``, what stays between iterations, its static part.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from semu.job import TrainingJob
 from semu.parallel.axes import COUNTS
+from semu.parallel.mesh import Mesh
 from semu.present.report import Report
 from semu.validation.logs.log_result import LogComparison, LoggedQuantity
 from semu.validation.logs.samples import Samples, steady_samples
@@ -142,7 +143,7 @@ def _rank_warning(log: TrainingLog, job: TrainingJob) -> Iterator[str]:
 def _memory(log: TrainingLog, job: TrainingJob, report: Report) -> Iterator[LoggedQuantity]:
     """One quantity per pipeline rank and measure: the highest value over the GPUs of that pipeline rank. Where a log
     names no GPU, one quantity per measure: the highest value over all pipeline ranks."""
-    per_stage = job.cluster.num_gpus // job.parallel.pp
+    mesh = Mesh(job.parallel, job.cluster)
     simulated = {
         LoggedMemory.MAX_ALLOCATED: report.peak_memory_bytes,
         LoggedMemory.MAX_RESERVED: report.reserved_memory_bytes,
@@ -150,7 +151,7 @@ def _memory(log: TrainingLog, job: TrainingJob, report: Report) -> Iterator[Logg
     }
     places: dict[tuple[int, LoggedMemory], dict[int | None, float]] = {}
     for (rank, what), size in log.memory.items():
-        stage = _NO_RANK if rank is None else rank // per_stage
+        stage = _NO_RANK if rank is None else mesh.stage_of_gpu(rank)
         if stage < job.parallel.pp:
             places.setdefault((stage, what), {})[rank] = size
     order = list(LoggedMemory)

@@ -182,7 +182,7 @@ def test_whole_layers_are_named() -> None:
         ({"unfrozen_parameters": ["model.layers.3.self_attn.q_proj"]}, "trains in part"),
         ({"base_model": "mistralai/Mixtral-8x7B-v0.1", "unfrozen_parameters": ["lm_head"]}, "which parameters"),
         ({"fsdp": ["full_shard"], "gradient_accumulation_steps": 4}, "whole gradients"),
-        ({"deepspeed": "deepspeed_configs/zero3.json"}, "deepspeed"),
+        ({"deepspeed": "my/own.json"}, "deepspeed"),
         ({"gradient_accumulation_steps": None, "batch_size": 3}, "batch_size"),
         ({"sequence_length": 3}, "sequence_length"),
         ({"fp16": True}, "fp16"),
@@ -200,3 +200,25 @@ def test_recognised() -> None:
     assert is_axolotl("a.yml", "base_model: x\nsequence_len: 1\n")
     assert not is_axolotl("a.yml", "base_model: x\n")
     assert not is_axolotl("a.toml", "base_model: x\nsequence_len: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "zero", "offload"),
+    [
+        ("zero1.json", 1, None),
+        ("zero2_torch_compile.json", 2, None),
+        ("zero3_bf16.json", 3, None),
+        ("zero3_bf16_cpuoffload_params.json", 3, ["weights"]),
+        ("zero3_bf16_cpuoffload_all.json", 3, ["optimizer", "weights"]),
+        ("ds_z2_offload_config.json", 2, ["optimizer"]),
+    ],
+)
+def test_a_file_of_the_repository_that_is_not_there(name: str, zero: int, offload: list[str] | None) -> None:
+    """Its name says the stage of ZeRO and what is on the host, and the reader says that it went by that."""
+    found = read_axolotl(
+        yaml.safe_dump({**BASE, "deepspeed": f"deepspeed_configs/{name}"}), "a.yaml", Asked("h100:1x8")
+    )
+    assert found.tables["parallel"]["zero"] == zero
+    told = found.tables["training"].get("offload")
+    assert (sorted([told] if isinstance(told, str) else told) if told else None) == offload
+    assert any(name in note and "by its name" in note for note in found.reading.notes)

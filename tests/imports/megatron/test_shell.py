@@ -250,3 +250,23 @@ def test_adding_to_an_array_copies_nothing_and_changes_no_other() -> None:
         'A+=(x)\nA+=("${A[@]}" y)\nB=$A\nB+=z\nE=()\npretrain.py "${A[@]}" $B $A $((E + 1))\n',
     ):
         assert words_of(text) == of_bash(text)
+
+
+@pytest.mark.parametrize(
+    ("test", "runs"),
+    [
+        ('[ -n "${KEY}" ]', False),
+        ('[ "$KEY" ]', False),
+        ("[[ -n $KEY ]]", False),
+        ('[ -z "${KEY}" ]', None),
+        ('[ "$KEY" = a ]', None),
+        ("[ -n word ]", True),
+    ],
+)
+def test_what_is_done_only_where_a_variable_is_set(test: str, runs: bool | None) -> None:
+    """A variable that nobody sets is empty, as it is in the shell; what follows from anything else is not known."""
+    text = f"ARGS=(--x 1)\nif {test}; then\n  ARGS+=(--project ${{P:-p}})\nfi\npython pretrain.py ${{ARGS[@]}}\n"
+    script = follow_script(text, "run.sh", {})
+    found = [script.shell.shown(field.text) for field in script.commands[0].fields]
+    assert found[2:] == {False: ["--x", "1"], True: ["--x", "1", "--project", "p"], None: ["--x", "1", "$ARGS"]}[runs]
+    assert any("taken as empty" in note for note in script.shell.notes) == (runs is False)

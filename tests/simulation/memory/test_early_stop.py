@@ -16,8 +16,8 @@ from semu.job import Training, TrainingJob
 from semu.nn import LayerNorm, Linear, Model, Module
 from semu.nn.layers.recompute import Recompute
 from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.tensor import Tensor
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 from semu_models.text.gpt import GPT, GPTConfig

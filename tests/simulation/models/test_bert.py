@@ -16,7 +16,7 @@ from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn import LoRA, Sequences, add_lora
 from semu.nn.trace.block import CarrySpec, trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 from semu.parallel.config import Parallel
 from semu.runfile import load_run
 from semu.simulation import simulate

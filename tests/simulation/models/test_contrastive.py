@@ -20,8 +20,8 @@ from semu.job import Training, TrainingJob
 from semu.nn import LoRA, Model, add_lora
 from semu.nn.layers.contrastive import ContrastiveKind, ContrastiveLoss
 from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingPlan
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.config import Parallel
 from semu.runfile import load_run, resolve_run
 from semu.simulation import simulate

@@ -19,7 +19,7 @@ from semu.hardware.shape_terms import tiled_flop
 from semu.job import Training, TrainingJob
 from semu.nn import MLP, Linear, Model, Module, Sequential
 from semu.nn.trace.block import TracedBlock, trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 from semu.runfile import load_run

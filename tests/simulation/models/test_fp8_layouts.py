@@ -18,7 +18,7 @@ from semu.hardware.profile import list_profiles, load_profile
 from semu.job import Training, TrainingJob
 from semu.nn import MLP, MixtureOfExperts, Model, Module, Sequential
 from semu.nn.trace.block import TracedBlock, trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.tensor import megatron_plan
 from semu.simulation import simulate

@@ -17,7 +17,7 @@ from semu.errors import ConfigError
 from semu.hardware.packed import FrozenWeights
 from semu.nn import Linear, LoRA, Model, Module, Sequential, add_lora
 from semu.nn.trace.block import trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
 

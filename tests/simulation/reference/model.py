@@ -24,8 +24,8 @@ from semu.job import TrainingJob
 from semu.nn import InputSpec, MixtureOfExperts, Module, Sequential
 from semu.nn.routing import ExpertPlan
 from semu.nn.trace.block import CarrySpec, TracedBlock, trace_block
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.recompute_plan import RecomputePlan
-from semu.nn.trace.tracing import TraceOptions
 from semu.parallel.tensor import megatron_plan
 
 
@@ -140,7 +140,8 @@ class CutModel:
             stop_early=job.stops_recomputation_early,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion
-            and job.training.software.value not in ("megatron-deepspeed", "nanotron"),
+            and not (job.training.software.value in ("torch", "nanotron") and job.parallel.zero < 3)
+            and job.training.software.value != "megatron-deepspeed",
             sums_gradients_twice=job.training.software.value == "megatron-deepspeed"
             and job.training.grad_dtype is not job.training.precision.tensor_dtype,
             eager_modules=is_eager(job),
@@ -148,6 +149,8 @@ class CutModel:
             separate_softmax=job.training.software.value == "torch",
             bias_kernels=job.training.eager_modules and job.training.software.value == "megatron",
             autocast=job.training.autocast,
+            casts_parameters=job.training.autocast is not None
+            and not (job.training.software.value == "torch" and job.parallel.zero == 3),
             head_dims=_HEAD_DIMS.get(job.attention_kernel.value, ()) if job.attention_kernel is not None else (),
             keeps_gathered=(
                 job.training.software.value == "torch"

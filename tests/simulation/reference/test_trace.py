@@ -25,7 +25,7 @@ from semu.graph.operator import Operator
 from semu.job import TrainingJob
 from semu.nn import MixtureOfExperts, Model, TransformerLayer
 from semu.nn.trace.block import TracedBlock, trace_block
-from semu.nn.trace.tracing import TraceOptions
+from semu.nn.trace.options import TraceOptions
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 from semu_models.text.decoder import Decoder, decoder_model

@@ -21,9 +21,9 @@ from semu.hardware.network import CommGroup
 from semu.nn.module import Module, Parameter
 from semu.nn.rules.reshard import reshard_tokens
 from semu.nn.trace.block import CarrySpec, TracedBlock
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
-from semu.nn.trace.tracing import TraceOptions
 
 ON_GPU = Stream(Device(DeviceKind.COMPUTE), "compute")
 

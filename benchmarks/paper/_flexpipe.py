@@ -1,0 +1,134 @@
+"""FlexPipe's GPT models, and the fastest configuration of every system on them (§7.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import semu
+from benchmarks.paper.choices import Choices
+from semu.errors import MemoryLimitError, SemuError
+from semu.job import TrainingJob
+from semu.nn import Model
+from semu.searcher.tessel.baselines import tessel
+from semu.simulation import prepare
+from semu_models.text.decoder import decoder_model
+from semu_models.text.gpt import GPT, GPTConfig
+
+K = 1000
+"""The totals of Table 3 come out with 1000, not with 1024."""
+VOCABULARIES = {
+    "5B": (64 * K, 128 * K, 256 * K, 512 * K, 1000 * K),
+    "16.1B": (256 * K, 512 * K, 1000 * K, 1100 * K, 1200 * K),
+}
+"""Table 3."""
+SIZES = {"5B": (64, 2560, 64, 512), "16.1B": (80, 4096, 32, 1024)}
+"""Layers, width, heads, sequence length: Table 3, whose rows "Attention Heads" and "Hidden Size" are swapped."""
+SYSTEMS = ("megatron", "t-1f1b", "tessel", "flexpipe")
+FOUND = (
+    ("1f1b", 1, "circular"),
+    ("eager-1f1b", 1, "circular"),
+    ("zb-h1", 1, "circular"),
+    ("zb-h2", 1, "circular"),
+    ("interleaved", 2, "circular"),
+    ("interleaved-zb", 2, "circular"),
+    ("zb-v", 2, "v-shape"),
+    ("v-half", 2, "v-shape"),
+)
+"""What FlexPipe's rules make on the placements of Table 2: schedules by the names that they have in semu, with their
+virtual stages and placement; gradients apart where its separation would have them."""
+
+
+def gpt(size: str, vocab: int) -> Model:
+    """A model of Table 3, untied."""
+    layers, width, heads, length = SIZES[size]
+    return decoder_model(f"gpt-{size}", GPT(GPTConfig(layers, width, heads, vocab, positions=length, tied=False)))
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest configuration of a system.
+
+    Attributes:
+        time_s: of an iteration [s]. label, micro_batch, schedule, recompute: what it runs.
+    """
+
+    time_s: float
+    label: str
+    micro_batch: int
+    schedule: str
+    recompute: str
+
+    def __str__(self) -> str:
+        again = "" if self.recompute == "none" else f", recompute {self.recompute}"
+        return f"{self.label}, microbatches of {self.micro_batch}, {self.schedule}{again}"
+
+
+def best(system: str, size: str, vocab: int, gpus: int, choices: Choices, *, quick: bool = False) -> Best | None:
+    """The fastest of a system over (pp, dp, micro batch), powers of two; None: nothing fits, even recomputed.
+
+    Args:
+        system: of ``SYSTEMS``. size, vocab: of the model. gpus: 8 to a node.
+    """
+    model = gpt(size, vocab)
+    for recompute in ("none", "full"):
+        found: list[Best] = []
+        for job in _jobs(model, size, gpus, system, choices, recompute, quick=quick):
+            found += _timed(job, system, choices)
+        if found:
+            return min(found, key=lambda one: one.time_s)
+    return None
+
+
+def _jobs(
+    model: Model, size: str, gpus: int, system: str, choices: Choices, recompute: str, *, quick: bool
+) -> Iterator[TrainingJob]:
+    cluster = semu.Cluster("a800", max(gpus // 8, 1), min(gpus, 8))
+    most = min(choices.flexpipe_most_ranks.value, gpus)
+    for pp in (4,) if quick else [2**n for n in range(1, 6) if 2**n <= most]:
+        if system == "tessel" and pp > choices.tessel_most_ranks.value:
+            continue
+        for micro in (1,) if quick else choices.flexpipe_micro_batches.value:
+            dp = gpus // pp
+            if 128 % (dp * micro) or 128 // (dp * micro) < pp:
+                continue
+            parallel = semu.Parallel(dp=dp, pp=pp, partition="layers", rank_order=choices.flexpipe_rank_order.value)
+            options = {"global_batch": 128, "micro_batch": micro, "seq_len": SIZES[size][3], "recompute": recompute}
+            yield TrainingJob(model, cluster, parallel, semu.Training(**options))  # type: ignore[arg-type]
+
+
+def _timed(job: TrainingJob, system: str, choices: Choices) -> Iterator[Best]:
+    """What a system makes of a job, where it fits."""
+    for name, variant in variants(job, system):
+        try:
+            if system == "tessel":
+                found = tessel(variant, is_fast=True, time_s=choices.tessel_seconds.value)
+                estimate, name = found.evaluate(), found.name
+            else:
+                estimate = prepare(variant).estimate()
+        except (SemuError, MemoryLimitError):
+            continue  # too few microbatches for the schedule, or no repetend in time
+        if estimate.fits:
+            training = job.training
+            place = job.parallel.label(), training.micro_batch, name, str(training.recompute.value)
+            yield Best(estimate.iteration_time_s, *place)
+
+
+def variants(job: TrainingJob, system: str) -> Sequence[tuple[str, TrainingJob]]:
+    """(schedule, job) of what a system tries on a cut."""
+    if system in ("megatron", "tessel"):
+        return [("1f1b", job)]
+    found = []
+    for name, vpp, placement in FOUND[:1] if system == "t-1f1b" else FOUND:
+        try:
+            parallel = replace(job.parallel, vpp=vpp, placement=placement, vocabulary="pipeline")
+            training = replace(job.training, schedule=name)
+            found.append((name, replace_job(job, parallel, training)))
+        except SemuError:
+            continue  # layers that do not divide
+    return found
+
+
+def replace_job(job: TrainingJob, parallel: semu.Parallel, training: semu.Training) -> TrainingJob:
+    """The job with other settings."""
+    return TrainingJob(job.model, job.cluster, parallel, training, job.batch)
