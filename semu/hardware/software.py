@@ -23,15 +23,13 @@ class Software(Enum):
 
     KERNELS: none, every kernel takes its isolated time. MEGATRON: Megatron-LM with Transformer Engine, or with
     Megatron's fused kernels before it. TORCH: PyTorch's FSDP around ordinary modules, with PyTorch's FlashAttention.
-    MEGATRON_DEEPSPEED: Megatron's modules and kernels, run by DeepSpeed's pipeline engine and optimizers. NANOTRON: as
-    PyTorch, with FlashAttention's Triton kernels for RMS norms and rotary embeddings.
+    MEGATRON_DEEPSPEED: Megatron's modules and kernels, run by DeepSpeed's pipeline engine and optimizers.
     """
 
     KERNELS = "kernels"
     MEGATRON = "megatron"
     TORCH = "torch"
     MEGATRON_DEEPSPEED = "megatron-deepspeed"
-    NANOTRON = "nanotron"
 
     @property
     def kernels(self) -> Software:
@@ -39,9 +37,7 @@ class Software(Enum):
         return _KERNELS_OF.get(self, self)
 
 
-_KERNELS_OF: Mapping[Software, Software] = MappingProxyType(
-    {Software.MEGATRON_DEEPSPEED: Software.MEGATRON, Software.NANOTRON: Software.TORCH}
-)
+_KERNELS_OF: Mapping[Software, Software] = MappingProxyType({Software.MEGATRON_DEEPSPEED: Software.MEGATRON})
 _NEUTRAL = "a kernel by itself"
 _BY_THEMSELVES = (OpKind.OPTIMIZER, OpKind.CUSTOM, OpKind.PERMUTE)
 """Kinds without a factor. The kernel that moves rows of experts is in no dense run, from which factors come; in a

@@ -350,12 +350,6 @@ class TrainingJob:
         return self.training.software.kernels is Software.TORCH
 
     @property
-    def fused_modules(self) -> frozenset[str]:
-        """Kernels of modules (``rms_norm``, ``rope``) that are fused beside ``eager_modules``: nanotron's
-        ``TritonRMSNorm`` and ``FlashRotaryEmbedding``."""
-        return frozenset({"rms_norm", "rope"}) if self.training.software is Software.NANOTRON else frozenset()
-
-    @property
     def sums_gradients_twice(self) -> bool:
         """Whether every microbatch's gradients are summed in the parameters' type and then in a wider one that is kept
         beside it: DeepSpeed's ``BF16_Optimizer``."""
@@ -386,8 +380,7 @@ class TrainingJob:
         """Whether products for weight gradients add into the gradient buffers themselves.
 
         Autograd makes a tensor of every gradient and adds it (``AccumulateGrad``), or DistributedDataParallel copies
-        it into its bucket; under FSDP it is new in every microbatch, and only shards are added. So do DeepSpeed and
-        nanotron (``FP32GradientAccumulator``).
+        it into its bucket; under FSDP it is new in every microbatch, and only shards are added. So does DeepSpeed.
         """
         software = self.training.software
         is_added = software.kernels is Software.TORCH and self.parallel.zero < 3

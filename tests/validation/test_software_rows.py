@@ -43,10 +43,8 @@ def test_software_is_said() -> None:
     ("words", "named", "software"),
     [
         ({"notes": "Megatron-DeepSpeed, iteration 2"}, "megatron", Software.MEGATRON_DEEPSPEED),
-        ({"source": "huggingface/nanotron scripts"}, "torch", Software.NANOTRON),
         ({"notes": "Megatron-DeepSpeed, iteration 2"}, "torch", Software.TORCH),  # it runs other kernels
         ({"notes": "plain"}, "megatron", Software.MEGATRON),
-        ({"notes": "faster than Megatron-DeepSpeed"}, "nanotron", Software.NANOTRON),  # the field is more exact
     ],
 )
 def test_remarks_name_software_that_runs_the_same_kernels(

@@ -75,7 +75,7 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
         "grad_dtype": "fp32" if settings.get("optimizer.accumulate_grad_in_fp32") == "true" else "bf16",
         "recompute": "full" if settings.get("parallelism.recompute_layer") == "true" else "none",
         "schedule": "gpipe" if is_all_forward and pp > 1 else "1f1b",
-        "software": "nanotron",
+        "software": "torch",
         "eager_modules": True,
         "attention_kernel": "fa2",
         "cross_entropy": "unfused",

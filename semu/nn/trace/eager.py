@@ -69,8 +69,6 @@ _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
     (OpKind.ATTENTION_BACKWARD, Phase.INPUT_GRADIENT): 6,
     (OpKind.NORM, Phase.INPUT_GRADIENT): 2,
 }
-TRITON = 6
-"""Launches that a kernel of Triton is like, whose launcher is Python."""
 ACCUMULATE = "accumulate_weight_grad"
 """Name of the kernel that adds a weight's gradient to its buffer."""
 _COLLECTIVE = 10
@@ -106,21 +104,18 @@ def eager_passes(
         x: what the kernels read; its elements count. bytes_per_element: beyond the fused kernel. name: of the kernel.
         phase: default: the trace's current phase. kind: whose rate the kernels have.
     """
-    options = x.trace.options
-    if not options.eager_modules or name.removesuffix(_BACKWARD) in options.fused_modules:
+    if not x.trace.options.eager_modules:
         return
     mem_bytes = bytes_per_element * x.numel
     x.trace.emit(kind, [x], mem_bytes=mem_bytes, key=(x.numel,), phase=phase, name=f"{name}{_PASSES}")
 
 
-def launches_of(operator: Operator, triton: frozenset[str] = frozenset()) -> int:
-    """Launches of kernels that an operator's are like for the host, in eager mode. ``triton``: kernels of modules that
-    Triton launches."""
+def launches_of(operator: Operator) -> int:
+    """Launches of kernels that an operator's are like for the host, in eager mode."""
     if operator.kind.is_communication:
         return _COLLECTIVE
     name = operator.path.rpartition(".")[2]
     if name.endswith(_PASSES):
         name = name.removesuffix(_PASSES)
         return _PASS_KERNELS.get(name, 2 if name.endswith(_BACKWARD) else 1)
-    kernels = _KERNELS.get((operator.kind, operator.phase), 1)
-    return kernels * (TRITON if name.removesuffix(_BACKWARD) in triton else 1)
+    return _KERNELS.get((operator.kind, operator.phase), 1)

@@ -48,7 +48,6 @@ class TraceOptions:
         masking: the mask of attention over text, and how context ranks share it.
         gang_group: ranks that run the block together, each with its part; what arrives is at one of them.
         eager_modules: modules run operator by operator, see ``semu.nn.trace.eager``.
-        fused_modules: those of them that do not, by the names of their kernels.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
         bias_kernels: linear layers without row split add their bias behind the product, as Megatron-LM's own do.
         autocast: 16-bit products under ``torch.autocast``; None: all tensors have one type.
@@ -74,7 +73,6 @@ class TraceOptions:
     keep_products: bool = False
     stop_early: bool = False
     eager_modules: bool = False
-    fused_modules: frozenset[str] = frozenset()
     channels_first: bool = False
     bias_kernels: bool = False
     autocast: Autocast | None = None

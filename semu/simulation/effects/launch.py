@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +123,7 @@ def waits_for_hosts(layout: Layout) -> bool:
 def _counting(job: TrainingJob) -> Callable[[Operator], float]:
     """How many launches an operator is like for the host."""
     if job.training.is_eager or job.training.launch_blocking:
-        return partial(launches_of, triton=job.fused_modules)
+        return launches_of
     return launches_of_mixture if job.has_bound_mixture else lambda operator: 1
 
 
