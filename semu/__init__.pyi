@@ -70,6 +70,7 @@ from semu.searcher.report import SearchReport as SearchReport
 from semu.searcher.what_if.sensitivity import what_if as what_if
 from semu.simulation import JobCheckpoint as JobCheckpoint
 from semu.simulation.schedules.comparing import compare_schedules as compare_schedules
+from semu.simulation.schedules.exploring import explore_schedules as explore_schedules
 
 __version__: str
 
@@ -92,6 +93,7 @@ __all__ = [
     "compare_schedules",
     "compile_plan",
     "evaluate",
+    "explore_schedules",
     "grid",
     "nn",
     "prepare",
