@@ -208,3 +208,12 @@ def test_a_gang_does_what_tensor_parallel_ranks_do(make: Any, gang: int, block: 
         assert mine
     parameters = [(held.path, held.shape) for held in member.blocks[0].parameters]
     assert parameters == [(held.path, held.shape) for held in wide.chunks[0].blocks[place].parameters]
+
+
+def test_rules_are_explored_on_a_split_vocabulary() -> None:
+    found = semu.explore_schedules(job(gpt(65536), {"pp": 4, "dp": 1}), top=1)
+    rule = next(row for row in found.rows if "priority" in row.name)
+    assert found.best is not None
+    assert found.best.estimate.iteration_time_s <= rule.estimate.iteration_time_s
+    named = semu.simulate(job(gpt(65536), {"pp": 4, "dp": 1}), schedule="1f1b")
+    assert found.best.estimate.iteration_time_s < named.iteration_time_s
