@@ -6,6 +6,7 @@ from semu import engine as engine
 from semu import errors as errors
 from semu import graph as graph
 from semu import hardware as hardware
+from semu import masks as masks
 from semu import memo as memo
 from semu import nn as nn
 from semu import parallel as parallel
@@ -14,6 +15,7 @@ from semu import workload as workload
 from semu.costs.result_cache import ResultCache as ResultCache
 from semu.door.comparing import compare as compare
 from semu.door.contexts import context as context
+from semu.door.contexts import write_permutations as write_permutations
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
 from semu.door.simulating import evaluate as evaluate
@@ -92,6 +94,7 @@ __all__ = [
     "baselines",
     "compare_schedules",
     "compile_plan",
+    "context",
     "evaluate",
     "explore_schedules",
     "grid",

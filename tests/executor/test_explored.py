@@ -26,9 +26,9 @@ MOST_RANKS = 8
 
 
 def small(name: str) -> TrainingJob:
-    """A setup with one replica, at most ``MOST_RANKS`` pipeline ranks, and two microbatches for each of them."""
+    """A setup with one replica, 2 to ``MOST_RANKS`` pipeline ranks, and two microbatches for each of them."""
     job = load_run(name)
-    parallel = replace(job.parallel, dp=1, pp=min(job.parallel.pp, MOST_RANKS))
+    parallel = replace(job.parallel, dp=1, pp=min(max(job.parallel.pp, 2), MOST_RANKS))
     cluster = semu.Cluster(job.cluster.profile, -(-parallel.num_gpus // 8), min(parallel.num_gpus, 8))
     training = replace(job.training, global_batch=2 * parallel.pp * job.training.micro_batch)
     return TrainingJob(job.model, cluster, parallel, training, job.batch)
