@@ -1,19 +1,20 @@
 """Refit the ``[software.NAME]`` factors of the shipped profiles on published runs.
 
-    python calibration/software_factors.py [--runs FILE] [--device NAME] [--software NAME] [--write] [--json]
+    python calibration/software_factors.py [--runs FILE] [--software NAME] [--write] [--json]
 
-One set of factors for all dense runs of a device under a framework, over all groups; runs of models with experts use
-other kernels and are left out. The factors minimise
+One fit per framework, over all its dense runs on all devices, all groups together; runs of models with experts use
+other kernels and are left out. What runs the same kernels on all devices has one number for all of them (``SHARED``):
+PyTorch's. Under Megatron-LM Hopper has Transformer Engine's kernels and Ampere those before it. What a transfer waits
+for comes from a measurement (``MEASURED``). The factors minimise
 
     sum over runs of w H(log predicted - log measured) + ridge,
 
 with Huber's function H (quadratic to 0.08), weights w by which a group counts as the square root of its runs, and a
-ridge that pulls towards neutral factors: the spread of a run is 0.04, the prior spreads are below. A factor that
-matters to fewer than four runs stays neutral; of the others, at most half as many as runs are fitted, those that matter
-most. A predicted time is nearly linear in the factors, so each round takes slopes from simulations and solves on that
-line. The script prints the error on the fitted runs and the error on runs left out: each group by factors from the
-other groups, or, where a device has one group, each half of its runs by factors from the other half; the mean of the
-latter over groups is the error that a profile says of its factors. Only ``--write`` changes files.
+ridge that pulls towards neutral factors: the spread of a run is 0.04, the prior spreads are below. A factor that does
+not matter to eight runs of two groups stays neutral; of the others, at most half as many as runs are fitted, those that
+matter most. A predicted time is nearly linear in the factors, so each round takes slopes from simulations and solves on
+that line. The script prints the error on the fitted runs, and of each group by factors from all other groups; the mean
+of the latter over groups is the error that a profile says of its factors. Only ``--write`` changes files.
 
 Factors are refitted after every change of the profiles' efficiencies (``make_profiles.py``), never tuned by hand.
 """
@@ -39,6 +40,8 @@ from semu.errors import ConfigError, ScheduleError
 from semu.files import toml_string
 from semu.fitting.write import number_text, replace_blocks
 from semu.hardware.attention_kernels import PASSES, AttentionKernel
+from semu.hardware.kinds import Provenance
+from semu.hardware.number import Number
 from semu.hardware.profile import PROFILE_DIR
 from semu.hardware.software import FACTORS, Software
 from semu.job import TrainingJob
@@ -52,9 +55,7 @@ ROW_SPREAD = 0.04
 HUBER = 0.08
 ROUNDS = 4
 LEAST_RUNS, LEAST_GROUPS = 8, 2
-"""Runs and groups that a device needs."""
-LEAST_MOVED = 4
-"""Runs that a fitted factor must matter to."""
+"""Runs, and groups of them, that a fitted factor must matter to."""
 SAME_DIE: Mapping[str, str] = {"h100-96g": "h100"}
 """Devices that take the factors of another one: the same compute die under another clock or with another memory."""
 MATTERS = 0.01
@@ -77,42 +78,80 @@ class Factor:
     step: float
 
 
-KERNEL = AttentionKernel.TRITON_FA1.value
-"""The attention kernel that nobody measured by itself: its factor comes from the runs."""
+KERNEL = AttentionKernel.TRITON_FA1
+"""The attention kernel that nobody measured by itself: its factors, of FlashAttention-2's time, come from the runs."""
 HOW: Mapping[str, Factor] = {
     "matmul": Factor(1.5, 0.05, 0.03),
-    KERNEL: Factor(4.0, 0.5, 0.1),
+    **dict.fromkeys(PASSES, Factor(4.0, 0.5, 0.1)),
     "memory_bound": Factor(2.5, 0.5, 0.05),
     "interference": Factor(1.5, 1.0, 0.1),
-    "transfer_s": Factor(2e-3, 3e-4, 1e-4),
 }
-"""Products are measured under sustained load, so little is left for their factor. Attention kernels have factors from
-measurements of their own but one."""
+"""How each factor is fitted; ``PASSES`` are those of ``KERNEL``. Products are measured under sustained load, so little
+is left for their factor. Attention kernels have factors from measurements of their own but one."""
 NAMES = tuple(HOW)
-NEUTRALS: Mapping[str, float] = {KERNEL: 1.0, **FACTORS}
-NEUTRAL = np.array([NEUTRALS[name] for name in NAMES])
-MOST = np.array([HOW[name].most for name in NAMES])
+NEUTRALS: Mapping[str, float] = {**dict.fromkeys(PASSES, 1.0), **FACTORS}
+SHARED: Mapping[Software, frozenset[str]] = {
+    Software.TORCH: frozenset((*PASSES, "memory_bound", "interference")),
+    Software.MEGATRON: frozenset(),
+}
+"""Factors that are one number for all devices."""
+MEASURED: Mapping[tuple[Software, str], Mapping[str, Number]] = {
+    (Software.MEGATRON, "a100-80g"): {
+        "transfer_s": Number(
+            3.8e-4,
+            Provenance.MEASURED,
+            "profiles of pipelines (2401.10241, T_comm): 0.601 ms for 28.3 MB in a node and 0.377 ms for 10.5 MB,"
+            " less 0.13 and 0.08 ms on the wire",
+        )
+    }
+}
+"""Factors that somebody measured by themselves."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number that is fitted: a factor's name, and its device; None: of all devices."""
+
+    name: str
+    device: str | None = None
+
+    @property
+    def neutral(self) -> float:
+        """The value that changes nothing."""
+        return NEUTRALS[self.name]
+
+    def is_of(self, sample: Sample) -> bool:
+        """Whether a run's time depends on it."""
+        return self.device in (None, sample.device)
+
+
+def parameters_of(samples: Sequence[Sample]) -> tuple[Parameter, ...]:
+    """The numbers that some runs of one framework may tell, in the order of ``NAMES``."""
+    devices: list[str | None] = [*sorted({sample.device for sample in samples})]
+    shared = SHARED[samples[0].job.training.software]
+    return tuple(Parameter(name, device) for name in NAMES for device in ([None] if name in shared else devices))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A run: its name, group, job and measured time [s]."""
+    """A run: its name, group, device (of the factors), job and measured time [s]."""
 
     id: str
     group: str
+    device: str
     job: TrainingJob
     measured_s: float
 
-    def predicted_s(self, factors: F64) -> float:
-        """Time of an iteration under some factors [s]."""
+    def predicted_s(self, factors: Mapping[str, float]) -> float:
+        """Time of an iteration under some factors, by name [s]."""
         software = self.job.training.software.value
         numbers: dict[str, object] = {}
-        for name, value in zip(NAMES, factors.tolist(), strict=True):
-            keys = [f"attention_kernel.{name}.{side}" for side in PASSES]
-            if name != KERNEL:
+        measured = MEASURED.get((self.job.training.software, self.device), {})
+        for name, value in {**{name: number.value for name, number in measured.items()}, **factors}.items():
+            if name not in PASSES:
                 numbers[f"software.{software}.{name}"] = value
-            elif AttentionKernel.TRITON_FA1 in self.job.cluster.profile.attention_kernels:
-                numbers |= dict.fromkeys(keys, value)
+            elif self.job.attention_kernel is KERNEL:
+                numbers[f"attention_kernel.{KERNEL.value}.{name}"] = value
         cluster = replace(self.job.cluster, override={**self.job.cluster.override, **numbers})
         return semu.evaluate(replace(self.job, cluster=cluster)).iteration_time_s
 
@@ -128,9 +167,9 @@ class Sample:
         return 1 / self.reach <= self.measured_s / predicted_s <= self.reach
 
 
-def read_samples(path: Path) -> dict[tuple[str, Software], list[Sample]]:
-    """Scored dense runs with times, by device and framework; settings that are not published as ``semu validate``."""
-    result: dict[tuple[str, Software], list[Sample]] = {}
+def read_samples(path: Path) -> dict[Software, list[Sample]]:
+    """Scored dense runs with times, by framework; settings that are not published as ``semu validate``."""
+    result: dict[Software, list[Sample]] = {}
     for row in read_rows(path):
         if not isinstance(row, Row) or not row.trust.is_scored or row.iteration_time_s is None or row.shape.moe:
             continue
@@ -138,8 +177,9 @@ def read_samples(path: Path) -> dict[tuple[str, Software], list[Sample]]:
             job = chosen_job(row)
         except (ConfigError, ScheduleError):
             continue
-        key = SAME_DIE.get(row.profile, row.profile), job.training.software
-        result.setdefault(key, []).append(Sample(row.id, row.group, job, row.iteration_time_s))
+        device = SAME_DIE.get(row.profile, row.profile)
+        sample = Sample(row.id, row.group, device, job, row.iteration_time_s)
+        result.setdefault(job.training.software, []).append(sample)
     return result
 
 
@@ -158,24 +198,33 @@ class Line:
     """Predicted times near some factors: ``time + slope (factors - at)``.
 
     Attributes:
-        at: float64[num_factors]. time: float64[num_runs] [s]. slope: float64[num_runs, num_factors] [s].
+        parameters: the factors. at: float64[num_parameters]. time: float64[num_runs] [s].
+        slope: float64[num_runs, num_parameters] [s].
     """
 
+    parameters: tuple[Parameter, ...]
     at: F64
     time: F64
     slope: F64
 
     @classmethod
-    def near(cls, samples: Sequence[Sample], at: F64) -> Line:
+    def near(cls, samples: Sequence[Sample], parameters: tuple[Parameter, ...], at: F64) -> Line:
         """The line through the predictions at some factors."""
-        time = np.array([sample.predicted_s(at) for sample in samples])
-        slope = np.zeros((len(samples), len(NAMES)))
-        for number, name in enumerate(NAMES):
-            moved = at.copy()
-            moved[number] += HOW[name].step
-            ahead = np.array([sample.predicted_s(moved) for sample in samples])
-            slope[:, number] = (ahead - time) / HOW[name].step
-        return cls(at, time, slope)
+        time = predictions(samples, parameters, at)
+        slope = np.zeros((len(samples), len(parameters)))
+        for number, parameter in enumerate(parameters):
+            step = HOW[parameter.name].step
+            for run, sample in enumerate(samples):
+                if parameter.is_of(sample):
+                    factors = values_for(sample, parameters, at)
+                    ahead = sample.predicted_s({**factors, parameter.name: factors[parameter.name] + step})
+                    slope[run, number] = (ahead - time[run]) / step
+        return cls(parameters, at, time, slope)
+
+    @property
+    def neutral(self) -> F64:
+        """Neutral values of the factors: float64[num_parameters]."""
+        return np.array([parameter.neutral for parameter in self.parameters])
 
     def predicted_s(self, factors: F64) -> F64:
         """Times of the runs under some factors: float64[num_runs] [s]."""
@@ -183,11 +232,31 @@ class Line:
         return result
 
 
-def worth_fitting(line: Line) -> list[int]:
-    """Positions of the factors that matter to enough runs; at most half as many as runs."""
-    values = np.where(NEUTRAL > 0, line.at, 1.0)
-    moves = np.abs(line.slope) * values * np.array([HOW[name].prior for name in NAMES]) / line.time[:, None]
-    candidates = [number for number in range(len(NAMES)) if (moves[:, number] >= MATTERS).sum() >= LEAST_MOVED]
+def values_for(sample: Sample, parameters: Sequence[Parameter], factors: F64) -> dict[str, float]:
+    """The factors of a run, by name."""
+    values = zip(parameters, factors.tolist(), strict=True)
+    return {parameter.name: value for parameter, value in values if parameter.is_of(sample)}
+
+
+def predictions(samples: Sequence[Sample], parameters: Sequence[Parameter], factors: F64) -> F64:
+    """Simulated times under some factors: float64[num_runs] [s]."""
+    return np.array([sample.predicted_s(values_for(sample, parameters, factors)) for sample in samples])
+
+
+def worth_fitting(line: Line, groups: Sequence[str]) -> list[int]:
+    """Positions of the factors that matter to enough runs; at most half as many as runs.
+
+    Args:
+        groups: of the runs.
+    """
+    priors = np.array([HOW[parameter.name].prior for parameter in line.parameters])
+    values = np.where(line.neutral > 0, line.at, 1.0)
+    moves = np.abs(line.slope) * values * priors / line.time[:, None]
+    candidates = []
+    for number in range(len(line.parameters)):
+        told = np.flatnonzero(moves[:, number] >= MATTERS)
+        if len(told) >= LEAST_RUNS and len({groups[run] for run in told}) >= LEAST_GROUPS:
+            candidates.append(number)
     ranked = sorted(candidates, key=lambda number: -moves[:, number].mean())
     return sorted(ranked[: len(line.time) // 2])
 
@@ -200,7 +269,8 @@ def solve(line: Line, measured: F64, groups: Sequence[str], free: Sequence[int])
     """
     counts = {group: groups.count(group) for group in groups}
     share = np.array([1.0 / math.sqrt(counts[group]) for group in groups])
-    factors = np.where(np.isin(np.arange(len(NAMES)), free), line.at, NEUTRAL)
+    neutral = line.neutral
+    factors = np.where(np.isin(np.arange(len(neutral)), free), line.at, neutral)
     for _ in range(200):
         predicted = line.predicted_s(factors)
         error = np.log(predicted / measured)
@@ -208,19 +278,20 @@ def solve(line: Line, measured: F64, groups: Sequence[str], free: Sequence[int])
         gradient = line.slope / predicted[:, None]
         curvature = (gradient * weight[:, None]).T @ gradient
         descent = -(gradient.T @ (weight * error))
-        for number, name in enumerate(NAMES):
-            neutral, value = NEUTRALS[name], factors[number]
-            pull = (ROW_SPREAD / HOW[name].prior) ** 2
-            inner = 1.0 / value if neutral else 1.0
+        for number, parameter in enumerate(line.parameters):
+            value = factors[number]
+            pull = (ROW_SPREAD / HOW[parameter.name].prior) ** 2
+            inner = 1.0 / value if neutral[number] else 1.0
             curvature[number, number] += pull * inner * inner
-            descent[number] -= pull * inner * (math.log(value) if neutral else value)
+            descent[number] -= pull * inner * (math.log(value) if neutral[number] else value)
         before = factors.copy()
         for _ in range(50):  # coordinate by coordinate within the limits
             for number in free:
                 moved = factors - before
                 rest = descent[number] - curvature[number] @ moved + curvature[number, number] * moved[number]
                 target = before[number] + rest / curvature[number, number]
-                factors[number] = min(max(target, NEUTRAL[number]), MOST[number])
+                most = HOW[line.parameters[number].name].most
+                factors[number] = min(max(target, neutral[number]), most)
         if np.abs(factors - before).max() < 1e-9:
             break
     return factors
@@ -230,10 +301,11 @@ def fit(samples: Sequence[Sample]) -> tuple[F64, Line, list[int]]:
     """Factors of some runs, the line near them, and which were free."""
     measured = np.array([sample.measured_s for sample in samples])
     groups = [sample.group for sample in samples]
-    factors = NEUTRAL.copy()
+    parameters = parameters_of(samples)
+    factors = np.array([parameter.neutral for parameter in parameters])
     for _ in range(ROUNDS):
-        line = Line.near(samples, factors)
-        free = worth_fitting(line)
+        line = Line.near(samples, parameters, factors)
+        free = worth_fitting(line, groups)
         previous, factors = factors, solve(line, measured, groups, free)
         is_done = np.abs(factors - previous).max() < 1e-3
         if is_done:
@@ -260,21 +332,21 @@ class LeftOut:
 
 
 def left_out(samples: Sequence[Sample], line: Line, free: Sequence[int]) -> dict[str, LeftOut]:
-    """Each group by the factors of the others; each half of the runs, where there is one group."""
+    """Each group by the factors of the others; what only the group itself tells is neutral.
+
+    Args:
+        line: near the factors of all runs. free: positions of the factors that all runs together tell.
+    """
     measured = np.array([sample.measured_s for sample in samples])
     groups = [sample.group for sample in samples]
-    names = list(dict.fromkeys(groups))
-    parts = {name: np.array([group == name for group in groups]) for name in names}
-    if len(names) == 1:
-        even = np.arange(len(samples)) % 2 == 0
-        parts = {f"{names[0]}, every second run": even, f"{names[0]}, the other runs": ~even}
     result = {}
-    for name, away in parts.items():
+    for name in dict.fromkeys(groups):
+        away = np.array([group == name for group in groups])
         kept = np.flatnonzero(~away)
-        rest = Line(line.at, line.time[kept], line.slope[kept])
+        rest = Line(line.parameters, line.at, line.time[kept], line.slope[kept])
         factors = solve(rest, measured[kept], [groups[number] for number in kept], free)
         gone = [samples[number] for number in np.flatnonzero(away)]
-        predicted = np.array([sample.predicted_s(factors) for sample in gone])
+        predicted = predictions(gone, line.parameters, factors)
         inside = sum(sample.is_inside(time) for sample, time in zip(gone, predicted.tolist(), strict=True))
         result[name] = LeftOut(mape(predicted, measured[away]), len(gone), inside)
     return result
@@ -282,62 +354,74 @@ def left_out(samples: Sequence[Sample], line: Line, free: Sequence[int]) -> dict
 
 @dataclass(frozen=True)
 class Result:
-    """Factors of a device under a framework.
+    """Factors of a framework.
 
     Attributes:
-        device, software: whose. factors: by name. n, groups: runs they come from. error: on those, percent.
+        software: whose. factors: by parameter. n, groups: runs they come from. error: on those, percent.
         neutral: that of kernels by themselves. group_errors, left_out: by group.
     """
 
-    device: str
-    software: str
-    factors: Mapping[str, float]
+    software: Software
+    factors: Mapping[Parameter, float]
     n: int
     error: float
     neutral: float
     group_errors: Mapping[str, float]
     left_out: Mapping[str, LeftOut]
 
-    def tables(self) -> dict[str, str]:
-        """The profile's tables: header -> text."""
+    @property
+    def devices(self) -> list[str]:
+        """Those that any run is of."""
+        return sorted({parameter.device for parameter in self.factors if parameter.device is not None})
+
+    def tables(self, device: str) -> dict[str, str]:
+        """The tables of a device's profile: header -> text."""
         held = ", ".join(f"{group.error:.1f}" for group in self.left_out.values())
-        groups = f"{len(self.group_errors)} group" + ("s" if len(self.group_errors) > 1 else "")
-        source = f"{self.n} dense runs of {groups}, error {self.error:.1f}% "
-        source += f"(kernels by themselves: {self.neutral:.1f}%; left out: {held}%)"
+        source = f"{self.n} dense runs of {len(self.group_errors)} groups on {' and '.join(self.devices)}, "
+        source += f"error {self.error:.1f}% (kernels by themselves: {self.neutral:.1f}%; left out: {held}%)"
         error = number_text(fmean(group.error for group in self.left_out.values()) / 100)
         fitted = f'provenance = "fitted", source = {toml_string(source)}, relative_error = {error}'
-        header = f"software.{self.software}"
+        values = {p.name: value for p, value in self.factors.items() if p.device in (None, device)}
+        measured = MEASURED.get((self.software, device), {})
+        header = f"software.{self.software.value}"
         lines = [f"[{header}]"]
         for name in FACTORS:
-            value = self.factors.get(name, NEUTRALS[name])
+            value = values.get(name, NEUTRALS[name])
             origin = fitted
-            if value == NEUTRALS[name]:  # said, lest it be inherited from another device
+            if name in measured:
+                number = measured[name]
+                value, origin = (
+                    number.value,
+                    f'provenance = "{number.provenance.value}", source = {toml_string(number.source)}',
+                )
+            elif value == NEUTRALS[name]:  # said, lest it be inherited from another device
                 origin = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
             lines.append(f"{name} = {{ value = {number_text(value)}, {origin} }}")
         result = {header: "\n".join(lines)}
-        if self.factors[KERNEL] != NEUTRALS[KERNEL]:
-            header = f"attention_kernel.{KERNEL}"
-            number = f"{{ value = {number_text(self.factors[KERNEL])}, {fitted} }}"
-            result[header] = "\n".join([f"[{header}]", *(f"{side} = {number}" for side in PASSES)])
+        passes = {name: values.get(name, NEUTRALS[name]) for name in PASSES}
+        if any(passes[name] != NEUTRALS[name] for name in PASSES):
+            header = f"attention_kernel.{KERNEL.value}"
+            numbers = (f"{name} = {{ value = {number_text(passes[name])}, {fitted} }}" for name in PASSES)
+            result[header] = "\n".join([f"[{header}]", *numbers])
         return result
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""
         groups = {name: vars(group) for name, group in self.left_out.items()}
-        return {**vars(self), "factors": dict(self.factors), "left_out": groups}
+        factors = {f"{p.name} {p.device or ''}".strip(): value for p, value in self.factors.items()}
+        return {**vars(self), "software": self.software.value, "factors": factors, "left_out": groups}
 
 
-def refit(device: str, software: Software, samples: Sequence[Sample]) -> Result:
-    """Fit the factors of a framework on a device, and score them."""
+def refit(software: Software, samples: Sequence[Sample]) -> Result:
+    """Fit the factors of a framework, and score them."""
     factors, line, free = fit(samples)
     measured = np.array([sample.measured_s for sample in samples])
-    predicted = np.array([sample.predicted_s(factors) for sample in samples])
-    alone = np.array([sample.predicted_s(NEUTRAL) for sample in samples])
+    predicted = predictions(samples, line.parameters, factors)
+    alone = predictions(samples, line.parameters, line.neutral)
     groups = np.array([sample.group for sample in samples])
     return Result(
-        device=device,
-        software=software.value,
-        factors=dict(zip(NAMES, factors.tolist(), strict=True)),
+        software=software,
+        factors=dict(zip(line.parameters, factors.tolist(), strict=True)),
         n=len(samples),
         error=mape(predicted, measured),
         neutral=mape(alone, measured),
@@ -349,36 +433,32 @@ def refit(device: str, software: Software, samples: Sequence[Sample]) -> Result:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Refit all devices and frameworks with enough runs."""
+    """Refit all frameworks with enough runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = Path(__file__).resolve().parents[1]
     data = Path(os.environ.get("SEMU_DATA") or here.parent / "shared" / "data")
     parser.add_argument("--runs", type=Path, default=data / "runs" / "runs.json")
-    parser.add_argument("--device", help="only this device")
     parser.add_argument("--software", help="only this framework")
     parser.add_argument("--write", action="store_true", help="put the factors into the shipped profiles")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     results = []
-    for (device, software), samples in sorted(read_samples(arguments.runs).items(), key=lambda item: str(item[0])):
-        is_asked = arguments.device in (None, device) and arguments.software in (None, software.value)
-        groups = {sample.group for sample in samples}
-        if not is_asked or len(samples) < LEAST_RUNS or len(groups) < LEAST_GROUPS:
+    for software, samples in sorted(read_samples(arguments.runs).items(), key=lambda item: item[0].value):
+        if arguments.software not in (None, software.value) or len(samples) < LEAST_RUNS:
             continue
-        result = refit(device, software, samples)
+        result = refit(software, samples)
         results.append(result)
+        for device in result.devices:
+            if not arguments.json:
+                print(f"# {device}\n" + "\n\n".join(result.tables(device).values()), flush=True)
+            if arguments.write:
+                path = PROFILE_DIR / f"{device}.toml"
+                text = replace_blocks(path.read_text("utf-8"), result.tables(device))
+                path.write_text(text, encoding="utf-8")
         if not arguments.json:
+            print(f"# {software.value}: error by group " + text_of(result.group_errors))
             held = {name: group.error for name, group in result.left_out.items()}
-            print("\n\n".join(result.tables().values()))
-            print(f"# {device}: error by group " + text_of(result.group_errors))
-            print(
-                f"# {device}: left out " + text_of(held) + "\n",
-                flush=True,
-            )
-        if arguments.write:
-            path = PROFILE_DIR / f"{device}.toml"
-            text = replace_blocks(path.read_text("utf-8"), result.tables())
-            path.write_text(text, encoding="utf-8")
+            print(f"# {software.value}: left out " + text_of(held) + "\n", flush=True)
     if arguments.json:
         print(json.dumps([result.to_json() for result in results], indent=1))
     return 0

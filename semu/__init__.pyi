@@ -6,6 +6,7 @@ from semu import engine as engine
 from semu import errors as errors
 from semu import graph as graph
 from semu import hardware as hardware
+from semu import masks as masks
 from semu import memo as memo
 from semu import nn as nn
 from semu import parallel as parallel
@@ -14,6 +15,7 @@ from semu import workload as workload
 from semu.costs.result_cache import ResultCache as ResultCache
 from semu.door.comparing import compare as compare
 from semu.door.contexts import context as context
+from semu.door.contexts import write_permutations as write_permutations
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
 from semu.door.simulating import evaluate as evaluate
@@ -70,6 +72,7 @@ from semu.searcher.report import SearchReport as SearchReport
 from semu.searcher.what_if.sensitivity import what_if as what_if
 from semu.simulation import JobCheckpoint as JobCheckpoint
 from semu.simulation.schedules.comparing import compare_schedules as compare_schedules
+from semu.simulation.schedules.exploring import explore_schedules as explore_schedules
 
 __version__: str
 
@@ -91,7 +94,9 @@ __all__ = [
     "baselines",
     "compare_schedules",
     "compile_plan",
+    "context",
     "evaluate",
+    "explore_schedules",
     "grid",
     "nn",
     "prepare",

@@ -78,6 +78,22 @@ class Choices:
         5, "searched one by one, of the same batches the first ones: 100 searches a setup do not fit into the time"
     )
 
+    # -- Cornstarch ----------------------------------------------------------------------------------------------------
+    cornstarch_ranks: Choice[int] = Choice(
+        4,
+        "context ranks of Table 3.3, which names none: with four, printed attention and printed models fit together, "
+        "see cornstarch_balance",
+        (8,),
+    )
+    cornstarch_share: Choice[float] = Choice(
+        0.5, "of the tokens that are images and sounds; Fig. 3.5 draws masks without numbers", (0.25, 0.75)
+    )
+    cornstarch_item: Choice[int] = Choice(
+        2048, "tokens of an image or a sound, at most a quarter of a document; not printed", (512, 8192)
+    )
+    cornstarch_packed: Choice[int] = Choice(8, "documents of the packed mask of Fig. 3.5c; not printed", (4, 32))
+    cornstarch_split: Choice[int] = Choice(16, "subblocks of a block: 16 to 32 perform well (3.3.2.2)", (32,))
+
     # -- baselines -----------------------------------------------------------------------------------------------------
     vpp: Choice[int] = Choice(
         4,

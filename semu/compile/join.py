@@ -12,6 +12,9 @@ from semu.compile.stage import ROLES, StageProgram, csr
 from semu.compile.template import HalfTemplate, TemplateLibrary
 from semu.compile.zero_exchange import (
     BACKWARD_PARAMETERS,
+    COPY_IN,
+    COPY_OUT_BACKWARD,
+    COPY_OUT_FORWARD,
     FORWARD_PARAMETERS,
     GATHER_BACKWARD,
     GATHER_FORWARD,
@@ -24,7 +27,14 @@ from semu.compile.zero_exchange import (
 from semu.errors import ConfigError
 from semu.hardware.device import HOST_COPIES
 
-_STORAGE_OF_ROW = {GATHER_FORWARD: FORWARD_PARAMETERS, GATHER_BACKWARD: BACKWARD_PARAMETERS, REDUCE: GRADIENTS}
+_STORAGE_OF_ROW = {
+    GATHER_FORWARD: FORWARD_PARAMETERS,
+    GATHER_BACKWARD: BACKWARD_PARAMETERS,
+    COPY_OUT_FORWARD: FORWARD_PARAMETERS,
+    COPY_OUT_BACKWARD: BACKWARD_PARAMETERS,
+    COPY_IN: GRADIENTS,
+    REDUCE: GRADIENTS,
+}
 """What a row of a unit's template touches; a unit that is copied from the host has the first two."""
 
 
@@ -182,6 +192,7 @@ class _Joiner:
             if turn in copies:
                 number, begin = copies[turn]
                 chain.ready[number] = self._exchange(chain, number, row, fronts[begin])
+            self._copy_out(chain, position, COPY_OUT_BACKWARD if is_backward else COPY_OUT_FORWARD)
             first = len(chain.rows)
             chain.rows.extend((half.rows + self.library.row_offset[self.blocks[position]]).tolist())
             chain.block.extend([position] * len(half.operators))
@@ -229,9 +240,19 @@ class _Joiner:
                 for writer in unit.writers[unit.blocks.index(position)]:
                     chain.touches[first + writer].append(storages[GRADIENTS])
 
+    def _copy_out(self, chain: _Chain, position: int, row: int) -> None:
+        """Copy what was gathered for a block out of the gathers' buffers, each unit once."""
+        for number, unit in enumerate(self.exchanges.units):
+            if unit.copies_out and position in unit.blocks and number in chain.ready and number not in chain.copied:
+                chain.copied.add(number)
+                chain.ready[number] = self._exchange(chain, number, row, [chain.ready[number]])
+
     def _reduce(self, chain: _Chain, number: int) -> None:
         """Reduce a unit's gradients behind what has been written down so far."""
-        done = self._exchange(chain, number, REDUCE, chain.latest)
+        before = chain.latest
+        if self.exchanges.units[number].copies_in:
+            before = [self._exchange(chain, number, COPY_IN, before)]
+        done = self._exchange(chain, number, REDUCE, before)
         if self.exchanges.units[number].replicates:
             done = self._exchange(chain, number, REPLICATE, [done])
         if not self.exchanges.overlap_reduce:
@@ -307,7 +328,8 @@ class _Chain:
 
     Attributes:
         rows, block, stream, preds, touches: of each operator. is_exchange: it is a transfer of a unit.
-        ends: stream -> last operator of the latest block. ready: unit -> its gather.
+        ends: stream -> last operator of the latest block. ready: unit -> its gather, or the copy behind it.
+        copied: units that were copied out of the gathers' buffers.
         barrier: reduction that the next block waits for, -1: none.
     """
 
@@ -319,6 +341,7 @@ class _Chain:
     touches: list[list[int]] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
     ready: dict[int, int] = field(default_factory=dict)
+    copied: set[int] = field(default_factory=set)
     barrier: int = -1
 
     @property

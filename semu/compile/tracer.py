@@ -165,7 +165,7 @@ class ModelTracer:
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
             cross_entropy=training.cross_entropy.value,
-            fused_accumulation=training.gradient_accumulation_fusion,
+            fused_accumulation=job.fuses_accumulation,
             eager_modules=training.runs_unfused,
             channels_first=training.has_channels_first,
             bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,

@@ -14,10 +14,11 @@ from semu.compile.template import Template, transfer
 from semu.graph.operator import Operator, Phase
 from semu.graph.tensor import Role
 from semu.hardware.device import Device, DeviceKind, Direction, Stream
-from semu.hardware.kinds import OpKind
+from semu.hardware.kinds import DType, OpKind
 from semu.hardware.network import CommGroup, wire_factor
+from semu.nn.trace.tracing import COMPUTE
 
-GATHER_FORWARD, GATHER_BACKWARD, REDUCE, REPLICATE = range(4)
+GATHER_FORWARD, GATHER_BACKWARD, REDUCE, COPY_OUT_FORWARD, COPY_OUT_BACKWARD, COPY_IN, REPLICATE = range(7)
 """Rows of an exchange's template: its operators in order."""
 REPLICA_STREAM = "hsdp"
 """Stream of the all-reduces across sharding groups: a communicator of its own."""
@@ -34,6 +35,8 @@ class ExchangeCosts:
         stream: name of the collectives' stream. group: over which parameters and gradients are sharded; of one rank:
             they are not, and only the all-reduce over ``replicas`` moves anything.
         replicas: over which the shards of the gradients are all-reduced (HSDP); None: nowhere.
+        gather_copies, reduce_copies: memory traffic of the copies on the device around a gather and before a reduction
+            [bytes] (``semu.parallel.fsdp``).
     """
 
     parameter_bytes: int
@@ -41,9 +44,11 @@ class ExchangeCosts:
     stream: str
     group: CommGroup
     replicas: CommGroup | None = None
+    gather_copies: int = 0
+    reduce_copies: int = 0
 
     def template(self) -> Template:
-        """The unit as a template of four operators and three storages."""
+        """The unit as a template of six or seven operators and three storages."""
         link = Stream(Device(DeviceKind.LINK, port=self.group.port, direction=Direction.OUT), self.stream)
         groups = {link: self.group}
         shard = -(-self.gradient_bytes // self.group.num_ranks)
@@ -51,6 +56,9 @@ class ExchangeCosts:
             _collective(OpKind.ALL_GATHER, Phase.FORWARD, link, self.group, self.parameter_bytes),
             _collective(OpKind.ALL_GATHER, Phase.BACKWARD, link, self.group, self.parameter_bytes),
             _collective(OpKind.REDUCE_SCATTER, Phase.REDUCTION, link, self.group, self.gradient_bytes),
+            _copy("copy_out", Phase.FORWARD, self.gather_copies),
+            _copy("copy_out", Phase.BACKWARD, self.gather_copies),
+            _copy("copy_in", Phase.REDUCTION, self.reduce_copies),
         ]
         if self.replicas is not None:
             across = Stream(Device(DeviceKind.LINK, port=self.replicas.port, direction=Direction.OUT), REPLICA_STREAM)
@@ -73,6 +81,8 @@ class Exchange:
         writers: per block of ``blocks``, positions, in the block's backward half, of the operators that write the
             unit's gradients; none anywhere: nothing is reduced.
         replicates: shards are all-reduced too (``ExchangeCosts.replicas``).
+        copies_out, copies_in: kernels copy what was gathered, and gradients before they are reduced
+            (``ExchangeCosts.gather_copies``).
         beside: it serves the same block as the unit before it, over another communicator, and is gathered when that is.
         is_copied: its parameters live whole on the host: its template is one of ``HostCopyCosts``, and it is copied
             where others are gathered.
@@ -86,6 +96,8 @@ class Exchange:
     keeps: bool
     writers: tuple[tuple[int, ...], ...]
     replicates: bool = False
+    copies_out: bool = False
+    copies_in: bool = False
     beside: bool = False
     is_copied: bool = False
     shard: int = -1
@@ -155,6 +167,13 @@ class ExchangePlan:
             found[turn] = number, before
             before = turn
         return found
+
+
+def _copy(name: str, phase: Phase, mem_bytes: int) -> Operator:
+    """A kernel that copies on the device."""
+    return Operator(
+        0, name, OpKind.COPY, phase, COMPUTE, 0, mem_bytes, 0, DType.BF16, (mem_bytes,), (), (), (), 0, 0, 1
+    )
 
 
 def _collective(kind: OpKind, phase: Phase, stream: Stream, group: CommGroup, buffer_bytes: int) -> Operator:

@@ -150,9 +150,15 @@ class _Planner:
         stream = FSDP_STREAM if gathers else "dp"
         gathers = gathers and group.num_ranks > 1
         shard = self._shard_bytes(members, group.num_ranks) if gathers else 0
+        elements, trained, dtype = _elements(members), _elements(members, written=True), training.precision.tensor_dtype
+        is_copied = group.num_ranks > 1
         costs = ExchangeCosts(
-            parameter_bytes=_elements(members) * training.precision.tensor_dtype.size_bytes if gathers else 0,
-            gradient_bytes=_elements(members, written=True) * training.grad_dtype.size_bytes,
+            parameter_bytes=elements * dtype.size_bytes if gathers else 0,
+            gradient_bytes=trained * training.grad_dtype.size_bytes,
+            gather_copies=self.job.fsdp.gather_bytes(elements, dtype, training.master_dtype, group.num_ranks)
+            if is_copied
+            else 0,
+            reduce_copies=self.job.fsdp.reduce_bytes(trained, dtype, training.grad_dtype) if is_copied else 0,
             stream=EXPERT_STREAMS[stream] if is_expert else stream,
             group=group,
             replicas=self.mesh.replica_group(rank) if is_grouped else None,
@@ -167,6 +173,8 @@ class _Planner:
                 for block in blocks
             ),
             replicates=is_grouped,
+            copies_out=gathers and costs.gather_copies > 0,
+            copies_in=costs.reduce_copies > 0,
             shard=self._template(HostCopyCosts(shard, HOST_LINK[RELOAD])) if shard else -1,
         )
 

@@ -15,8 +15,11 @@ from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
 from semu.parallel.axes import FOLLOWING
 from semu.parallel.context import Balance
+from semu.simulation.contexts.permutations import write_permutations
 from semu.simulation.contexts.policies import study
 from semu.simulation.contexts.result import ContextStudy
+
+__all__ = ["context", "save_study", "with_context", "write_permutations"]
 
 
 def context(

@@ -6,6 +6,7 @@ the run's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -47,23 +48,37 @@ def title_of(run: RunConfig) -> str:
 
 
 def script_of(arguments: Mapping[str, str], cluster: Mapping[str, Any], title: str) -> str:
-    """A shell script that starts ``pretrain_gpt.py``.
+    """A shell script that starts ``pretrain_gpt.py``. Parameters of the script that values read (``$1``) are not handed
+    on as arguments.
 
     Args:
         arguments: of Megatron-LM. cluster: ``[cluster]``. title: a line for its head.
     """
     words = [f"--{name} {_quoted(value)}".rstrip() for name, value in arguments.items()]
-    launcher = f"torchrun --nnodes {cluster['nodes']} --nproc_per_node {cluster['gpus_per_node']} pretrain_gpt.py"
+    place = _PLACE if cluster["nodes"] > 1 else ""
+    launcher = (
+        f"torchrun --nnodes {cluster['nodes']} --nproc_per_node {cluster['gpus_per_node']}{place} pretrain_gpt.py"
+    )
     head = [
         "#!/usr/bin/env bash",
         f"# {title}",
         "# parameters: what decides values, such as --data-path, --lr, --train-iters",
     ]
-    return "\n".join([*head, " \\\n    ".join([launcher, *words, '"$@"']), ""])
+    rest = [] if any(_PARAMETER.search(value) for value in arguments.values()) else ['"$@"']
+    return "\n".join([*head, " \\\n    ".join([launcher, *words, *rest]), ""])
+
+
+_PLACE = " --node_rank ${NODE_RANK:-0} --master_addr ${MASTER_ADDR:-localhost} --master_port ${MASTER_PORT:-6000}"
+"""Which of several nodes runs the script, as Megatron-LM's examples have it."""
+_PARAMETER = re.compile(r"\$(?:[@*]|\{?\d)")
+"""A parameter of a script."""
 
 
 def _quoted(value: str) -> str:
-    return f"'{value}'" if any(letter in value for letter in "()|*$`;&<>") and "'" not in value else value
+    """A value as a word of a script; what only running it would tell (``$1``, `pwd`) is told there."""
+    if "$" in value or "`" in value:
+        return '"' + value.replace('"', '\\"') + '"'
+    return f"'{value}'" if any(letter in value for letter in "()|*;&<>") and "'" not in value else value
 
 
 def arguments_of(run: RunConfig) -> Arguments:

@@ -99,7 +99,8 @@ def flop_of(family: Family, shape: Values, *, is_forward: bool = True) -> Values
     return flop
 
 
-def _isolated(t1: Values, power: float, throttle_s: float = THROTTLE_S) -> Values:
+def isolated(t1: Values, power: float, throttle_s: float = THROTTLE_S) -> Values:
+    """Times of isolated calls that would take ``t1`` at full clocks [s]."""
     return t1 * (1.0 + power * t1 / (t1 + throttle_s))
 
 
@@ -120,7 +121,7 @@ def _product(numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Value
     rate = numbers["flop"] * peaks.flop_per_s * np.where(weight_gradient > 0, numbers["weight_gradient"], 1.0)
     moved = groups * (in_bytes * (m * k + k * n) + out_bytes * m * n)
     memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
-    time = _isolated(numbers["t0_s"] + p_norm(flop / rate, memory, numbers["p"]), numbers["power"])
+    time = isolated(numbers["t0_s"] + p_norm(flop / rate, memory, numbers["p"]), numbers["power"])
     if quantised.any():
         # the kernel before it reads 16-bit activations and writes fp8 ones
         time = time + quantised * 3.0 * m * k / (numbers[QUANTISE] * peaks.mem_bytes_per_s)
@@ -146,7 +147,7 @@ def _attention(numbers: Mapping[str, float], shape: Values, peaks: Peaks, *, is_
     compute = flop / (numbers["flop"] * peaks.flop_per_s)
     memory = moved / (numbers["mem"] * peaks.mem_bytes_per_s)
     t1 = numbers["t0_s"] + p_norm(compute, memory, numbers["p"])
-    return _isolated(t1, numbers["power"], ATTENTION_THROTTLE_S)
+    return isolated(t1, numbers["power"], ATTENTION_THROTTLE_S)
 
 
 def _collective(section: str, numbers: Mapping[str, float], shape: Values, peaks: Peaks) -> Values:

@@ -92,7 +92,7 @@ def replace_blocks(text: str, blocks: Mapping[str, str], *, drop: Sequence[str] 
     return (head + "".join(f"{table.rstrip()}\n\n" for _, table in result)).rstrip() + "\n"
 
 
-_ORDER = ("flop_per_s", "host", "efficiency", "link", "software", "site", "calibration")
+_ORDER = ("flop_per_s", "host", "efficiency", "link", "attention_kernel", "software", "site", "calibration")
 
 
 def _place(header: str, headers: Sequence[str]) -> int:

@@ -1,7 +1,8 @@
 """``AttentionKernel``: which fused attention kernel a run calls, and ``AttentionFactors``: its time on a device.
 
-A profile's attention coefficients are those of the fastest kernel that its measurements hold (on Hopper cuDNN's and
-FlashAttention-3, on Ampere FlashAttention-2). Another kernel takes so many times as long, forward and backward apart.
+A profile's attention coefficients are those of the kernels that its measurements hold (mostly what inference engines
+call). Another kernel takes so many times as long on long sequences, forward and backward apart, and loses more or less
+on short ones (``s0_tokens``).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from semu.checks import check_number
+from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.number import Number, worst_provenance
-from semu.hardware.software import Software
+from semu.hardware.software import Software, slowed
 
 
 class AttentionKernel(Enum):
@@ -65,6 +67,14 @@ FA2_IN_TORCH = "2024-01"
 FA2_SINCE = "2023-08"
 """Month after FlashAttention-2 was published; frameworks that called the package had the first before."""
 
+COMPARED: Mapping[AttentionKernel, AttentionKernel] = {AttentionKernel.TRITON_FA1: AttentionKernel.FA2}
+"""Kernels whose factors are relative to those of another kernel: both are made of Ampere's instructions (``mma.sync``),
+on Hopper too, so that what one takes of the other's time is the same on either."""
+
+OWN_P = 3.0
+"""How softly computing and memory meet in a kernel with a curve of its own, as in the measured backward kernels."""
+OWN_MEM = 0.8
+"""Share of the memory bandwidth that such a kernel reaches, where it is bound by memory: as element-wise kernels."""
 CUDNN_SINCE = "2024-07"
 """Transformer Engine called FlashAttention-2 where it was installed before this date, and cuDNN on Hopper since."""
 
@@ -80,26 +90,62 @@ class AttentionFactors:
     """Time of a kernel / time by the profile's attention coefficients.
 
     Attributes:
-        forward, backward: > 0.
+        forward, backward: on long sequences, > 0.
+        forward_s0_tokens, backward_s0_tokens: what short sequences lose, >= 0
+            (``semu.hardware.shape_terms.attention_factor``); None: as by the profile's coefficients.
     """
 
     forward: Number
     backward: Number
+    forward_s0_tokens: Number | None = None
+    backward_s0_tokens: Number | None = None
 
     def __post_init__(self) -> None:
         for name in PASSES:
             check_number(getattr(self, name).value, name, is_above=True)
+        for name in SHORT:
+            if (number := getattr(self, name)) is not None:
+                check_number(number.value, name)
 
     def of_kind(self, kind: OpKind) -> Number | None:
         """The factor of a kind of operator; None: it is no attention kernel."""
         return {OpKind.ATTENTION_FORWARD: self.forward, OpKind.ATTENTION_BACKWARD: self.backward}.get(kind)
+
+    def slow(self, kind: OpKind, item: Efficiency, factor: Number) -> Efficiency:
+        """A kind's coefficients with this kernel, in a run that slows it by a further factor."""
+        of_kernel = self.of_kind(kind)
+        if of_kernel is None:
+            return slowed(item, factor)
+        is_forward = kind is OpKind.ATTENTION_FORWARD
+        short = self.forward_s0_tokens if is_forward else self.backward_s0_tokens
+        if short is None:
+            return slowed(item, times(of_kernel, factor))
+        return replace(slowed(own_curve(item, short.value), times(of_kernel, factor)), mem=OWN_MEM)
+
+    def of_times(self, other: AttentionFactors) -> AttentionFactors:
+        """Factors of a kernel that takes these multiples of another one's time."""
+        return AttentionFactors(
+            times(self.forward, other.forward),
+            times(self.backward, other.backward),
+            self.forward_s0_tokens or other.forward_s0_tokens,
+            self.backward_s0_tokens or other.backward_s0_tokens,
+        )
 
     def deterministic(self) -> AttentionFactors:
         """Those of the kernel in its deterministic mode."""
         return replace(self, backward=times(self.backward, DETERMINISTIC_BACKWARD))
 
 
+def own_curve(item: Efficiency, s0_tokens: float) -> Efficiency:
+    """The coefficients of a kernel with a curve of its own: what short sequences lose, and no term for last tiles.
+
+    Its memory traffic is that of any kernel: the factor is one of computing.
+    """
+    return replace(item, s0_tokens=s0_tokens, tile_rest=0.0, p=OWN_P, mem=OWN_MEM)
+
+
 PASSES = ("forward", "backward")
+SHORT = ("forward_s0_tokens", "backward_s0_tokens")
 _SAME = Number(1.0, Provenance.DEFAULT, "as the profile's attention coefficients")
 SAME = AttentionFactors(_SAME, _SAME)
 

@@ -10,13 +10,14 @@ from typing import Any
 from semu.checks import check_number
 from semu.errors import ConfigError, unknown_name
 from semu.hardware.attention_kernels import (
+    COMPARED,
     FIRST_FLASH,
     PASSES,
     RELATIVES,
     SAME,
+    SHORT,
     AttentionFactors,
     AttentionKernel,
-    times,
 )
 from semu.hardware.efficiency import (
     CollectiveEfficiency,
@@ -28,7 +29,7 @@ from semu.hardware.efficiency import (
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
-from semu.hardware.software import FACTORS, Software, SoftwareFactors, slowed
+from semu.hardware.software import FACTORS, Software, SoftwareFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +193,14 @@ class DeviceProfile:
 
     def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
         """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""
-        if kernel is None or kernel in self.attention_kernels:
-            return SAME if kernel is None else self.attention_kernels[kernel]
-        factors = self.attention_factors(RELATIVES.get(kernel))
-        if kernel is not AttentionKernel.FA1:
-            return factors
-        return AttentionFactors(times(factors.forward, FIRST_FLASH), times(factors.backward, FIRST_FLASH))
+        if kernel is None:
+            return SAME
+        own, other = self.attention_kernels.get(kernel), COMPARED.get(kernel)
+        if own is not None:
+            return own if other is None else own.of_times(self.attention_factors(other))
+        factors = self.attention_factors(RELATIVES.get(kernel, other))
+        is_first = kernel is AttentionKernel.FA1
+        return AttentionFactors(FIRST_FLASH, FIRST_FLASH).of_times(factors) if is_first else factors
 
     def under(
         self, software: Software, kernel: AttentionKernel | None = None, *, is_deterministic: bool = False
@@ -229,15 +232,14 @@ class DeviceProfile:
         if factors.is_neutral and attention == SAME and products is factors.matmul:
             return self
 
-        def _in_run(kind: OpKind, item: Efficiency, dtype: object = None) -> Efficiency:
-            of_kernel = attention.of_kind(kind)
-            factor = products if dtype is DType.BF16 and kind in _PRODUCTS else factors.of_kind(kind)
-            return slowed(item, factor if of_kernel is None else times(of_kernel, factor))
+        def _in_run(kind: OpKind, item: Efficiency, variant: object) -> Efficiency:
+            is_product = variant is DType.BF16 and kind in _PRODUCTS
+            return attention.slow(kind, item, products if is_product else factors.of_kind(kind))
 
         return replace(
             self,
             efficiencies={kind: _in_run(kind, item, DType.BF16) for kind, item in self.efficiencies.items()},
-            variants={key: _in_run(key[0], item) for key, item in self.variants.items()},
+            variants={key: _in_run(key[0], item, key[1]) for key, item in self.variants.items()},
             software={},
             attention_kernels={},
             interference=factors.interference.value,
@@ -279,8 +281,9 @@ class DeviceProfile:
             for name in FACTORS:
                 yield f"software.{software.value}.{name}", getattr(factors, name)
         for kernel, attention in self.attention_kernels.items():
-            for name in PASSES:
-                yield f"attention_kernel.{kernel.value}.{name}", getattr(attention, name)
+            for name in (*PASSES, *SHORT):
+                if (number := getattr(attention, name)) is not None:
+                    yield f"attention_kernel.{kernel.value}.{name}", number
 
     def sections(self) -> dict[str, Efficiency | CollectiveEfficiency]:
         """Dotted key -> coefficients, e.g. ``efficiency.matmul.fp8`` or ``link.nic.all_gather``."""

@@ -32,7 +32,7 @@ from typing import Any
 from semu import memo
 from semu.checks import check_member, check_number, check_word
 from semu.errors import ConfigError, nearest_name, unknown_name
-from semu.hardware.attention_kernels import PASSES, SAME, AttentionFactors, AttentionKernel
+from semu.hardware.attention_kernels import PASSES, SAME, SHORT, AttentionFactors, AttentionKernel
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Fabric, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
@@ -233,7 +233,7 @@ def _parse(table: Mapping[str, object], below: _Parts) -> _Parts:
         parts.numbers.update({f"{group}.{name}": _number(numbers[name], f"{group}.{name}") for name in numbers})
     frameworks = [item.value for item in Software if item is not Software.KERNELS]
     kernels = [item.value for item in AttentionKernel]
-    for group, names, keys in (("software", frameworks, FACTORS), ("attention_kernel", kernels, PASSES)):
+    for group, names, keys in (("software", frameworks, FACTORS), ("attention_kernel", kernels, (*PASSES, *SHORT))):
         tables = _table(table, group, group, names)
         for name in tables:
             header = f"{group}.{name}"
@@ -374,7 +374,7 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         if any(f"{prefix}.{name}" in numbers for name in PASSES):
             with located(prefix):
                 attention_kernels[kernel] = AttentionFactors(
-                    *(numbers.get(f"{prefix}.{name}", getattr(SAME, name)) for name in PASSES)
+                    *(numbers.get(f"{prefix}.{name}", getattr(SAME, name)) for name in (*PASSES, *SHORT))
                 )
     return DeviceProfile(
         name=name,

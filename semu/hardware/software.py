@@ -95,13 +95,13 @@ class SoftwareFactors:
 
 
 def slowed(efficiency: Efficiency, factor: Number) -> Efficiency:
-    """A kind's coefficients in a run: both rates divided by a factor, the fixed time kept."""
+    """A kind's coefficients in a run: both rates divided by a factor, up to the peaks; the fixed time kept."""
     if factor.value == 1:
         return efficiency
     return replace(
         efficiency,
-        flop=efficiency.flop / factor.value,
-        mem=efficiency.mem / factor.value,
+        flop=min(1.0, efficiency.flop / factor.value),
+        mem=min(1.0, efficiency.mem / factor.value),
         provenance=worst_provenance(efficiency.provenance, factor.provenance),
         source=f"{efficiency.source}; in a run {factor.value:g} x its time: {factor.source}",
         relative_error=None,

@@ -72,8 +72,8 @@ class KernelOptions(AbstractOptions):
     )
     attention_mask: Converted[str, str] = option(
         MASK_WORDS[0],
-        Value(ValueKind.STRING, read_mask, MASK_WORDS),
-        "who sees whom in the text (semu.masks.mask), or a file of int64 bits, .npy (semu.masks.bits)",
+        Value(ValueKind.STRING, read_mask),
+        f"who sees whom in the text, {', '.join(MASK_WORDS)} (semu list masks), or a file of int64 bits, .npy",
     )
     software_date: str | None = option(
         None,

@@ -11,6 +11,7 @@ from semu.job.declare import (
     AbstractOptions,
     Converted,
     Influence,
+    OptionalWord,
     Shown,
     Value,
     ValueKind,
@@ -22,8 +23,21 @@ from semu.job.declare import (
 )
 from semu.job.kinds import Optimizer, OptimizerKernels, SplitMatrices
 from semu.job.left_out import read_left_out
+from semu.parallel.fsdp import Fsdp
 
 ALWAYS, STEP = Shown.ALWAYS, Influence.STEP
+
+
+@part
+class ShardingOptions(AbstractOptions):
+    """How sharded parameters and gradients travel."""
+
+    fsdp: OptionalWord[Fsdp] = option(
+        None,
+        word(Fsdp),
+        "whose copies on the device surround the gathers and reductions of ZeRO-3 (semu.parallel.fsdp): those of the"
+        " first or second generation of PyTorch's FSDP, or none; None: under torch what it had at its date",
+    )
 
 
 @part

@@ -10,6 +10,7 @@ from semu.job.declare import options_of, part
 class Training(
     step_options.NoiseOptions,
     step_options.StepOptions,
+    step_options.ShardingOptions,
     options.ScheduleOptions,
     options.ExpertOptions,
     kernel_options.KernelOptions,

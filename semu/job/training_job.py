@@ -21,6 +21,7 @@ from semu.nn.module import Module
 from semu.nn.trace.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
+from semu.parallel.fsdp import SECOND_SINCE, Fsdp
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
@@ -28,6 +29,8 @@ from semu.parallel.vocabulary import check_vocabulary
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
 
+ASYNC_REDUCTION_SINCE = "2022-01"
+"""Megatron-LM with ``--no-async-tensor-model-parallel-allreduce``, which turns off what it does since."""
 GRAPHS_SINCE = "2026-08"
 """Month since when Megatron-LM's router and dispatcher are taken to run in CUDA graphs: a published run of that month
 takes 5.9 ms a layer and microbatch where launches would take 7. A belief, with no release note at hand."""
@@ -346,6 +349,27 @@ class TrainingJob:
         return self.training.software is Software.TORCH and not self.training.gradient_as_bucket_view
 
     @property
+    def fsdp(self) -> Fsdp:
+        """Which of PyTorch's FSDPs shards the parameters; None: under PyTorch with ZeRO-3, that of its date."""
+        training = self.training
+        if training.fsdp is not None:
+            return training.fsdp
+        if training.software is not Software.TORCH or self.parallel.zero < 3:
+            return Fsdp.NONE
+        is_first = training.software_date is not None and training.software_date < SECOND_SINCE
+        return Fsdp.FIRST if is_first else Fsdp.SECOND
+
+    @property
+    def fuses_accumulation(self) -> bool:
+        """Whether products for weight gradients add into the gradient buffers themselves.
+
+        Autograd makes a tensor of every gradient and adds it (``AccumulateGrad``), or DistributedDataParallel copies
+        it into its bucket; under FSDP it is new in every microbatch, and only shards are added.
+        """
+        is_added = self.training.software is Software.TORCH and self.parallel.zero < 3
+        return self.training.gradient_accumulation_fusion and not is_added
+
+    @property
     def keeps_gathered_inputs(self) -> bool:
         """Whether a column-split linear keeps its gathered input for the weight's gradient; None: under PyTorch.
 
@@ -360,12 +384,14 @@ class TrainingJob:
         """Whether tensor-parallel collectives run beside kernels that do not need them.
 
         Megatron-LM always hides the re-gathered input of a column-parallel linear and the reduction of its input
-        gradient behind the gradients' products (2205.05198 §4.2.2).
+        gradient behind the gradients' products (2205.05198 §4.2.2); without sequence parallelism since
+        ``ASYNC_REDUCTION_SINCE``.
         """
-        chosen = self.training.overlap.tensor_parallel
+        chosen, date = self.training.overlap.tensor_parallel, self.training.software_date
         if chosen is not None:
             return chosen
-        return self.training.software is Software.MEGATRON and self.parallel.sequence_parallel
+        is_async = self.parallel.sequence_parallel or date is None or date >= ASYNC_REDUCTION_SINCE
+        return self.training.software is Software.MEGATRON and is_async
 
     @property
     def exposed_exchanges(self) -> str:

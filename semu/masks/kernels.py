@@ -60,6 +60,32 @@ def _find(bounds: I64, value: int) -> int:
     return low
 
 
+@part
+def _count_row(
+    q: int, stop: int, causal: bool, k: int, last: int, keys: Group, row: int, tables: Group, columns: I32
+) -> None:
+    """A row that is one piece of one run with one interval and no window, where every tile of keys is one piece: every
+    tile is met once. Arguments as ``count_tiles``; keys [k, last)."""
+    key_start, key_end, key_tile, _, owner = keys
+    pairs, tiles, partial = tables
+    n = stop - q
+    if causal:
+        last = min(last, stop)
+    at = _find(key_start, k) if k < last else len(key_start)
+    while at < len(key_start) and key_start[at] < last:
+        k0, k1 = max(k, key_start[at]), min(last, key_end[at])
+        size, tile = key_end[at] - key_start[at], key_tile[at]
+        by = owner[tile]
+        seen = n * (k1 - k0) if not causal or k1 <= q + 1 else _up_to(q, stop, k0, k1, 0)
+        if seen > 0:
+            pairs[row, by] += seen
+            tiles[row, by] += 1
+            columns[tile] += 1
+            if seen < n * size:
+                partial[row, by] += 1
+        at += 1
+
+
 @kernel
 def count_tiles(rows: Group, seen: Group, keys: Group, pairs: I64, tiles: I32, partial: I32, columns: I32) -> None:
     """Pairs and tiles of rows of a mask.
@@ -79,7 +105,17 @@ def count_tiles(rows: Group, seen: Group, keys: Group, pairs: I64, tiles: I32, p
     key_start, key_end, key_tile, size, owner = keys
     inside = zeros(len(size), np.int64)
     touched = empty(len(size), np.int32)
+    is_plain = reach == 0 and len(key_start) == len(size)
     for row in range(len(ptr) - 1):
+        if is_plain and ptr[row + 1] == ptr[row] + 1 and start[ptr[row]] < end[ptr[row]]:
+            q, stop = start[ptr[row]], end[ptr[row]]
+            run = _find(run_ptr, q)
+            while run_ptr[run + 1] <= q:
+                run += 1
+            if stop <= run_ptr[run + 1] and first[run + 1] == first[run] + 1:
+                k, last, causal = low[first[run]], high[first[run]], is_causal[run]
+                _count_row(q, stop, causal, k, last, keys, row, (pairs, tiles, partial), columns[rank[row]])
+                continue
         count, tokens = 0, 0
         for piece in range(ptr[row], ptr[row + 1]):
             q, stop = start[piece], end[piece]

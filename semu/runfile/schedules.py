@@ -31,14 +31,8 @@ def named_rules(config: Mapping[str, Any], places: Places) -> tuple[dict[str, An
     Raises:
         ConfigError: an unknown key, a value that is none, the name of a schedule that ships.
     """
-    tables = config.get("schedule")
     rest = {name: table for name, table in config.items() if name != "schedule"}
-    if tables is None:
-        return rest, []
-    if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
-        expected = "[schedule.NAME] with the fields of a rule, or its text"
-        raise ConfigError("not a table of schedules", where=places.where("schedule"), expected=expected, got=tables)
-    texts = {name: _program(table, name, places) for name, table in tables.items()}
+    texts = program_texts(config.get("schedule"), places)
     training = rest.get("training")
     name = training.get("schedule") if isinstance(training, Mapping) else None
     if not isinstance(training, Mapping) or name not in texts:
@@ -46,6 +40,16 @@ def named_rules(config: Mapping[str, Any], places: Places) -> tuple[dict[str, An
     return rest | {"training": {**training, "schedule": texts[name]}}, [
         f"training.schedule: {name!r} is {texts[name]!r}"
     ]
+
+
+def program_texts(tables: object, places: Places) -> dict[str, str]:
+    """The texts of the schedules that the tables ``[schedule.NAME]`` describe, by name; errors as ``named_rules``."""
+    if tables is None:
+        return {}
+    if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
+        expected = "[schedule.NAME] with the fields of a rule, or its text"
+        raise ConfigError("not a table of schedules", where=places.where("schedule"), expected=expected, got=tables)
+    return {name: _program(table, name, places) for name, table in tables.items()}
 
 
 def _program(table: Mapping[str, Any], name: str, places: Places) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from semu.checks import check_integer
+from semu.errors import SemuError
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
@@ -64,7 +65,8 @@ def compare_schedules(
     refused: dict[str, str] = {}
     for name in ALL_SCHEDULES if names is None else names:
         family = schedule_family(name)
-        fitting = (v for v in (num_slots, 1, 2) if family.misfit(num_ranks, num_microbatches, v) is None)
+        sizes_tried = (num_slots, 1, 2) if family.is_placed else (1,)
+        fitting = (v for v in sizes_tried if family.misfit(num_ranks, num_microbatches, v) is None)
         v = next(fitting, None)
         if v is None:
             misfit = family.misfit(num_ranks, num_microbatches, num_slots)
@@ -82,7 +84,11 @@ def compare_schedules(
             held_bytes=held_bytes * part,
             transfer_s=transfer_s,
         )
-        schedule = family.on(study)
+        try:
+            schedule = family.on(study)
+        except SemuError as error:
+            refused[name] = str(error)
+            continue
         found.append(Compared(family, v, copies, study, schedule, study.evaluate(schedule)))
     return found, refused
 

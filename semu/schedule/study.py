@@ -115,6 +115,16 @@ class PipelineStudy:
         crosses = arrays.rank[after // 4] != arrays.rank[arrays.pred // 4]
         return np.where(crosses, self.costs.transfer_s[arrays.pred], 0.0)
 
+    @cached_property
+    def held_bytes(self) -> I64:
+        """int64[num_microbatches, num_ranks] [bytes], what each microbatch leaves on each rank before its backward."""
+        arrays, shape = self.arrays, self.shape
+        pairs = np.flatnonzero(arrays.exists)
+        where = arrays.microbatch[pairs].astype(np.int64) * shape.num_ranks + arrays.rank[pairs]
+        held = np.zeros(shape.num_microbatches * shape.num_ranks, dtype=np.int64)
+        np.add.at(held, where, self.costs.delta_bytes[4 * pairs])
+        return held.reshape(shape.num_microbatches, shape.num_ranks)
+
     def evaluate(self, schedule: Schedule) -> StudyResult:
         """Times and memory under a legal schedule.
 

@@ -21,7 +21,10 @@ leaves open follows rules that hold for every row:
   ``accumulate-allreduce-grads-in-fp32`` for bf16 only); a closed form counts 18 bytes per parameter.
 * library workspaces: where the row tells the attention kernel, which only Megatron-LM's rows do, or Megatron-LM's
   allocated bytes, Transformer Engine's and PyTorch's, PyTorch's alone with ``local`` layers; else none.
-* norms, gated activations and rotary embeddings are fused unless the row says ``torch_compile: false``.
+* modules run operator by operator where the row says ``torch_compile: false``, and under PyTorch's FSDP where it says
+  nothing, since nothing is compiled unless one asks; else norms, gated activations and rotary embeddings are fused.
+* optimizer: PyTorch's, operation by operation, under its FSDP (torchtitan and Composer take no fused one unless told);
+  else fused.
 * experts that drop tokens have the capacity of balanced routing and are padded to it (NeMo's token-drop recipes).
 * overlap: what the row does not tell is semu's default; sharded parameters that are fetched ahead are
   ``param_gather``.
@@ -33,8 +36,8 @@ leaves open follows rules that hold for every row:
 * attention kernel: the row's; where it has none, what the software called at its date
   (``semu.hardware.attention_kernels``).
 * transfers between pipeline ranks: not hidden unless the row says so.
-* tensor parallelism without communication overlap: false without sequence parallelism (Megatron-LM of 2021); with it,
-  what Megatron-LM always hides stays hidden, whatever ``tp_comm`` says of the fused kernels.
+* tensor parallelism without communication overlap: what Megatron-LM of that date always hides stays hidden, whatever
+  ``tp_comm`` says of the fused kernels.
 * zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4); zb-v has two
   chunks per rank in a V.
 * fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
@@ -115,6 +118,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     nodes = max(row.gpus // row.gpus_per_node, 1)
     is_analytic = row.measure is Measure.ANALYTIC
     grouped = (row.shape.moe or {}).get("grouped_gemm")
+    is_eager = row.compiled is False or (row.compiled is None and is_torch_fsdp)
     decided = {
         "recompute_layers": settings.layers,
         "activation_limit": row.activation_limit,
@@ -130,7 +134,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "attention_deterministic": row.attention_deterministic,
         "software_date": row.software_date,
         "gradient_accumulation_fusion": row.gradient_accumulation_fusion,
-        "eager_modules": True if row.compiled is False else None,
+        "eager_modules": True if is_eager else None,
+        "optimizer_kernels": "foreach" if is_torch_fsdp else None,
         "fp8_recipe": row.fp8_recipe,
         "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
         "cross_entropy": row.cross_entropy
@@ -376,7 +381,7 @@ def _schedule(row: Row, vp: int) -> str:
 
 def _overlap(row: Row, name: str) -> object:
     told = row.overlap or {}
-    if name == "tensor_parallel" and row.sequence_parallel and not told.get("tp_comm"):
+    if name == "tensor_parallel" and not told.get("tp_comm"):
         return None
     if name == "pipeline" and row.pp > 1 and told.get("pp_p2p") is None:
         return False

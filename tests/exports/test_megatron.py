@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import semu
 from semu.cli import main
 from semu.errors import ConfigError
 from semu.exports import export
+from semu.exports.megatron import changed_script
 from semu.exports.transformer_sizes import differences, transformer_of
 from semu.imports.megatron import read_megatron
 from semu.imports.nemo import read_nemo
@@ -113,6 +115,32 @@ def test_what_is_no_decoder_is_refused() -> None:
         export(resolve_run("vlm-s"), "megatron")
     with pytest.raises(ConfigError, match="unknown program"):
         export(resolve_run("lm-7b"), "megatorn")
+
+
+def test_what_only_running_tells_is_told_by_the_export(tmp_path: Path) -> None:
+    """Parameters, variables and commands in paths are the shell's when the exported script runs, and no arguments."""
+    text = (
+        "SAVE=$1\ntorchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8"
+        " --seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 32 --bf16"
+        ' --vocab-size 1000 --save "$SAVE/last" --data-path "$CORPUS" --load `echo here` --split 99,1,0\n'
+    )
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    before = resolve_run(str(path))
+    after = resolve_run(str(path), Overrides(["training.recompute=full"]))
+    _, changed = changed_script(text, str(path), before, after)
+    fake = "torchrun() { printf '%s\\n' \"$@\"; }\n"
+    done = subprocess.run(
+        ["bash", "-c", fake + changed, "run.sh", "my dir", "more"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"CORPUS": "/data/c4", "PATH": "/usr/bin:/bin"},
+    )
+    words = done.stdout.splitlines()
+    told = {name: words[words.index(name) + 1] for name in ("--save", "--data-path", "--load", "--split")}
+    assert told == {"--save": "my dir/last", "--data-path": "/data/c4", "--load": "here", "--split": "99,1,0"}
+    assert words[-1] == "1" and words[-2] == "--recompute-num-layers", "the script's own parameters are no arguments"
 
 
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,8 +43,7 @@ def test_every_word_of_the_table_is_accepted(row: Any) -> None:
     for word in row.value.words:
         if (row.name, word) == ("master_dtype", "fp16"):
             beside = {"precision": "fp16"}
-        kept = getattr(Training(**{**beside, row.name: word}), row.name)
-        assert getattr(kept, "value", kept) == word  # a mask may be a file too
+        assert getattr(Training(**{**beside, row.name: word}), row.name).value == word
     with pytest.raises(ConfigError) as caught:
         Training(**{**beside, row.name: "nonsense"})
     assert caught.value.where == f"training.{row.name}"

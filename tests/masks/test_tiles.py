@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from masks.dense import dense_mask, dense_tiles, drawn_spans
 
@@ -30,6 +30,7 @@ WINDOWS = (None, Window.sliding(37), Window.chunked(70))
     block=st.integers(20, 140),
     by_owner=st.booleans(),
 )
+@example(seed=1, kind=MaskKind.CAUSAL, window=None, policy=Balance.STRIPED, ranks=2, block=128, by_owner=True)
 def test_tiles_are_those_of_a_table(
     seed: int, kind: MaskKind, window: Window | None, policy: Balance, ranks: int, block: int, by_owner: bool
 ) -> None:

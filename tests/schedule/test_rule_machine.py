@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from schedule.algorithm_1 import run_algorithm_1
 from schedule.shapes import pipelines, shapes
 
-from semu.errors import MemoryLimitError, ScheduleError
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.schedule.placement import Placement
+from semu.schedule.rules.hooks import Step
 from semu.schedule.rules.priority import Priority
+from semu.schedule.rules.text import rule_text
 from semu.schedule.rules.traversal import Breadth, Depth, Oldest
 from semu.schedule.schedule import Schedule
-from semu.schedule.shape import PipelineShape
+from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.study import PipelineStudy
 
 TRAVERSALS = st.one_of(
@@ -80,11 +83,72 @@ def test_any_pipeline_gets_a_valid_order_or_a_named_refusal(
 @pytest.mark.parametrize("prefer", ["backward", "forward", "alternate"])
 def test_whole_microbatches_never_wait_for_ever(prefer: str) -> None:
     """On a V and on a wave, under every limit that has room for one microbatch."""
-    from semu.schedule.placement import Placement
-
     for p, m, v in ((4, 8, 2), (3, 7, 2), (4, 9, 4)):
         shape = Placement.V_SHAPE.shape(p, m, v)
         for limit in range(v, 2 * p * v):
             for way in (Breadth(), Depth(), Oldest()):
                 rule = Priority(prefer, forward=way, backward=way, in_flight=limit)  # type: ignore[arg-type]
                 Schedule("made", rule(shape)).validate(shape)
+
+
+# -- functions of Python ----------------------------------------------------------------------------------------------
+SHAPE = Placement.V_SHAPE.shape(4, 6, 2)
+
+
+def test_checks_in_python_say_what_named_limits_say() -> None:
+    """A check on the stages in flight is in_flight; one that always agrees changes nothing."""
+
+    def few(step: Step, stage: StageKey) -> bool:
+        assert stage in step.ready
+        assert step.rank == SHAPE.chunk_rank[stage.chunk]
+        return stage.phase.value == "B" or sum(step.in_flight.values()) < 9
+
+    for way in (Breadth(), Depth(), Oldest(), Depth("p")):
+        rule = Priority(forward=way, in_flight=9, admission="stage")
+        checked = Priority(forward=way, checks=(few,))
+        assert list(checked(SHAPE)) == list(rule(SHAPE))
+        always = Priority(forward=way, in_flight=9, admission="stage", checks=(lambda step, stage: True,))
+        assert list(always(SHAPE)) == list(rule(SHAPE))
+
+
+def test_figure_7_keeps_a_stage_out_of_the_step_of_its_source() -> None:
+    """FlexPipe Fig. 7 (ii): where a chunk's source has just run, others wait; in steps of equal length that holds."""
+    seen: list[int] = []
+
+    def valid(step: Step, stage: StageKey) -> bool:
+        sources = [StageKey(source, stage.phase, stage.microbatch) for source in SHAPE.sources[stage.chunk]]
+        seen.append(len(step.done))
+        return stage.phase.value == "B" or all(source in step.done for source in sources)
+
+    assert list(Priority(checks=(valid,), in_flight="p*v")(SHAPE)) == list(Priority(in_flight="p*v")(SHAPE))
+    assert seen == sorted(seen)
+
+
+def test_a_priority_in_python_takes_the_place_of_both() -> None:
+    def latest_backward(step: Step) -> StageKey | None:
+        return min(step.ready, key=lambda stage: (stage.phase.value, stage.chunk))
+
+    made = Priority(choose=latest_backward)(SHAPE)
+    assert list(made) == list(Priority()(SHAPE))
+    waits = Priority(choose=lambda step: None if step.rank == 0 and not step.done else step.ready[0])
+    with pytest.raises(ScheduleError, match="wait for ever"):
+        waits(SHAPE)
+
+
+def test_functions_that_refuse_or_raise_are_named() -> None:
+    def never(step: Step, stage: StageKey) -> bool:
+        return str(stage) != "3F2"
+
+    def broken(step: Step, stage: StageKey) -> bool:
+        raise KeyError(stage)
+
+    with pytest.raises(ScheduleError, match="rank 3 does not run 3F2, by the check never") as caught:
+        Priority(checks=(never,))(SHAPE)
+    assert (caught.value.exit_code, caught.value.where) == (4, "check never, rank 3, stage 3F2")
+    with pytest.raises(ConfigError, match="the function broken failed: KeyError") as failed:
+        Priority(checks=(broken,))(SHAPE)
+    assert failed.value.where == "rank 0, stage 0F0"
+    with pytest.raises(ConfigError, match="not a stage that is ready"):
+        Priority(choose=lambda step: StageKey(7, step.ready[0].phase, 0))(SHAPE)
+    with pytest.raises(ConfigError, match="function of Python"):
+        rule_text(Priority(checks=(never,)))

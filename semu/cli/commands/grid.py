@@ -54,11 +54,14 @@ def grid_command(arguments: argparse.Namespace) -> int:
         from semu.searcher.grid.framework import framework_of, framework_values
         from semu.searcher.grid.grid_search import grid
         from semu.searcher.grid.pictures import heat_axes
-        from semu.searcher.grid.space import Space, with_gpus
+        from semu.searcher.grid.space import Space, with_gpus, with_rules
 
         with run.places.located(), named_by_flags(*_NAMES):
             job = job if arguments.gpus is None else with_gpus(job, arguments.gpus)
-            whose = framework_of(arguments.framework, job)
+            framework = "any" if arguments.explore and arguments.framework is None else arguments.framework
+            whose = framework_of(framework, job)
+            if arguments.explore:
+                vary = {name: own for name, own in with_rules(job, vary).items() if name not in fix}
             space = Space.of(job, vary, fix, framework_values(whose, job))
             axes = heat_axes(space.varied, arguments.axes)
             found = grid(

@@ -51,7 +51,16 @@ def schedules_command(arguments: argparse.Namespace) -> int:
         ScheduleError: the schedule of the run cannot order its pipeline.
         MissingCoefficientError: a default coefficient under ``--strict``.
     """
+    _check_exploring(arguments)
+    if arguments.rule_of is not None:
+        from semu.cli.commands.exploring import rule_of_file
+
+        return rule_of_file(arguments)
     names = _names(arguments.compare)
+    if arguments.program is not None:
+        from semu.cli.commands.exploring import program_names
+
+        names = [*(names or []), *program_names(arguments.program)]
     if arguments.run is None:
         return _plain_numbers(arguments, names)
     for flag in given_flags(arguments, ("ranks", "microbatches")):
@@ -69,12 +78,38 @@ def schedules_command(arguments: argparse.Namespace) -> int:
         with run.places.located():
             if arguments.strict:
                 refuse_defaults(simulate(job, cache=cache, progress=progress))
+            if arguments.explore:
+                from semu.cli.commands.exploring import explore_run
+
+                return explore_run(arguments, job, cache, progress, list(run.notes))
             result = compare_schedules(job, names, progress=progress, cache=cache)
         result = replace(result, warnings=tuple(run.notes))
         with printed_anyway(lambda: repr(result), is_json=arguments.json):
             _write(arguments, result, progress)
-    emit_result(result, is_json=arguments.json, run=arguments.run)
+    told = list[str]()
+    if arguments.explain and result.best is not None:
+        from semu.cli.commands.exploring import explained
+
+        told = [f"why {result.best.name} idles, on its stages' mean times:", *explained(result.best, cache).lines()]
+    emit_result(result, is_json=arguments.json, run=arguments.run, **({"explained": told} if told else {}))
+    if told and not arguments.json:
+        emit("\n".join(["", *told]))
     return _exit_code(result)
+
+
+def _check_exploring(arguments: argparse.Namespace) -> None:
+    """Refuse options of an exploration without one.
+
+    Raises:
+        ConfigError: the option, what it needs.
+    """
+    if arguments.top is not None and arguments.top < 1:
+        raise ConfigError("not a count", where="--top", expected="an integer >= 1", got=arguments.top, nearest=1)
+    for flag in given_flags(arguments, ("top", "split")) if not arguments.explore else []:
+        raise ConfigError(f"{flag} without --explore", where=flag, expected="--explore beside it")
+    for flag in given_flags(arguments, ("compare", "csv", "picture")) if arguments.explore else []:
+        raise ConfigError(f"{flag} with --explore", where=flag, expected="--explore alone, or --compare NAMES")
+    arguments.top = 10 if arguments.top is None else arguments.top
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -159,11 +194,17 @@ def _plain_numbers(arguments: argparse.Namespace, names: list[str] | None) -> in
         )
     for flag in given_flags(arguments, _OF_RUNS):
         raise ConfigError(f"{flag} without a run", where=flag, expected="RUN beside it")
+    if arguments.explore:
+        from semu.cli.commands.exploring import explore_plain
+
+        return explore_plain(arguments)
     from semu.schedule.compare import compare_schedules, comparison_table
     from semu.schedule.registry import ALL_SCHEDULES
 
     held = 1 << 20
-    chosen = None if names is None or "all" in names else [name for name in ALL_SCHEDULES if name in names]
+    chosen = (
+        None if names is None or "all" in names else sorted(dict.fromkeys(names), key=[*ALL_SCHEDULES, *names].index)
+    )
     found, refused = compare_schedules(arguments.ranks, arguments.microbatches, names=chosen, held_bytes=held)
     if not arguments.json:
         sizes_text = f"{arguments.ranks} ranks, {arguments.microbatches} microbatches"

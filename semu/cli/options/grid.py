@@ -48,6 +48,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--vary", metavar="AXES", help="axes with commas between, each with values or without: tp=2:4,pp")
     what.add_argument("--fix", **REPEATED, metavar="AXIS=VALUE", help="may be repeated: tp=8")
     what.add_argument(
+        "--explore", action="store_true", help="vary rules of pipeline schedules and placements, too (--framework any)"
+    )
+    what.add_argument(
         "--exhaustive", action="store_true", help="simulate all that may fit, whatever their bounds of time"
     )
     rank = parser.add_argument_group("ranking")

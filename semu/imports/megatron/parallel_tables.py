@@ -166,8 +166,16 @@ def _stages(settings: Settings, pp: int) -> dict[str, Any]:
             layout[f"account_for_{name}"] = True
     extra = sum(value is True for value in layout.values())
     table: dict[str, Any] = {"vpp": _virtual_stages(settings, pp, extra)}
+    if layout and pp > 1:
+        return table | {"layout": layout}
+    layers, stages = settings.required("num_layers"), pp * table["vpp"]
+    if pp > 1 and layers % stages == 0:
+        return table | {"partition": "layers"}
     if pp > 1:
-        table |= {"layout": layout} if layout else {"partition": "layers"}
+        settings.notes.append(
+            f"{layers} layers do not divide into {stages} stages, which Megatron-LM refuses without a layout: balanced"
+            " by parameters"
+        )
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from semu.nn import functional as F
 from semu.nn.layers.elementary import Linear, RMSNorm
@@ -27,12 +28,6 @@ class LatentSizes:
     v_head_dim: int
     q_lora_rank: int | None = None
     norms: bool = True
-
-
-class UpProjection(Linear):
-    """From a latent to heads."""
-
-    recompute_kind = "mla_up_proj"
 
 
 class LatentAttention(Module):
@@ -64,10 +59,10 @@ class LatentAttention(Module):
         rank = sizes.q_lora_rank
         self.query_down = Linear(hidden, rank, bias=down_bias) if rank is not None else None
         self.query_norm = RMSNorm(rank) if rank is not None and sizes.norms else None
-        self.query_up = UpProjection(rank if rank is not None else hidden, heads * width, bias=False)
+        self.query_up = Linear(rank if rank is not None else hidden, heads * width, bias=False)
         self.kv_down = Linear(hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim, bias=down_bias)
         self.kv_norm = RMSNorm(sizes.kv_lora_rank) if sizes.norms else None
-        self.kv_up = UpProjection(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
+        self.kv_up = Linear(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
         self.out = Linear(heads * sizes.v_head_dim, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,11 +73,22 @@ class LatentAttention(Module):
             latent = self.query_down(x)
         if self.query_norm is not None:
             latent = self.query_norm(latent)
-        q = F.rope(self.query_up(latent).unflatten(self.heads, s.qk_head_dim + s.qk_pos_emb_head_dim))
         narrow, positions = self.kv_down(x).split((s.kv_lora_rank, s.qk_pos_emb_head_dim))
         if self.kv_norm is not None:
             narrow = self.kv_norm(narrow)
-        kv = self.kv_up(narrow).unflatten(self.heads, s.qk_head_dim + s.v_head_dim)
-        k, v = latent_keys(kv, spread_tokens(positions), s.qk_head_dim, s.qk_pos_emb_head_dim)
+        spread = spread_tokens(positions)
+
+        def _queries() -> Tensor:
+            return F.rope(self.query_up(latent).unflatten(self.heads, s.qk_head_dim + s.qk_pos_emb_head_dim))
+
+        def _keys_and_values() -> tuple[Tensor, Tensor]:
+            kv = self.kv_up(narrow).unflatten(self.heads, s.qk_head_dim + s.v_head_dim)
+            return latent_keys(kv, spread, s.qk_head_dim, s.qk_pos_emb_head_dim)
+
+        q, (k, v) = _queries(), _keys_and_values()
+        again = cache(_keys_and_values)
+        x.trace.drop_output("mla_up_proj", q, _queries)
+        x.trace.drop_output("mla_up_proj", k, lambda: again()[0])
+        x.trace.drop_output("mla_up_proj", v, lambda: again()[1])
         out: Tensor = self.out(F.attention(q, k, v, causal=self.causal, dropout=self.dropout).flatten())
         return out

@@ -26,10 +26,10 @@ Other modules of eager PyTorch, as reads and writes of an element [passes] beyon
 * cuDNN's convolutions on tensor cores want channels last. Where the model keeps PyTorch's default, channels first,
   each of the three products copies both tensors that it shares with the model: 2 of each.
 
-How many kernels these are decides what launching them takes (``launches_of``), as do the copies around attention, the
-rest of a norm's backward, and the sum of a weight's gradient into ``.grad``. A collective takes the host about as long
-as ten kernels: a function of autograd, ``torch.distributed``, the streams' events (CPU time of a bare Llama block on
-PyTorch 2: 137 kernels forward and backward in 0.71 ms, eight collectives 0.77 ms more).
+How many kernels these are decides what launching them takes (``launches_of``), as do the copies around attention and
+the rest of a norm's backward; the sum of a weight's gradient into ``.grad`` is an operator of its own. A collective
+takes the host about as long as ten kernels: a function of autograd, ``torch.distributed``, the streams' events (CPU
+time of a bare Llama block on PyTorch 2: 137 kernels forward and backward in 0.71 ms, eight collectives 0.77 ms more).
 
 The extra bytes are a kernel of the kind ADD, whose rate is that of element-wise operators. What eager mode keeps
 beyond the fused kernels' inputs is not counted.
@@ -64,7 +64,6 @@ _PASS_KERNELS: Mapping[str, int] = {
 }
 """Kernels of a module beyond the fused one (or two: a norm's backward); those of others: 1 forward and 2 backward."""
 _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
-    (OpKind.MATMUL, Phase.WEIGHT_GRADIENT): 2,
     (OpKind.ATTENTION_FORWARD, Phase.FORWARD): 4,
     (OpKind.ATTENTION_FORWARD, Phase.RECOMPUTE): 4,
     (OpKind.ATTENTION_BACKWARD, Phase.INPUT_GRADIENT): 6,

@@ -20,7 +20,7 @@ RECOMPUTE_KINDS: Mapping[str, str] = MappingProxyType(
         "mlp": "MLP; its input is kept",
         "layernorm": "LayerNorm and RMSNorm: the output is dropped, the input is kept",
         "act": "the non-linearity of a feed-forward network: the output is dropped, the input is kept",
-        "mla_up_proj": "the up-projections of LatentAttention; their inputs, the latents, are kept",
+        "mla_up_proj": "queries, keys and values of LatentAttention are dropped, the latents are kept",
         "moe": "MixtureOfExperts: router, dispatch, experts; its input is kept",
         "shared_experts": "the shared experts of a mixture; their input is kept",
         "moe_act": "the non-linearity of routed experts: the output is dropped, the input is kept",
@@ -31,10 +31,10 @@ RECOMPUTE_KINDS: Mapping[str, str] = MappingProxyType(
 KIND_ALIASES: Mapping[str, str] = MappingProxyType({"norm": "layernorm", "core_attention": "core_attn"})
 """Other words for kinds."""
 
-OUTPUT_KINDS = ("layernorm", "act", "moe_act")
+OUTPUT_KINDS = ("layernorm", "act", "moe_act", "mla_up_proj")
 """Kinds whose output is dropped."""
 
-RULE_KINDS = ("core_attn", "act", "moe_act")
+RULE_KINDS = ("core_attn", "act", "moe_act", "mla_up_proj")
 """Kinds that operator rules declare, not module classes."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.errors import MemoryLimitError
-from semu.schedule.rules.limits import NO_LIMIT, checked_limits, held_bytes
+from semu.schedule.rules.limits import NO_LIMIT, checked_limits
 from semu.schedule.rules.rule import Rule, by_rank
 from semu.schedule.schedule import StageColumns
 from semu.schedule.shape import PipelineShape
@@ -54,7 +54,7 @@ class EarliestStart(Rule):
 
         arrays, shape, costs = study.arrays, study.shape, study.costs
         held = [shape.chunks_of(rank) for rank in range(shape.num_ranks)]
-        need = held_bytes(study)
+        need = study.held_bytes
         drains = all(len(chunks) <= 1 for chunks in held) and not shape.part_counts
         if drains or np.all(limit >= NO_LIMIT):
             need = np.zeros_like(need)  # a chain of single chunks always drains

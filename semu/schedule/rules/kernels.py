@@ -59,126 +59,21 @@ def _set_time(rank: int, time: float, at: F64, winner: I32) -> None:
         node >>= 1
 
 
-@part
-def _is_limited(stage: int, time: float, flow: Group, limits: Group, state: Group) -> bool:
-    """Whether a forward that is ready must not start: a limit of its rank, its chunk or its microbatch."""
-    _, _, _, rank, chunk, microbatch, latency, _, _ = flow
-    held, limit, chunk_limit, need, uses_need, in_turn, rules = limits
-    level, count, reserved, inside, pend_head, pend_tail, pending, ready = state
-    pair = stage >> 1
-    r, c, i = rank[pair], chunk[pair], microbatch[pair]
-    if level[r] + held[pair] > limit[r] or count[c] >= chunk_limit[c]:
-        return True
-    if uses_need and not inside[i]:
-        for other in range(len(limit)):
-            wanted = need[i, other]
-            for early in range(i if in_turn else 0):
-                if not inside[early]:
-                    wanted += need[early, other]
-            if reserved[other] + wanted > limit[other]:
-                return True
-    if rules[r, IS_PATIENT]:
-        for n in range(pend_head[r], pend_tail[r]):
-            coming = pending[n]
-            if ready[coming] >= time + latency[stage]:
-                break
-            if coming & 1:
-                return True
-    return False
+ASKS_NOTHING, ASKS_CHECKS, ASKS_CHOICE = 0, 1, 2
+"""What ``run_rule`` comes back for: nothing, whether a stage may start, which stage starts."""
+BEGUN, DONE, ALLOWED, ASKED, RANK = 0, 1, 2, 3, 4
+"""Entries of the progress of a run: whether it has begun; how many stages have started; the stage that may start now
+(``NOTHING_READY``: none yet, ``RUN_WAITS``: the rank waits); the stage and the rank that are asked about."""
 
 
 @part
-def _front(c: int, kind: int, is_last: int, queue: Group) -> int:
-    """The stage of a chunk that comes first of those that are ready: of the lowest microbatch, or of the highest."""
-    _, _, head, tail, waiting, _, _, _ = queue
-    place: int = tail[c, kind] - 1 if is_last else head[c, kind]
-    stage: int = waiting[kind, place]
-    return stage
-
-
-@part
-def _take(r: int, kind: int, time: float, mask: int, queue: Group, flow: Group, limits: Group, state: Group) -> int:
-    """The stage of a kind that a rank would run, ``fetch_inst`` of Algorithm 1; writes the place of a run only.
-
-    Args:
-        mask: the reorder queue: bit n is set where the n-th chunk in the order of traversal has a stage that is ready.
-    Returns:
-        a stage, or why there is none.
-    """
-    chunk_ptr, chunk_order, _, _, _, place, stepped, left = queue
-    rules, microbatch = limits[6], flow[5]
-    begin = chunk_ptr[2 * r + kind]
-    size = chunk_ptr[2 * r + kind + 1] - begin
-    is_last, run = rules[r, IS_LAST + kind], rules[r, RUN + kind]
-    bits = np.uint64(mask)
-    one = np.uint64(1)
-    if run > 0:
-        at = place[r, kind]
-        if stepped[r, kind] >= run or left[chunk_order[begin + at], kind] == 0:
-            for _ in range(size):
-                at = (at + 1) % size
-                if left[chunk_order[begin + at], kind] > 0:
-                    break
-            place[r, kind], stepped[r, kind] = at, 0
-        if (bits >> np.uint64(at)) & one == np.uint64(0):
-            if rules[r, WAITS]:
-                return RUN_WAITS
-            if bits == np.uint64(0):
-                return NOTHING_READY
-            while (bits >> np.uint64(at)) & one == np.uint64(0):
-                at = (at + 1) % size
-            place[r, kind], stepped[r, kind] = at, 0
-        stage = _front(chunk_order[begin + at], kind, is_last, queue)
-        return LIMITED if kind == 0 and _is_limited(stage, time, flow, limits, state) else stage
-    if bits == np.uint64(0):
-        return NOTHING_READY
-    best, lowest = LIMITED, np.int64(1) << 60
-    while bits != np.uint64(0):
-        at = _first_bit(bits)
-        bits &= bits - one
-        stage = _front(chunk_order[begin + at], kind, is_last, queue)
-        is_oldest = rules[r, IS_OLDEST + kind] != 0
-        if is_oldest and microbatch[stage >> 1] >= lowest:
-            continue
-        if kind == 0 and _is_limited(stage, time, flow, limits, state):
-            continue
-        if not is_oldest:
-            return stage
-        best, lowest = stage, np.int64(microbatch[stage >> 1])
-    return best
-
-
-@kernel
-def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
-    """Run a pipeline under a rule: at every step, the rank that is free first takes a stage or waits (FlexPipe §5).
-
-    Args:
-        chunks: chunk_ptr: int64[2 num_ranks + 1], CSR of each rank's chunks for forwards and for backwards.
-            chunk_order: int64, chunks in the order of traversal. bit_of: int64[num_chunks, 2], the place of a chunk in
-            it. first: int64[num_chunks + 1], first pair of each chunk. has_backward: bool[num_chunks].
-        flow: succ_ptr, succ: int32, CSR of what waits for a stage ``2 x pair + (0 forward, 1 backward)``; before:
-            int32[num_stages], how many stages each waits for; rank, chunk, microbatch: int32[num_pairs]; latency:
-            float64[num_stages] [s]; delay: float64[len(succ)] [s]; 0: num_pairs.
-        limits: held: int64[num_pairs] [bytes], what a forward leaves; limit: int64[num_ranks] [bytes]; chunk_limit:
-            int64[num_chunks], microbatches in flight; need: int64[num_microbatches, num_ranks] [bytes], room that a
-            microbatch must find on all ranks before it enters, where uses_need; in_turn: an entering microbatch leaves
-            room for all earlier ones; rules: int64[num_ranks, RULE_COLUMNS].
-        order: int32[num_stages], written: stages in the order in which they start.
-    Returns:
-        how many stages are in ``order``; fewer than there are: the ranks wait for ever.
-    """
-    chunk_ptr, chunk_order, bit_of, first, has_backward = chunks
-    succ_ptr, succ, before_given, rank, chunk, microbatch, latency, delay, num_pairs = flow
-    held, limit, _, need, uses_need, in_turn, rules = limits
-    num_ranks, num_chunks = len(limit), len(first) - 1
-    before = before_given.copy()
-    one = np.uint64(1)
-    # reorder queues: per chunk and kind a deque sorted by microbatch; per rank and kind a bitmap of those not empty
-    head, tail = zeros((num_chunks, 2), np.int64), zeros((num_chunks, 2), np.int64)
-    waiting, left = zeros((2, num_pairs), np.int32), zeros((num_chunks, 2), np.int64)
-    mask, rest = zeros((num_ranks, 2), np.uint64), zeros((num_ranks, 2), np.int64)
-    pend_ptr = zeros(num_ranks + 1, np.int64)
-    for c in range(num_chunks):
+def _begin(chunks: Group, flow: Group, state: Group) -> None:
+    """What is ready at first, and who acts first."""
+    _, _, bit_of, first, has_backward = chunks
+    _, _, _, rank, _, _, _, _, _ = flow
+    queue, _, before, mask, rest, _, at, winner, pend_ptr = state[:9]
+    head, tail, waiting, _, _, left = queue
+    for c in range(len(first) - 1):
         head[c, 0] = head[c, 1] = tail[c, 0] = tail[c, 1] = first[c]
         left[c, 0] = first[c + 1] - first[c]
         left[c, 1] = left[c, 0] if has_backward[c] else 0
@@ -192,33 +87,61 @@ def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
                     waiting[0, tail[c, 0]] = 2 * pair
                     tail[c, 0] += 1
             if tail[c, 0] > head[c, 0]:
-                mask[r, 0] |= one << np.uint64(bit_of[c, 0])
+                mask[r, 0] |= np.uint64(1) << np.uint64(bit_of[c, 0])
+    num_ranks = len(rest)
+    pend_head, pend_tail = state[1][4], state[1][5]
     for r in range(num_ranks):
+        pend_head[r] = pend_tail[r] = pend_ptr[r]
         pend_ptr[r + 1] += pend_ptr[r]
-    pend_head, pend_tail = pend_ptr[:-1].copy(), pend_ptr[:-1].copy()
-    pending, ready = zeros(2 * num_pairs, np.int32), zeros(2 * num_pairs, np.float64)
-    # state of the rules
-    level, count, reserved = zeros(num_ranks, np.int64), zeros(num_chunks, np.int64), zeros(num_ranks, np.int64)
-    inside, refused = zeros(len(need), np.bool_), zeros(num_ranks, np.bool_)
-    place, stepped = zeros((num_ranks, 2), np.int64), zeros((num_ranks, 2), np.int64)
-    latest, repeated, begun = np.full(num_ranks, -1), zeros(num_ranks, np.int64), zeros(num_ranks, np.bool_)
-    queue = (chunk_ptr, chunk_order, head, tail, waiting, place, stepped, left)
-    state = (level, count, reserved, inside, pend_head, pend_tail, pending, ready)
-    # a tournament: when each rank acts next
-    leaves = 1
-    while leaves < num_ranks:
-        leaves *= 2
-    free, at = zeros(num_ranks, np.float64), np.full(leaves, np.inf)
-    winner = zeros(2 * leaves, np.int32)
-    for r in range(leaves):
-        winner[leaves + r] = r
-    for r in range(leaves):
+    for r in range(len(at)):
+        winner[len(at) + r] = r
+    for r in range(len(at)):
         _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
-    done = 0
+
+
+@kernel
+def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int, order: I32) -> int:
+    """Run a pipeline under a rule: at every step, the rank that is free first takes a stage or waits (FlexPipe §5).
+
+    Args:
+        chunks: chunk_ptr: int64[2 num_ranks + 1], CSR of each rank's chunks for forwards and for backwards.
+            chunk_order: int64, chunks in the order of traversal. bit_of: int64[num_chunks, 2], the place of a chunk in
+            it. first: int64[num_chunks + 1], first pair of each chunk. has_backward: bool[num_chunks].
+        flow: succ_ptr, succ: int32, CSR of what waits for a stage ``2 x pair + (0 forward, 1 backward)``; before:
+            int32[num_stages], how many stages each waits for; rank, chunk, microbatch: int32[num_pairs]; latency:
+            float64[num_stages] [s]; delay: float64[len(succ)] [s]; 0: num_pairs.
+        limits: held: int64[num_pairs] [bytes], what a forward leaves; limit: int64[num_ranks] [bytes]; chunk_limit:
+            int64[num_chunks], microbatches in flight; need: int64[num_microbatches, num_ranks] [bytes], room that a
+            microbatch must find on all ranks before it enters, where uses_need; in_turn: an entering microbatch leaves
+            room for all earlier ones; rules: int64[num_ranks, RULE_COLUMNS].
+        state: of ``machine.new_state``, written: queues, what is in flight, the places of the ranks' rules, times.
+        asks: what the run comes back for; it goes on when it is called again.
+        order: int32[num_stages], written: stages in the order in which they start.
+    Returns:
+        how many stages are in ``order``: all, or fewer: it asks (``ASKED``), or the ranks wait for ever.
+    """
+    chunk_ptr, chunk_order, bit_of = chunks[:3]
+    succ_ptr, succ, _, rank, chunk, microbatch, latency, delay, _ = flow
+    held, limit, chunk_limit, need, uses_need, in_turn, rules = limits
+    queue, flight, before, mask, rest, free, at, winner, _, rank_state, progress = state
+    head, tail, waiting, place, stepped, left = queue
+    level, count, reserved, inside, pend_head, pend_tail, pending, ready = flight
+    latest, repeated, begun, refused, vetoed = rank_state
+    num_ranks, one, none = len(limit), np.uint64(1), np.uint64(0)
+    entering, num_refused = zeros(num_ranks, np.int64), 0  # ranks that wait until there is room for a microbatch
+    for r in range(num_ranks):
+        if refused[r]:
+            entering[num_refused] = r
+            num_refused += 1
+    if progress[BEGUN] == 0:
+        progress[BEGUN] = 1
+        _begin(chunks, flow, state)
+    done: int = progress[DONE]
     while True:
         r = winner[1]
         time = at[r]
         if time == np.inf:
+            progress[DONE], progress[ASKED] = done, NOTHING_READY
             return done
         # what has arrived goes into the reorder queues
         n = pend_head[r]
@@ -242,22 +165,95 @@ def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
             kind = last
         elif prefer == ALTERNATE and last >= 0:
             kind = 1 - last
-        chosen = NOTHING_READY
-        refused[r] = False
+        chosen: Any = NOTHING_READY
+        if refused[r]:
+            refused[r] = False
+            num_refused -= 1
+            for n_th in range(num_refused):
+                if entering[n_th] == r:
+                    entering[n_th] = entering[num_refused]
         for _ in range(2):
             if rest[r, kind] > 0:
-                chosen = _take(r, kind, time, mask[r, kind], queue, flow, limits, state)
+                # fetch_inst: the chunks whose bits are set have a stage that is ready; written out here, as handing the
+                # groups of arrays to a part takes longer than what it does
+                chosen = NOTHING_READY
+                begin, run = chunk_ptr[2 * r + kind], rules[r, RUN + kind]
+                is_last, is_oldest = rules[r, IS_LAST + kind], rules[r, IS_OLDEST + kind]
+                bits = mask[r, kind] & ~vetoed[r, kind]
+                if run > 0:
+                    size, spot = chunk_ptr[2 * r + kind + 1] - begin, place[r, kind]
+                    if stepped[r, kind] >= run or left[chunk_order[begin + spot], kind] == 0:
+                        for _ in range(size):
+                            spot = (spot + 1) % size
+                            if left[chunk_order[begin + spot], kind] > 0:
+                                break
+                        place[r, kind], stepped[r, kind] = spot, 0
+                    if (bits >> np.uint64(spot)) & one == none:
+                        if rules[r, WAITS]:
+                            chosen, bits = RUN_WAITS, none
+                        elif bits != none:
+                            while (bits >> np.uint64(spot)) & one == none:
+                                spot = (spot + 1) % size
+                            place[r, kind], stepped[r, kind] = spot, 0
+                    if bits != none:
+                        bits = one << np.uint64(spot)
+                if bits != none:
+                    chosen = LIMITED
+                lowest = np.int64(1) << 60
+                while bits != none:
+                    c = chunk_order[begin + _first_bit(bits)]
+                    bits &= bits - one
+                    stage = np.int64(waiting[kind, tail[c, kind] - 1 if is_last else head[c, kind]])
+                    i = np.int64(microbatch[stage >> 1])
+                    if is_oldest and i >= lowest:
+                        continue
+                    if kind == 0:
+                        is_limited = level[r] + held[stage >> 1] > limit[r] or count[c] >= chunk_limit[c]
+                        if uses_need and not is_limited and not inside[i]:
+                            for other in range(num_ranks):
+                                wanted = need[i, other]
+                                for early in range(i if in_turn else 0):
+                                    if not inside[early]:
+                                        wanted += need[early, other]
+                                if reserved[other] + wanted > limit[other]:
+                                    is_limited = True
+                                    if not refused[r]:
+                                        refused[r] = True
+                                        entering[num_refused] = r
+                                        num_refused += 1
+                                    break
+                        if rules[r, IS_PATIENT] and not is_limited:
+                            for coming in range(n, pend_tail[r]):
+                                if ready[pending[coming]] >= time + latency[stage]:
+                                    break
+                                if pending[coming] & 1:
+                                    is_limited = True
+                                    break
+                        if is_limited:
+                            continue
+                    chosen, lowest = stage, i
+                    if not is_oldest:
+                        break
                 if chosen >= 0:
                     break
-                if chosen == LIMITED:
-                    refused[r] = True
-                elif rules[r, WAITS] and begun[r] and (chosen == RUN_WAITS or prefer == ALTERNATE):
+                if chosen != LIMITED and rules[r, WAITS] and begun[r] and (chosen == RUN_WAITS or prefer == ALTERNATE):
                     break
             kind = 1 - kind
+        if asks == ASKS_CHOICE and (mask[r, 0] | mask[r, 1]) != none:
+            chosen = 0
+        if asks != ASKS_NOTHING and chosen >= 0:
+            allowed = progress[ALLOWED]
+            if allowed == NOTHING_READY or (asks == ASKS_CHECKS and allowed >= 0 and allowed != chosen):
+                progress[DONE], progress[ASKED], progress[RANK] = done, chosen, r
+                return done
+            progress[ALLOWED], chosen = NOTHING_READY, allowed
+            kind = chosen & 1
         if chosen < 0:
+            vetoed[r, 0] = vetoed[r, 1] = none
             _set_time(r, ready[pending[n]] if n < pend_tail[r] else np.inf, at, winner)
             continue
         # the stage runs
+        vetoed[r, 0] = vetoed[r, 1] = none
         stage, pair = chosen, chosen >> 1
         c, i = chunk[pair], microbatch[pair]
         order[done] = stage
@@ -288,8 +284,9 @@ def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
             count[c] -= 1
             if uses_need:
                 reserved[r] -= held[pair]
-                for other in range(num_ranks):
-                    if refused[other] and other != r and free[other] <= time:
+                for n_th in range(num_refused):
+                    other = entering[n_th]
+                    if other != r and free[other] <= time:
                         _set_time(other, time, at, winner)
         free[r] = time + latency[stage]
         for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
@@ -308,20 +305,11 @@ def run_rule(chunks: Group, flow: Group, limits: Group, order: I32) -> int:
                 if q != r and soonest < at[q]:
                     _set_time(q, soonest, at, winner)
         _set_time(r, free[r], at, winner)
-
-
-@part
-def _expected(stage: int, time: float, flow: Group, end: F64, free: F64, latency: F64) -> float:
-    """No earlier can what a stage needs be there."""
-    _, _, _, pred_ptr, pred, rank, pred_delay, _ = flow
-    soonest = time
-    for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
-        before = pred[e]
-        known = end[before]
-        if np.isnan(known):
-            known = max(time, free[rank[before >> 2]]) + latency[before]
-        soonest = max(soonest, known + pred_delay[e])
-    return soonest
+        if asks != ASKS_NOTHING:  # checks may think otherwise now
+            for other in range(num_ranks):
+                vetoed[other, 0] = vetoed[other, 1] = none
+                if other != r and max(free[r], free[other]) < at[other]:
+                    _set_time(other, max(free[r], free[other]), at, winner)
 
 
 @kernel
@@ -343,7 +331,7 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
         how many stages are in ``order``.
     """
     ptr, stages = given
-    succ_ptr, succ, waits_given, _, _, rank, _, succ_delay = flow
+    succ_ptr, succ, waits_given, pred_ptr, pred, rank, pred_delay, succ_delay = flow
     latency, delta, internal = costs
     window, slack, is_eager, is_patient = way
     num_ranks = len(limit)
@@ -360,7 +348,10 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
         winner[leaves + r] = r
     for r in range(leaves):
         _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
-    count = 0
+    looked, stood = zeros(num_ranks, np.int64), zeros(num_ranks, np.int64)
+    count, least = 0, 0.0
+    for stage in stages:
+        least += 0.05 * latency[stage] / len(stages)
     while True:
         r = winner[1]
         time = at[r]
@@ -369,7 +360,7 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
         while cursor[r] < ptr[r + 1] and is_done[stages[cursor[r]]]:
             cursor[r] += 1
         chosen, first, soonest = -1, -1, np.inf
-        bound, is_full, declined = np.inf, False, False
+        bound, is_full, declined = np.inf, False, 0.0
         seen, place = 0, cursor[r]
         while seen < window and place < ptr[r + 1]:
             stage = stages[place]
@@ -382,23 +373,32 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
                 if fits and (first < 0 or not is_patient or is_full or time + latency[stage] <= bound):
                     chosen = stage
                     break
-                declined = declined or fits
+                if fits:
+                    declined = max(declined, latency[stage])
             elif waits[stage] == 0:
                 soonest = min(soonest, ready[stage])
             if first < 0:
                 first, is_full = stage, not fits and waits[stage] == 0 and ready[stage] <= time
                 if not is_full:
-                    bound = _expected(stage, time, flow, end, free, latency)
+                    bound = time  # no earlier can what it needs be there
+                    for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
+                        before = pred[e]
+                        known = end[before]
+                        if np.isnan(known):
+                            known = max(time, free[rank[before >> 2]]) + latency[before]
+                        bound = max(bound, known + pred_delay[e])
         if chosen < 0 and late_head[r] < late_tail[r]:
             stage = late[late_head[r]]
             if first < 0 or is_full or is_eager or time + (1.0 - slack) * latency[stage] <= bound:
                 chosen = stage
                 late_head[r] += 1
             else:
-                declined = True
+                declined = max(declined, latency[stage])
         if chosen < 0:
-            if declined and bound > time:
-                soonest = min(soonest, bound)
+            looked[r] = looked[r] + 1 if stood[r] == count else 0
+            stood[r] = count
+            if declined > 0.0 and least > 0.0 and bound < np.inf and looked[r] < 8:  # it may come later: look again
+                soonest = min(soonest, max(bound, time + max(0.25 * declined, least)))
             _set_time(r, soonest, at, winner)
             continue
         order[count] = chosen

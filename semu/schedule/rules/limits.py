@@ -16,7 +16,7 @@ NO_LIMIT = 2**61
 
 def activation_limit(study: PipelineStudy, microbatches: int) -> I64:
     """The memory of so many of its largest microbatches on each rank: int64[num_ranks] [bytes]."""
-    return np.asarray(microbatches * held_bytes(study).max(axis=0, initial=0), dtype=np.int64)
+    return np.asarray(microbatches * study.held_bytes.max(axis=0, initial=0), dtype=np.int64)
 
 
 def checked_limits(study: PipelineStudy, limit_bytes: ArrayLike | None) -> I64:
@@ -28,7 +28,7 @@ def checked_limits(study: PipelineStudy, limit_bytes: ArrayLike | None) -> I64:
     num_ranks = study.shape.num_ranks
     limit = np.asarray(NO_LIMIT if limit_bytes is None else limit_bytes, dtype=np.int64)
     limit = np.ascontiguousarray(np.broadcast_to(limit, (num_ranks,)))
-    need = held_bytes(study)
+    need = study.held_bytes
     for rank in range(num_ranks):
         most = int(need[:, rank].max(initial=0))
         if most > limit[rank]:
@@ -40,12 +40,3 @@ def checked_limits(study: PipelineStudy, limit_bytes: ArrayLike | None) -> I64:
                 nearest=most,
             )
     return limit
-
-
-def held_bytes(study: PipelineStudy) -> I64:
-    """int64[num_microbatches, num_ranks] [bytes], what each microbatch leaves on each rank before its backward."""
-    arrays, shape = study.arrays, study.shape
-    held = np.zeros((shape.num_microbatches, shape.num_ranks), dtype=np.int64)
-    pairs = np.flatnonzero(arrays.exists)
-    np.add.at(held, (arrays.microbatch[pairs], arrays.rank[pairs]), study.costs.delta_bytes[4 * pairs])
-    return held

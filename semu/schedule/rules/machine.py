@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.errors import ScheduleError
 from semu.schedule.graph import PipelineGraph, graph_of, pointers
-from semu.schedule.rules.limits import NO_LIMIT, held_bytes
+from semu.schedule.rules.hooks import Hooks
+from semu.schedule.rules.limits import NO_LIMIT
 from semu.schedule.rules.rule import by_rank
 from semu.schedule.schedule import StageColumns
-from semu.schedule.shape import PipelineShape
+from semu.schedule.shape import PipelineShape, StageKey
 from semu.schedule.study import PipelineStudy
 
 I64 = NDArray[np.int64]
@@ -100,17 +101,22 @@ def _chunk_orders(shape: PipelineShape, is_breadth: tuple[tuple[bool, bool], ...
 
 
 def find_order(
-    study: PipelineStudy, rules: I64, is_breadth: tuple[tuple[bool, bool], ...], limits: Limits
+    study: PipelineStudy,
+    rules: I64,
+    is_breadth: tuple[tuple[bool, bool], ...],
+    limits: Limits,
+    hooks: Hooks | None = None,
 ) -> StageColumns:
     """The order that a rule makes of a pipeline.
 
     Args:
         study: the pipeline with its costs. rules: int64[num_ranks, RULE_COLUMNS], codes of ``rules.kernels``.
-        is_breadth: as ``_chunk_orders``. limits: what may be in flight.
+        is_breadth: as ``_chunk_orders``. limits: what may be in flight. hooks: functions of Python that are asked.
     Raises:
-        ScheduleError: the ranks wait for ever; the rank, the stage and the limit are named.
+        ScheduleError: the ranks wait for ever; the rank, the stage and the limit or check are named.
+        ConfigError: a function of Python that raises, or chooses what is not ready.
     """
-    from semu.schedule.rules.kernels import run_rule
+    from semu.schedule.rules import kernels
 
     shape, costs, graph = study.shape, study.costs, study.arrays
     flow = _flow_of(shape)
@@ -118,26 +124,71 @@ def find_order(
     needs_room = limits.admits and bool(np.any(limits.limit_bytes < NO_LIMIT))
     if needs_room and not shape.part_counts:
         needs_room = bool(np.any(np.diff(ptr) > 1))  # a chain of single chunks always drains
-    need = held_bytes(study) if needs_room else np.zeros((shape.num_microbatches, shape.num_ranks), dtype=np.int64)
+    need = study.held_bytes if needs_room else np.zeros((shape.num_microbatches, shape.num_ranks), dtype=np.int64)
     order = np.zeros(len(flow.number), dtype=np.int32)
     held = np.ascontiguousarray(costs.delta_bytes[flow.number[::2]])
-    done = run_rule(
+    state = _new_state(shape, flow, len(need))
+    asks = kernels.ASKS_NOTHING if hooks is None else hooks.asks
+    given = (
         (ptr, chunk_order, bit_of, flow.first, np.array(shape.has_backward, dtype=np.bool_)),
         (*flow[:6], costs.latency_s[flow.number], study.delay_s[flow.place], len(held)),
         (held, np.array(limits.limit_bytes), limits.chunk_limit, need, needs_room, bool(shape.part_counts), rules),
+        state,
+        asks,
         order,
     )
+    done = kernels.run_rule(*given)
+    while hooks is not None and state[-1][kernels.ASKED] != kernels.NOTHING_READY:
+        hooks.answer(graph, flow.number, given[0], given[3], rules, order[:done])
+        done = kernels.run_rule(*given)
     if done < np.count_nonzero(flow.before >= 0):
-        _refuse(graph, flow, order[:done], limits)
+        _refuse(graph, flow, order[:done], limits, None if hooks is None else hooks.refused)
     return by_rank(graph, flow.number[order[:done]])
 
 
-def _refuse(graph: PipelineGraph, flow: _Flow, done: I32, limits: Limits) -> NoReturn:
+def _new_state(shape: PipelineShape, flow: _Flow, num_microbatches: int) -> tuple[Any, ...]:
+    """The state of ``run_rule`` before it begins: queue, flight, before, mask, rest, free, at, winner, pend_ptr,
+    rank_state, progress."""
+    p, chunks, stages = shape.num_ranks, shape.num_chunks, len(flow.number)
+    leaves = 1 << max(p - 1, 0).bit_length()
+
+    def _zeros(*sizes: int) -> I64:
+        return np.zeros(sizes, dtype=np.int64)
+
+    head, tail, waiting = _zeros(chunks, 2), _zeros(chunks, 2), np.zeros((2, stages // 2), dtype=np.int32)
+    level, count, reserved, inside = _zeros(p), _zeros(chunks), _zeros(p), np.zeros(num_microbatches, dtype=np.bool_)
+    arriving = _zeros(p), _zeros(p), np.zeros(stages, dtype=np.int32), np.zeros(stages)
+    flags = np.zeros(p, dtype=np.bool_), np.zeros(p, dtype=np.bool_), np.zeros((p, 2), dtype=np.uint64)
+    return (
+        (head, tail, waiting, _zeros(p, 2), _zeros(p, 2), _zeros(chunks, 2)),
+        (level, count, reserved, inside, *arriving),
+        flow.before.copy(),
+        np.zeros((p, 2), dtype=np.uint64),
+        _zeros(p, 2),
+        np.zeros(p),
+        np.full(leaves, np.inf),
+        np.zeros(2 * leaves, dtype=np.int32),
+        _zeros(p + 1),
+        (np.full(p, -1, dtype=np.int64), _zeros(p), *flags),
+        np.array([0, 0, -1, -1, 0], dtype=np.int64),
+    )
+
+
+def _refuse(
+    graph: PipelineGraph, flow: _Flow, done: I32, limits: Limits, refused: dict[int, tuple[StageKey, str]] | None
+) -> NoReturn:
     """Say which rank holds back which stage."""
     waits = flow.before.copy()
     for stage in done.tolist():
         np.subtract.at(waits, flow.succ[flow.succ_ptr[stage] : flow.succ_ptr[stage + 1]], 1)
     waits[done] = -1
+    for rank, (key, name) in (refused or {}).items():
+        raise ScheduleError(
+            f"the ranks wait for ever: rank {rank} does not run {key}, by the check {name}",
+            where=f"check {name}, rank {rank}, stage {key}",
+            expected="a check that lets every stage run in the end",
+            got=f"{len(done)} of {np.count_nonzero(flow.before >= 0)} stages run",
+        )
     held = np.flatnonzero(waits == 0)
     stage = int(held[0])
     rank, key = int(flow.rank[stage // 2]), graph.key(int(flow.number[stage]))

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 from semu.checks import check_word
 from semu.errors import ConfigError, unknown_name
 from semu.schedule.rules.expressions import Number, Size, value_of
-from semu.schedule.rules.limits import NO_LIMIT, checked_limits, held_bytes
+from semu.schedule.rules.hooks import Check, Choose, Hooks
+from semu.schedule.rules.limits import NO_LIMIT, checked_limits
 from semu.schedule.rules.machine import Limits, find_order
 from semu.schedule.rules.rule import Rule
 from semu.schedule.rules.traversal import Breadth, Oldest, Traversal
@@ -49,7 +50,9 @@ class Priority(Rule):
             it (``microbatch``), or wherever its first forward fits (``stage``), which some limits make wait for ever.
         when_blocked: where a run's next stage is not there, or from the first backward on the other type under
             ``alternate``, a rank takes what else is ready (``yield``, Algorithm 1) or waits (``wait``).
-        checks: names of ``CHECKS``.
+        checks: names of ``CHECKS``, which are compiled, or functions of a ``Step`` and a stage that say whether the
+            stage may start (FlexPipe Fig. 7): about 100 times slower.
+        choose: a function of a ``Step`` that says which stage starts, in the place of both priorities and all limits.
         modules: rules of modality modules by name; a rank that holds chunks of one of them alone follows its rule.
         clock: ``costs``: every stage takes its time; ``steps``: each takes a step and holds the same, as in FlexPipe.
     """
@@ -61,9 +64,10 @@ class Priority(Rule):
     in_flight: Number | tuple[Number, ...] | None = None
     admission: Literal["microbatch", "stage"] = "microbatch"
     when_blocked: Literal["yield", "wait"] = "yield"
-    checks: tuple[str, ...] = ()
+    checks: tuple[str | Check, ...] = ()
     modules: Mapping[str, Priority] | tuple[tuple[str, Priority], ...] = ()
     clock: Literal["costs", "steps"] = "costs"
+    choose: Choose | None = None
 
     def __post_init__(self) -> None:
         check_word(self.prefer, PREFER, "type of computation", "prefer")
@@ -71,7 +75,7 @@ class Priority(Rule):
         check_word(self.when_blocked, ("yield", "wait"), "word", "when_blocked")
         check_word(self.clock, ("costs", "steps"), "clock", "clock")
         for name in self.checks:
-            if name not in CHECKS:
+            if not callable(name) and name not in CHECKS:
                 raise unknown_name("check", name, CHECKS, where="checks")
         object.__setattr__(self, "modules", tuple(sorted(dict(self.modules).items())))
 
@@ -87,7 +91,9 @@ class Priority(Rule):
         rules = self._rules_of_ranks(shape)
         table = np.array([rule.codes(shape, rank) for rank, rule in enumerate(rules)], dtype=np.int64)
         is_breadth = tuple((type(rule.forward) is Breadth, type(rule.backward) is Breadth) for rule in rules)
-        return find_order(study, table, is_breadth, self._limits(study, rules, limit_bytes))
+        asked = tuple(check for rule in dict.fromkeys((self, *rules)) for check in rule.checks if callable(check))
+        hooks = Hooks(asked, self.choose) if asked or self.choose is not None else None
+        return find_order(study, table, is_breadth, self._limits(study, rules, limit_bytes), hooks)
 
     def _rules_of_ranks(self, shape: PipelineShape) -> list[Priority]:
         """The rule that each rank follows.
@@ -124,7 +130,7 @@ class Priority(Rule):
         p, v, m = shape.num_ranks, shape.num_slots, shape.num_microbatches
         limit = np.array(np.broadcast_to(NO_LIMIT if limit_bytes is None else limit_bytes, (p,)), dtype=np.int64)
         of_chunk = np.full(shape.num_chunks, NO_LIMIT, dtype=np.int64)
-        most, copies = held_bytes(study).max(axis=0, initial=0), max(shape.chunk_flow, default=0) + 1
+        most, copies = study.held_bytes.max(axis=0, initial=0), max(shape.chunk_flow, default=0) + 1
         for rank, rule in enumerate(rules):
             given, size = rule.in_flight, Size(p, rank, v, m)
             slots = len({shape.chunk_slot[chunk] for chunk in shape.chunks_of(rank)})

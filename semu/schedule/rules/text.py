@@ -181,6 +181,10 @@ def _read_steps(value: object, where: str) -> tuple[tuple[Number, str], ...]:
     return tuple(steps)
 
 
+def _no_function(value: object, where: str) -> NoReturn:
+    raise ConfigError("a function of Python has no text form", where=where, expected="Priority(choose=...) in Python")
+
+
 def _checked(value: Any, kinds: tuple[type, ...], expected: str, where: str) -> Any:
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise ConfigError("a value of another kind", where=where, expected=expected, got=value)
@@ -267,6 +271,7 @@ KINDS: Mapping[str, tuple[type[Rule], Mapping[str, _Codec]]] = {
             "checks": _NAMES,
             "modules": _Codec(_listed(lambda item: f"{item[0]}:{_nested(item[1])}"), _read_modules),
             "clock": _WORD,
+            "choose": _Codec(number_text, _no_function),
         },
     ),
     "earliest-start": (

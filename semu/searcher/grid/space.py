@@ -154,7 +154,7 @@ def _checked(axis: Axis, values: tuple[Value, ...], where: str) -> tuple[Value, 
     legal = _words(axis)
     for value in values:
         if legal is not None:
-            if value not in legal:
+            if value not in legal and not _is_rule(axis, value):
                 raise unknown_name(axis.value, str(value), legal, where=f"{where} {axis.value}")
         elif not is_integer(value) or value < (0 if axis is Axis.ZERO else 1):
             raise ConfigError(
@@ -163,6 +163,29 @@ def _checked(axis: Axis, values: tuple[Value, ...], where: str) -> tuple[Value, 
     if axis is Axis.ZERO and any(value not in (0, 1, 2, 3) for value in values):
         raise ConfigError("unknown ZeRO stage", where=f"{where} zero", expected="0, 1, 2 or 3", got=values[0])
     return tuple(dict.fromkeys(values))
+
+
+def _is_rule(axis: Axis, value: Value) -> bool:
+    """Whether a value is the text of a schedule's rule."""
+    from semu.schedule.registry import ALL_SCHEDULES
+
+    return axis is Axis.SCHEDULE and str(value) in ALL_SCHEDULES
+
+
+def with_rules(
+    job: TrainingJob, vary: Mapping[str, Sequence[Value] | None] | None
+) -> dict[str, Sequence[Value] | None]:
+    """Axes with the rules of an exploration: named schedules and rules in every placement (FlexPipe §6).
+
+    Args:
+        vary: axes as ``Space.of`` takes them; a schedule or placement that is given stays.
+    """
+    from semu.schedule.exploration.space import GRID_RULES
+
+    found: dict[str, Sequence[Value] | None] = dict(dict.fromkeys(_usual(job, {})) if vary is None else vary)
+    found.setdefault(Axis.SCHEDULE.value, ("1f1b", "interleaved", *GRID_RULES))
+    found.setdefault(Axis.PLACEMENT.value, tuple(PLACEMENTS))
+    return found
 
 
 def _words(axis: Axis) -> list[str] | None:

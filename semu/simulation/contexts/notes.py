@@ -39,7 +39,7 @@ def context_notes(costed: CostedJob, iteration_time_s: float) -> list[str]:
     won = share * (now - other) / (now - 1.0) if now > other else 0.0
     policy = plan.balance.value
     note = f"this batch loses {100 * share:.1f} % to context-parallel imbalance (parallel.cp_balance = {policy})"
-    return [*notes, f"{note}; policy lpt wins back {100 * won:.1f} %" if won >= _WORTH / 5 else note]
+    return [*notes, f"{note}; policy lpt wins back up to {100 * won:.1f} %" if won >= _WORTH / 5 else note]
 
 
 def _imbalance_under(costed: CostedJob, policy: Balance) -> float:

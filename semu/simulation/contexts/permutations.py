@@ -33,12 +33,13 @@ from semu.workload.masked import ContextPlan
 
 
 def write_permutations(
-    job: TrainingJob, path: str | os.PathLike[str], items: Sequence[Microbatch] | None = None
+    job: TrainingJob, path: str | os.PathLike[str], items: Sequence[Microbatch | Spans] | None = None
 ) -> Path:
-    """Write the permutations of a job's batch.
+    """Write the permutations of a job's batch, or of other microbatches.
 
     Args:
-        job: its policy and mask are used. path: of the file. items: microbatches; None: those of the iteration.
+        job: its policy and mask are used. path: of the file.
+        items: microbatches, or what stands where in them; None: those of the iteration.
     Returns:
         The file.
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -274,7 +275,9 @@ class ScheduleComparison(Tabular):
 
     def _file_name(self, row: ComparedSchedule) -> str:
         """Name of a row's stage table; ``own-NAME`` for a schedule from a file."""
-        return f"own-{Path(row.name).stem}" if row.job.training.schedule_file is not None else self.label(row)
+        if row.job.training.schedule_file is not None:
+            return f"own-{Path(row.name).stem}"
+        return re.sub(r"[^A-Za-z0-9.]+", "-", self.label(row)).strip("-")[:80]
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw all schedules below one another on one time axis, as a PNG.

@@ -249,3 +249,26 @@ def test_wide_and_narrow_gradients_without_bf16() -> None:
     assert wide["training"]["grad_dtype"] == "fp32"
     plain = read_megatron(f"torchrun --nproc_per_node 8 pretrain.py {SIZES} --micro-batch-size 1\n").tables
     assert plain["training"]["precision"] == "fp32"
+
+
+def test_layers_that_do_not_divide_are_balanced_by_parameters() -> None:
+    """As in run files and rows; Megatron-LM refuses them without a layout, which is said."""
+    words = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {BATCH} --pipeline-model-parallel-size "
+    even, uneven = (read_megatron(words.replace("layers 8", f"layers {layers}") + "4\n") for layers in (8, 7))
+    assert even.tables["parallel"]["partition"] == "layers" and "partition" not in uneven.tables["parallel"]
+    assert any("7 layers do not divide into 4 stages" in note for note in uneven.reading.notes)
+    chunks = semu.simulation.prepare(make_job(uneven.tables)).layout.chunks
+    layers = [sum(block.is_layer for block in chunk.blocks) for chunk in chunks]
+    assert len(layers) == 4 and sum(layers) == 7
+
+
+def test_up_projections_of_latent_attention_run_again() -> None:
+    latent = "--multi-latent-attention --kv-lora-rank 32 --disable-bias-linear --position-embedding-type rope"
+    read = tables_of(f"{latent} --recompute-granularity selective --recompute-modules mla_up_proj")
+    assert read["training"]["recompute"] == ["mla_up_proj"]
+    cost = [
+        semu.simulate(make_job({**read, "training": {**read["training"], "recompute": mode}}))
+        for mode in ("none", ["mla_up_proj"], ["attention"])
+    ]
+    assert cost[0].iteration_time_s < cost[1].iteration_time_s < cost[2].iteration_time_s
+    assert cost[0].memory[0].activations > cost[1].memory[0].activations > cost[2].memory[0].activations

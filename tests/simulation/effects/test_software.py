@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from semu.hardware.software import FACTORS, Software
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
+from semu.parallel.fsdp import Fsdp
 from semu.present.report import Report
 from semu.runfile import load_run
 from semu.simulation import simulate
@@ -83,10 +85,10 @@ def test_a_job_without_factors_is_the_bare_kernels(name: str) -> None:
         job = job_of(model(), items(4), Parallel(dp=2, pp=2), software=software)
         return simulate(TrainingJob(job.model, cluster, job.parallel, job.training, job.batch)).iteration_time_s
 
-    four = Cluster("h100", 1, 4)
-    neutral = Cluster("h100", 1, 4, with_factors().override)
+    four = Cluster("a100-80g", 1, 4)  # without factors of its own for Transformer Engine's attention
+    neutral = Cluster("a100-80g", 1, 4, with_factors().override)
     assert run(neutral, "megatron") == run(four, "kernels")
-    assert run(four, "torch") > run(four, "megatron") > run(four, "kernels")
+    assert min(run(four, "torch"), run(four, "megatron")) > run(four, "kernels")
 
 
 @pytest.mark.sampled(3)
@@ -127,7 +129,7 @@ def test_hidden_reductions_cost_their_share(made: Callable[[], Model]) -> None:
 
 
 def test_nothing_hides_without_overlap_and_nothing_is_lost() -> None:
-    job = job_of(gpt(), text_items(8), Parallel(dp=4, zero=3), overlap=overlap(), software="torch")
+    job = job_of(gpt(), text_items(8), Parallel(dp=4, zero=3), overlap=overlap(), software="torch", fsdp="none")
     assert "interference" not in simulate(job).breakdown_s
 
 
@@ -135,7 +137,7 @@ def test_nothing_hides_without_overlap_and_nothing_is_lost() -> None:
     ("software", "sequence_parallel", "told", "expected"),
     [
         ("megatron", True, None, True),
-        ("megatron", False, None, False),
+        ("megatron", False, None, True),
         ("torch", True, None, False),
         ("kernels", True, None, False),
         ("megatron", True, False, False),
@@ -153,6 +155,9 @@ def test_who_hides_tensor_parallel_collectives(
         software=software,
     )
     assert job.overlaps_tensor_parallel is expected
+    if software == "megatron" and told is None:  # without sequence parallelism since 2022
+        early = replace(job, training=replace(job.training, software_date="2021-04"))
+        assert early.overlaps_tensor_parallel is sequence_parallel
     told_so = job_of(
         job.model, text_items(2), job.parallel, overlap=Overlap(tensor_parallel=expected), software=software
     )
@@ -165,7 +170,8 @@ def test_every_shipped_profile_says_where_its_factors_come_from() -> None:
         assert set(profile.software) == {Software.MEGATRON, Software.TORCH}
         for key, number in profile.numbers():
             if key.startswith("software.") and number.value not in (0, 1):
-                assert number.provenance in (Provenance.FITTED, Provenance.TRANSFERRED), (name, key)
+                known = (Provenance.FITTED, Provenance.TRANSFERRED, Provenance.MEASURED)
+                assert number.provenance in known, (name, key)
 
 
 def test_factors_are_read_inherited_and_overridden(tmp_path: Path) -> None:
@@ -249,3 +255,62 @@ def test_fsdp_keeps_one_copy_of_its_shards(name: str, group: int | None) -> None
     assert reports["torch"].static_memory_bytes == (16 * shard,)
     assert reports["megatron"].static_memory_bytes == (18 * shard,)
     assert_tails_equal(job_of(model(), items(4), parallel, software="torch", master_dtype="bf16"))
+
+
+@pytest.mark.parametrize("version", ["fsdp1", "fsdp2", "none"])
+@pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_copies_of_fsdp_against_the_reference(name: str, grad_dtype: str, version: str) -> None:
+    model, items = MODELS[name]
+    for parallel in (Parallel(dp=4, zero=3), Parallel(dp=2, pp=2, zero=3)):
+        options = {"software": "torch", "fsdp": version, "grad_dtype": grad_dtype}
+        assert_tails_equal(job_of(model(), items(4), parallel, overlap=overlap(gradients=True), **options))
+
+
+def test_what_fsdp_copies() -> None:
+    """Bytes of a parameter over two ranks, with fp32 masters: 3 for the cast shard; FSDP2 copies what was gathered (4)
+    and casts gradients into the buffer (6); FSDP1 joins (4), casts (6) and divides (8) them."""
+    assert Fsdp.FIRST.gather_bytes(1000, DType.BF16, DType.FP32, 2) == 3000
+    assert Fsdp.SECOND.gather_bytes(1000, DType.BF16, DType.FP32, 2) == 7000
+    assert Fsdp.SECOND.reduce_bytes(1000, DType.BF16, DType.FP32) == 6000
+    assert Fsdp.FIRST.reduce_bytes(1000, DType.BF16, DType.FP32) == 18000
+    assert Fsdp.FIRST.reduce_bytes(1000, DType.BF16, DType.BF16) == 8000
+    assert (
+        Fsdp.NONE.gather_bytes(1000, DType.BF16, DType.FP32, 2)
+        == Fsdp.NONE.reduce_bytes(9, DType.BF16, DType.BF16)
+        == 0
+    )
+
+
+def test_which_fsdp_a_date_has() -> None:
+    def version(**options: object) -> Fsdp:
+        return job_of(gpt(), text_items(8), Parallel(dp=4, zero=3), **options).fsdp
+
+    assert version(software="torch") is Fsdp.SECOND
+    assert version(software="torch", software_date="2023-10") is Fsdp.FIRST
+    assert version(software="torch", fsdp="none") is version(software="megatron") is Fsdp.NONE
+
+
+def test_autograd_adds_every_gradient() -> None:
+    """Of DistributedDataParallel and ZeRO-1; FSDP's gradients are new in every microbatch."""
+    for zero, fuses in ((0, False), (1, False), (3, True)):
+        job = job_of(gpt(), text_items(8), Parallel(dp=4, zero=zero), software="torch")
+        assert job.fuses_accumulation is fuses
+        assert job_of(gpt(), text_items(8), Parallel(dp=4, zero=zero)).fuses_accumulation
+
+
+def test_a_factor_depends_on_device_kernel_precision_software_and_date_alone() -> None:
+    """Two jobs that differ in model, batch, layout, sharding, recomputation and schedule find one device: same
+    coefficients, object by object."""
+    options = {"software": "torch", "software_date": "2023-10", "attention_kernel": "triton-fa1"}
+    one = job_of(gpt(), text_items(8), Parallel(dp=4, zero=3), **options)
+    others = [
+        job_of(vlm(), vlm_items(4), Parallel(dp=2, pp=2, zero=1), recompute="full", **options),
+        job_of(wide(), text_items(16), Parallel(tp=2, pp=2, vpp=2), eager_modules=True, grad_dtype="bf16", **options),
+        job_of(gpt(), text_items(8), Parallel(dp=4, zero=1, zero_group=2), optimizer="sgd", **options),
+    ]
+    for other in others:
+        assert other.profile == one.profile
+        assert other.attention_factors == one.attention_factors
+    assert job_of(gpt(), text_items(8), Parallel(dp=4), **{**options, "software": "megatron"}).profile != one.profile
+    assert job_of(gpt(), text_items(8), Parallel(dp=4), **{**options, "attention_kernel": "fa2"}).profile != one.profile

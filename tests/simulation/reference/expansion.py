@@ -16,7 +16,7 @@ from simulation.reference.memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference.model import Block, CutModel, is_eager
 from simulation.reference.modules import module_symbols
 from simulation.reference.network import collective_seconds
-from simulation.reference.sharding import COPY, GATHER, REPLICATE, SHARD, Sharding, Unit, holds_all
+from simulation.reference.sharding import COPY, GATHER, IN, OUT, REDUCE, REPLICATE, SHARD, Sharding, Unit, holds_all
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind
@@ -24,7 +24,7 @@ from semu.job import TrainingJob
 
 Key = tuple[object, ...]
 """Name of a node: ("begin" or "end", chunk, phase, microbatch), ("operator", chunk, phase, microbatch, i),
-("link", chunk, phase, microbatch, i, "gather", "reduce", "replicate", "copy" or "shard", unit),
+("link", chunk, phase, microbatch, i, "gather", "reduce", "replicate", "copy", "shard", "out" or "in", unit),
 ("send", from chunk, to chunk, phase, microbatch), ("launch", chunk, phase, microbatch, i)."""
 
 StageName = tuple[int, str, int]
@@ -45,8 +45,6 @@ def eager_calls(operator: Operator) -> int:
         counts = {"rms": (15, 7), "rope": (2, 2), "layer": (0, 0), "group": (1, 1), "modulate": (4, 1)}
         counts |= {"bias": (1, 1), "layout": (1, 1), "join": (1, 1)}
         return counts.get(name.split("_")[0], (2, 1))[is_forward]
-    if kind == "matmul":
-        return 1 + (operator.phase.value == "W")
     return {"attention_forward": 4, "attention_backward": 6, "norm": 2 - is_forward}.get(kind, 1)
 
 
@@ -307,11 +305,23 @@ class Writer:
                 key = ("link", *stage, len(written), what, number)
                 operator, latency = self.sharding.operator(what, item)
                 name = operator.stream.name
+                if what in (OUT, IN):  # kernels, in the order of the compute stream
+                    before = [ready[number]] if what == OUT else [*latest, *barrier]
+                    before += [last_on[n] for n in ("compute", OUT) if n in last_on]
+                    self.nodes[key] = Node(latency, [("begin", *stage), *before])
+                    last_on[OUT] = key
+                    if what == OUT:
+                        ready[number] = key
+                    end.after.append(key)
+                    written.append(StageOperator(key, None, operator, 0, 0))  # type: ignore[arg-type]
+                    continue
                 node = Node(latency, [("begin", *stage), *([links[name]] if name in links else [])])
                 if what == COPY:  # as soon as the block of the copy before begins
                     node.after += fronts[copied[-1].number] if copied else []
                 elif what == GATHER and shard:
                     node.after += [shard.pop()]
+                elif what == REDUCE and self.sharding.copied_bytes(IN, item):
+                    node.after += [last_on[OUT]]
                 else:
                     node.after += [links["reduced"]] if what == REPLICATE else [*latest, *barrier]
                 if name in HOST:
@@ -350,10 +360,11 @@ class Writer:
                     node.after += [last_on["ring"]] if "ring" in last_on else []
                     node.after += _before_last_attention(kernels)
                 else:
-                    apart = (*HOST, "ring")
+                    apart = (*HOST, "ring", OUT)
                     node.after += [last_on[n] for n in last_on if n == mine or (not overlaps and n not in apart)]
                     if mine == "compute":
                         kernels.append((operator.kind, key))
+                        node.after += [last_on[OUT]] if OUT in last_on else []
                 place = "ring" if in_ring else mine
                 node.after += self._writers(item, operator, microbatch, key)
                 if phase == "F":

@@ -139,7 +139,8 @@ class CutModel:
             keep_products=job.training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
             cross_entropy=job.training.cross_entropy.value,
-            fused_accumulation=job.training.gradient_accumulation_fusion,
+            fused_accumulation=job.training.gradient_accumulation_fusion
+            and not (job.training.software.value == "torch" and job.parallel.zero < 3),
             eager_modules=is_eager(job),
             channels_first=is_eager(job) if job.training.channels_last is None else not job.training.channels_last,
             separate_softmax=job.training.software.value == "torch",

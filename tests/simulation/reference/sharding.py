@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GATHER, REDUCE, REPLICATE = "gather", "reduce", "replicate"
 COPY, SHARD = "copy", "shard"
+OUT, IN = "out", "in"
+"""Copies on the device: of what was gathered, and of gradients before they are reduced."""
 KINDS = {GATHER: OpKind.ALL_GATHER, REDUCE: OpKind.REDUCE_SCATTER, REPLICATE: OpKind.ALL_REDUCE}
 
 
@@ -185,7 +187,7 @@ class Sharding:
         """The part of a backward in which a unit is gathered or copied (no product of W reads a parameter), or reduced
         (behind its last writer)."""
         assert isinstance(unit, Unit)
-        if what in (REDUCE, REPLICATE):
+        if what in (IN, REDUCE, REPLICATE):
             return "W" if any(unit.writes(b, o) for b in unit.blocks for o in b.operators("W")) else "I"
         return "I" if any(_kernels(b, "I") for b in unit.blocks) else "W"
 
@@ -203,7 +205,8 @@ class Sharding:
         for unit in reversed(units) if phase == "B" else ():
             if unit.reduced:
                 last = max(place(b) for b in unit.blocks if b.operators("B"))
-                after: list[tuple[str, object]] = [(REDUCE, unit)]
+                after: list[tuple[str, object]] = [(IN, unit)] if self.copied_bytes(IN, unit) else []
+                after.append((REDUCE, unit))
                 if self.parts(unit.routed) < self.ranks[unit.routed]:
                     after.append((REPLICATE, unit))
                 turns[last + 1 : last + 1] = after
@@ -222,6 +225,9 @@ class Sharding:
             turns.insert(place(target), (GATHER, unit))
             if unit.shard_bytes:
                 turns.insert(place(target) - 1, (SHARD, unit))
+        for unit in sorted(gathered, key=units.index):
+            if self.copied_bytes(OUT, unit):
+                turns.insert(place(first(unit)), (OUT, unit))
         for unit in [u for u in units if u.copied and u.blocks[0].operators(phase)]:
             turns.insert(place(unit.blocks[0]), (COPY, unit))
         return turns
@@ -235,6 +241,24 @@ class Sharding:
         """Whether it is of the experts of a block whose other parameters are gathered just before."""
         is_single = bool(before) and len(unit.blocks) == len(before[-1].blocks) == 1
         return is_single and unit.routed and not before[-1].routed and unit.blocks == before[-1].blocks
+
+    def copied_bytes(self, what: str, unit: Unit) -> int:
+        """What PyTorch's FSDP moves in memory around a gather (OUT) or before a reduction (IN)."""
+        training, parts = self.job.training, self.parts(unit.routed)
+        date, told = training.software_date, training.fsdp.value if training.fsdp else None
+        usual = "fsdp1" if date is not None and date < "2024-10" else "fsdp2"
+        version = told or (usual if training.software.value == "torch" and self.job.parallel.zero == 3 else "none")
+        if version == "none" or parts == 1:
+            return 0
+        wide, narrow = training.master_dtype.size_bytes, training.precision.tensor_dtype.size_bytes
+        if what == OUT:
+            shard = 0 if wide == narrow else (unit.elements + parts - 1) // parts
+            return shard * (wide + narrow) + (2 * narrow * unit.elements if version == "fsdp2" else 0)
+        reduced = training.grad_dtype.size_bytes
+        if version == "fsdp2":  # one kernel that reads and writes
+            return unit.reduced * (narrow + reduced)
+        casts = 0 if narrow == reduced else narrow + reduced
+        return unit.reduced * (2 * narrow + casts + 2 * reduced)  # joined, cast, divided
 
     # -- what a collective costs -------------------------------------------------------------------------------------
     def group(self, across: bool, routed: bool, rank: int) -> CommGroup:
@@ -266,6 +290,20 @@ class Sharding:
     def operator(self, what: str, unit: Unit) -> tuple[SimpleNamespace, float]:
         """A collective and its latency [s]."""
         training = self.job.training
+        if what in (OUT, IN):
+            copies, bandwidth = self.job.profile.efficiency(OpKind.COPY), self.job.profile.mem_bytes_per_s.value
+            latency = on_grid(copies.t0_s + self.copied_bytes(what, unit) / (copies.mem * bandwidth))
+            compute = SimpleNamespace(name="compute")
+            return SimpleNamespace(
+                kind=OpKind.COPY,
+                stream=compute,
+                flop=0,
+                net_bytes=0,
+                inputs=(),
+                outputs=(),
+                path=what,
+                phase=SimpleNamespace(value="F"),
+            ), latency
         if what in (COPY, SHARD):
             size = unit.shard_bytes if what == SHARD else unit.elements * training.precision.tensor_dtype.size_bytes
             host = CommGroup("reload", 2, local_port=Port.PCIE)
