@@ -9,8 +9,8 @@ from semu.errors import ScheduleError
 from semu.schedule.compare import compare_schedules
 from semu.schedule.exploration.bubbles import find_bubbles
 from semu.schedule.exploration.changes import explain
-from semu.schedule.exploration.plain import explore
 from semu.schedule.exploration.inverse import find_rule
+from semu.schedule.exploration.plain import explore
 from semu.schedule.exploration.space import GRID_RULES, Cut, cuts_of, rules_of
 from semu.schedule.files import from_csv, to_csv
 from semu.schedule.placement import Placement
