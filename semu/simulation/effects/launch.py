@@ -3,7 +3,9 @@
 Every GPU has a host (DESIGN §3.1) that issues the operators of its stages one after another, collectives and copies
 too, ``host.launch_s`` each; an operator that takes no time has no kernel. Where modules run operator by operator
 (``Training.is_eager``), an operator is as many launches as eager mode has (``semu.nn.trace.eager``), of
-``host.eager_launch_s`` each. Stage by stage the host is one more unit on a
+``host.eager_launch_s`` each; so it is for mixtures of experts under Megatron-LM (``TrainingJob.has_bound_mixture``,
+``semu.nn.trace.mixture_launches``), whose hosts read counts of tokens back in every forward and so begin each one
+afresh. Stage by stage the host is one more unit on a
 stream of its own: it begins a stage when it has issued everything before, and its i-th launch ends
 (i + 1) ``launch_s`` later, which bounds the i-th operator and nothing else. How far the host is ahead of the device
 carries over from stage to stage by itself; the queue between them is not bounded (CUDA's holds about a thousand
@@ -90,6 +92,11 @@ def launching_hosts(
     count = _counting(layout.job)
     calls = np.array([count(operator) for operator in layout.library.operators], dtype=np.float64)
     calls = graphed_calls(layout, calls)
+    hidden = np.zeros(
+        len(calls), dtype=np.bool_
+    )  # exchanges that take no time beside compute are launched all the same
+    for layer in layout.library.hidden:
+        hidden[layer.hidden : layer.hidden + layer.count] = True
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
     host[stages] = nodes.num_units + np.arange(len(stages))
@@ -101,7 +108,8 @@ def launching_hosts(
         inside = insides.of(unit)
         key = inside, launch_s[on]
         if key not in bounds:
-            bounds[key] = _issued(inside, calls.take(inside.program.rows), launch_s[on])
+            issued = (inside.latency > 0) | hidden.take(inside.program.rows)
+            bounds[key] = _issued(inside, np.where(issued, calls.take(inside.program.rows), 0), launch_s[on])
         bound, lag, latency[:, number] = bounds[key]
         if len(bound):
             bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
@@ -141,9 +149,10 @@ def _issued(
     """Operators that a host which begins with their stage would issue late, when it has issued each after its begin,
     and everything: int64[k], float64[num_replicas, k], float64[num_replicas] [s].
 
-    The others are never late: a host begins a stage no later than the device. ``calls``: float64[num_ops], launches.
+    The others are never late: a host begins a stage no later than the device. ``calls``: float64[num_replicas,
+    num_ops], launches.
     """
-    issued: NDArray[np.float64] = launch_s * np.cumsum(np.where(inside.latency > 0, calls, 0), axis=1)
+    issued: NDArray[np.float64] = launch_s * np.cumsum(calls, axis=1)
     bound = np.flatnonzero((issued > inside.start).any(axis=0)).astype(np.int64)
     return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
 
