@@ -47,6 +47,7 @@ RMS_NORM, RMS_NORM_BACKWARD = 32, 86
 GATE, GATE_BACKWARD = 4, 8
 ROTARY, ROTARY_BACKWARD = 16, 16
 ROTARY_JOIN = 4
+"""More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
 LAYER_NORM_BACKWARD = 2
 GROUP_NORM, GROUP_NORM_BACKWARD = 1, 2
 MODULATE, MODULATE_BACKWARD = 2, 4
@@ -69,7 +70,6 @@ _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
     (OpKind.NORM, Phase.INPUT_GRADIENT): 2,
 }
 _COLLECTIVE = 10
-"""More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
 
 
 class Autocast(Enum):
