@@ -248,14 +248,14 @@ class DeviceProfile:
         if factors.is_neutral and attention == SAME and products is factors.matmul:
             return self
 
-        def _in_run(kind: OpKind, item: Efficiency, variant: object) -> Efficiency:
-            is_product = variant is DType.BF16 and kind in _PRODUCTS
+        def _in_run(kind: OpKind, item: Efficiency, *, is_variant: bool = False) -> Efficiency:
+            is_product = kind in _PRODUCTS and not is_variant
             return attention.slow(kind, item, products if is_product else factors.of_kind(kind))
 
         return replace(
             self,
-            efficiencies={kind: _in_run(kind, item, DType.BF16) for kind, item in self.efficiencies.items()},
-            variants={key: _in_run(key[0], item, key[1]) for key, item in self.variants.items()},
+            efficiencies={kind: _in_run(kind, item) for kind, item in self.efficiencies.items()},
+            variants={key: _in_run(key[0], item, is_variant=True) for key, item in self.variants.items()},
             software={},
             attention_kernels={},
             interference=factors.interference.value,

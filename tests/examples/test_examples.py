@@ -42,8 +42,8 @@ def test_there_are_examples() -> None:
 )
 def test_examples_are_short_and_run(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
-    if "semu.executor" in path.read_text():
-        pytest.importorskip("torch", reason="running plans needs torch (pip install '.[executor]')")
+    if "import torch" in path.read_text():
+        pytest.importorskip("torch", reason="it runs PyTorch (pip install '.[executor]')")
     assert run(path, tmp_path).strip()
 
 
@@ -76,3 +76,17 @@ def test_python_in_the_readme_runs(tmp_path: Path) -> None:
         script = tmp_path / f"block{number}.py"
         script.write_text(block)
         run(script, tmp_path)
+
+
+def test_the_readme_shows_the_picture_of_its_rule(tmp_path: Path) -> None:
+    """The grid that the example draws last, line by line; and the time that it says."""
+    output = run(ROOT / "examples" / "12_rules.py", tmp_path)
+    shown = (ROOT / "README.md").read_text()
+    lines = [line for line in output.splitlines() if line.startswith("rank ")]
+    assert len(lines) == 8
+    assert "\n".join(lines[4:]) in shown
+    assert re.search(r"^55 s.*(\n.*)*^41 s", output, flags=re.MULTILINE)
+    before, after = (
+        float(re.search(rf"^(\S+) s under {name}", output, flags=re.MULTILINE)[1]) for name in ("1f1b", "bi")
+    )
+    assert f"takes {100 * (1 - after / before):.0f} % less time than under 1F1B" in shown.replace("\n", " ")

@@ -16,6 +16,7 @@ from executor.workers import prove
 from semu.executor.processes import launch
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.stage_plan import STRATEGIES
+from semu.schedule.study import PipelineStudy
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 LONG_S = 180.0
@@ -55,3 +56,15 @@ def test_two_ranks_of_two_replicas() -> None:
     shape = modular_shape(2, {"vit": (2, parts["vit"]), "llm": (2, parts["llm"])}, model.sources, is_v=True)
     plan = make_plan(shape, ALL_SCHEDULES["greedy"](shape), [1] * 8, items, model.sources)
     compare(plan, model, launch(prove, 4, (plan, model), timeout_s=LONG_S), parts)
+
+
+def test_an_explored_rule_with_separated_gradients() -> None:
+    items = {"vit": [[5, 2, 3]], "llm": [[1, 1, 1]]}
+    parts: dict[str, Sequence[int]] = {"vit": (3, 2, 1), "llm": (1, 1, 1)}
+    model = SmallModel("vlm", items, {"vit": 4, "llm": 4})
+    shape = modular_shape(2, {"vit": (2, parts["vit"]), "llm": (2, parts["llm"])}, model.sources, is_v=True)
+    text = "separated inner={priority prefer=alternate forward=depth in-flight=2*p*v} activations=2*p"
+    schedule = ALL_SCHEDULES[text].on(PipelineStudy.of(shape))
+    assert schedule.splits_backward
+    plan = make_plan(shape, schedule, [1] * 8, items, model.sources)
+    compare(plan, model, launch(prove, 2, (plan, model), timeout_s=LONG_S), parts)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from semu.executor import FakeWorld, Runner, run_threads, split_model
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.stage_plan import STRATEGIES
+from semu.schedule.study import PipelineStudy
 
 torch.set_num_threads(1)
 
@@ -37,6 +38,30 @@ def test_every_schedule_family(name: str, is_eager: bool) -> None:
     model = SmallModel("lm", {"lm": [[1] * m]}, {"lm": 2 * shape.num_chunks // copies})
     plan = make_plan(shape, family(shape), [2] * shape.num_chunks, model.items, model.sources)
     compare(plan, model, run_fake(plan, model, is_eager=is_eager))
+
+
+RULES = (
+    "priority in-flight=2*p",
+    "priority prefer=alternate forward=depth backward=depth in-flight=2*p*v",
+    "separated inner={priority forward=oldest backward=oldest in-flight=2*p*v} activations=2*p",
+    "separated inner={priority prefer=forward forward=breadth(2) backward=depth(last)} activations=p",
+)
+"""Schedules that an exploration finds, and one that none would."""
+
+
+@pytest.mark.parametrize("text", RULES)
+@pytest.mark.parametrize("is_v", [False, True])
+def test_explored_rules_of_modules(text: str, is_v: bool) -> None:
+    """An encoder cut into parts of unlike sizes, a backbone, several chunks per rank."""
+    parts = {"vit": (3, 2, 1, 2), "llm": (1, 1, 1, 1)}
+    items = {"vit": [[5, 2, 3, 4]], "llm": [[1, 1, 1, 1]]}
+    segments = 2 if is_v else 1
+    model = SmallModel("vlm", items, dict.fromkeys(parts, segments * 3))
+    shape = modular_shape(3, {name: (segments, parts[name]) for name in parts}, model.sources, is_v=is_v)
+    schedule = ALL_SCHEDULES[text].on(PipelineStudy.of(shape))
+    schedule.validate(shape)
+    plan = make_plan(shape, schedule, [1] * shape.num_chunks, items, model.sources)
+    compare(plan, model, run_fake(plan, model), parts)
 
 
 def layers_of(shape_chunks: int, each: int = 1) -> list[int]:

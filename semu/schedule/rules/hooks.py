@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,19 @@ class Step:
 
     Attributes:
         rank: that chooses. time_s: now [s]. in_flight: chunk of the rank -> microbatches in flight.
-        done: every stage that has started, on all ranks, in order. ready: stages that the rank could run.
+        ready: stages that the rank could run. find_done: makes ``done``.
     """
 
     rank: int
     time_s: float
     in_flight: dict[int, int]
-    done: tuple[StageKey, ...] = field(repr=False)
     ready: tuple[StageKey, ...]
+    find_done: Callable[[], tuple[StageKey, ...]] = field(repr=False)
+
+    @cached_property
+    def done(self) -> tuple[StageKey, ...]:
+        """Every stage that has started, on all ranks, in order; found when it is asked for."""
+        return self.find_done()
 
 
 Check = Callable[[Step, StageKey], bool]
@@ -84,8 +90,11 @@ class Hooks:
                     place = tail[chunk, kind] - 1 if rules[rank, IS_LAST + kind] else head[chunk, kind]
                     stage = int(waiting[kind, place])
                     ready[graph.key(int(number[stage]))] = stage
-        done = tuple(graph.key(int(number[stage])) for stage in order.tolist())
-        step = Step(rank, float(at[rank]), {chunk: int(flight[1][chunk]) for chunk in own}, done, tuple(ready))
+
+        def _done() -> tuple[StageKey, ...]:
+            return tuple(graph.key(int(number[stage])) for stage in order.tolist())
+
+        step = Step(rank, float(at[rank]), {chunk: int(flight[1][chunk]) for chunk in own}, tuple(ready), _done)
         if self.choose is not None:
             chosen = _called(self.choose, f"rank {rank}", step)
             if chosen is not None and chosen not in ready:

@@ -3,7 +3,9 @@
 Every GPU has a host (DESIGN §3.1) that issues the operators of its stages one after another, collectives and copies
 too, ``host.launch_s`` each; an operator that takes no time has no kernel. Where modules run operator by operator
 (``Training.is_eager``), an operator is as many launches as eager mode has (``semu.nn.trace.eager``), of
-``host.eager_launch_s`` each. Stage by stage the host is one more unit on a
+``host.eager_launch_s`` each; so it is for mixtures of experts under Megatron-LM (``TrainingJob.has_bound_mixture``,
+``semu.nn.trace.mixture_launches``), whose hosts read counts of tokens back in every forward and so begin each one
+afresh. Stage by stage the host is one more unit on a
 stream of its own: it begins a stage when it has issued everything before, and its i-th launch ends
 (i + 1) ``launch_s`` later, which bounds the i-th operator and nothing else. How far the host is ahead of the device
 carries over from stage to stage by itself; the queue between them is not bounded (CUDA's holds about a thousand
@@ -91,6 +93,11 @@ def launching_hosts(
     count = _counting(layout.job)
     calls = np.array([count(operator) for operator in layout.library.operators], dtype=np.float64)
     calls = graphed_calls(layout, calls)
+    hidden = np.zeros(
+        len(calls), dtype=np.bool_
+    )  # exchanges that take no time beside compute are launched all the same
+    for layer in layout.library.hidden:
+        hidden[layer.hidden : layer.hidden + layer.count] = True
     stages = np.concatenate(orders)
     host = np.full(nodes.num_units, -1, dtype=np.int64)
     host[stages] = nodes.num_units + np.arange(len(stages))
@@ -102,7 +109,9 @@ def launching_hosts(
         inside = insides.of(unit)
         key = inside, launch_s[on]
         if key not in bounds:
-            bounds[key] = _issued(inside, calls.take(inside.program.rows), launch_s[on], blocks=blocks)
+            issued = (inside.latency > 0) | hidden.take(inside.program.rows)
+            launches = np.where(issued, calls.take(inside.program.rows), 0)
+            bounds[key] = _issued(inside, launches, launch_s[on], blocks=blocks)
         bound, lag, latency[:, number] = bounds[key]
         if len(bound):
             bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
@@ -145,10 +154,10 @@ def _issued(
     The others are never late: a host begins a stage no later than the device.
 
     Args:
-        calls: float64[num_ops], launches. blocks: a kernel is launched when the one before it has ended, and the host
-            has issued everything when the last one has.
+        calls: float64[num_replicas, num_ops], launches. blocks: a kernel is launched when the one before it has ended,
+            and the host has issued everything when the last one has.
     """
-    issued: NDArray[np.float64] = launch_s * np.cumsum(np.where(inside.latency > 0, calls, 0), axis=1)
+    issued: NDArray[np.float64] = launch_s * np.cumsum(calls, axis=1)
     if blocks:
         ends = issued + np.cumsum(inside.latency, axis=1)
         issued = ends - inside.latency
