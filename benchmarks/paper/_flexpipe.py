@@ -92,7 +92,8 @@ def _jobs(
             dp = gpus // pp
             if 128 % (dp * micro) or 128 // (dp * micro) < pp:
                 continue
-            parallel = semu.Parallel(dp=dp, pp=pp, partition="layers", rank_order=choices.flexpipe_rank_order.value)
+            zero, order = choices.flexpipe_zero.value, choices.flexpipe_rank_order.value
+            parallel = semu.Parallel(dp=dp, pp=pp, partition="layers", zero=zero, rank_order=order)
             options = {"global_batch": 128, "micro_batch": micro, "seq_len": SIZES[size][3], "recompute": recompute}
             yield TrainingJob(model, cluster, parallel, semu.Training(**options))  # type: ignore[arg-type]
 

@@ -29,6 +29,7 @@ SCRIPTS: tuple[str, ...] = (
     "flexpipe_fig02",
     "flexpipe_fig12",
     "flexpipe_fig16",
+    "flexpipe_table5",
     "cornstarch_balance",
 )
 """Modules of this package that have ``run``."""

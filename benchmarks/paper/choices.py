@@ -148,9 +148,7 @@ class Choices:
     flexpipe_micro_batch: Choice[int] = Choice(
         1, "micro batch of Fig. 2, which prints none; with 4 data-parallel replicas of 8 pipeline ranks", (2, 4)
     )
-    flexpipe_zero: Choice[int] = Choice(
-        0, "of Fig. 2: FlexPipe names no sharded optimizer; Megatron-LM's default is none", (1,)
-    )
+    flexpipe_zero: Choice[int] = Choice(0, "FlexPipe names no sharded optimizer; Megatron-LM's default is none", (1,))
     flexpipe_rank_order: Choice[str] = Choice(
         "tp-cp-dp-pp", "Megatron-LM's: data ranks are neighbours, pipeline ranks apart", ("tp-cp-pp-dp",)
     )

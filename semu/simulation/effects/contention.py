@@ -55,6 +55,14 @@ def check_contention(contention: bool, samples: int, job: TrainingJob) -> None:
             got=job.parallel.placement,
             nearest="no contention",
         )
+    if contention and job.hides_exchanges:
+        raise ConfigError(
+            "contention of hidden exchanges of experts' tokens is not modelled by this version",
+            where="overlap.expert_parallel",
+            expected="false, or no contention",
+            got="contention",
+            nearest="no contention",
+        )
     if contention and job.training.launches:
         raise ConfigError(
             "training.launch with contention is not modelled by this version",

@@ -7,8 +7,8 @@ ranked by iteration time within memory, so that the best is never worse than the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,11 @@ from semu.simulation.schedules.comparing import compare_schedules
 from semu.simulation.schedules.comparison import ComparedSchedule, ScheduleComparison
 from semu.simulation.schedules.cuts import job_for
 from semu.simulation.schedules.named import pipeline_study
+from semu.simulation.schedules.woven import layers_study, with_gangs
 from semu.units import GIB, fit_columns, fit_lines, format_time
+
+MOST_WOVEN = 24
+"""Orders of a cut into which gangs are woven, the best of the layers."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,15 +171,34 @@ def _on_cut(
         splits = False
         study = pipeline_study(checkpoint, splits=False)
     limit = _room(checkpoint, study)
-    made = explore_study(study, cut, refused, split=splits, limit_bytes=limit)
+    layers = layers_study(study) if study.shape.chunk_gang else study
+    made = explore_study(layers, cut, refused, split=splits, limit_bytes=limit)
     shipped = set[Schedule]()
     for family in REGISTRY.values():
         if family.placement is cut.placement or family.placement is Placement.ONE_TO_ONE:
             try:
-                shipped.add(Schedule("", family(study.shape).columns))
+                shipped.add(Schedule("", family(layers.shape).columns))
             except (ConfigError, ScheduleError, MemoryLimitError):
                 continue
-    return [one for one in made if one.schedule not in shipped]
+    new = [one for one in made if one.schedule not in shipped]
+    return new if layers is study else _with_gangs(new, study, limit, refused)
+
+
+def _with_gangs(
+    made: Sequence[Explored], study: PipelineStudy, limit: NDArray[np.int64], refused: Refusals
+) -> list[Explored]:
+    """The best orders of the layers with the gangs between them, where they fit in memory; the shortest first."""
+    found = []
+    for one in made[:MOST_WOVEN]:
+        schedule = with_gangs(one.schedule, study)
+        evaluation = study.evaluate(schedule)
+        try:
+            evaluation.check_memory(limit)
+        except MemoryLimitError as error:
+            refused.add(one.name, error)
+            continue
+        found.append(replace(one, study=study, schedule=schedule, evaluation=evaluation))
+    return sorted(found, key=lambda one: one.time_s)
 
 
 def _room(checkpoint: JobCheckpoint, study: PipelineStudy) -> NDArray[np.int64]:

@@ -173,3 +173,47 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["breakdown_s"]["exposed_communication"]["vocabulary"] > 0
     assert np.isfinite(times).all()
     assert main([*arguments, "--set", "parallel.vocabulary=pipeline", "--set", "training.schedule=zb-h1"]) == 0
+
+
+@pytest.mark.parametrize(("make", "gang", "block"), [(gpt, 0, 0), (gpt, 1, -1), (llama, 1, -1), (llama, 0, 0)])
+def test_a_gang_does_what_tensor_parallel_ranks_do(make: Any, gang: int, block: int) -> None:
+    """Four pipeline ranks of a gang against four tensor-parallel ranks of one stage, whose rules have a slow reference:
+    the same operators, but for the broadcast of what arrives at one of the ranks."""
+    split = prepare(job(make(), {"dp": 1})).layout
+    whole = semu.TrainingJob(
+        make(),
+        semu.Cluster("a800", 1, 4),
+        semu.Parallel(dp=1, tp=4, sequence_parallel=False),
+        semu.Training(global_batch=16, seq_len=128, micro_batch=2),
+    )
+    wide = prepare(whole).layout
+    member = split.chunks[split.pipeline_shape(8).gangs[gang][0]]
+    place = len(wide.chunks[0].blocks) - 1 if block else 0
+
+    def value(dim: Any, layout: Any) -> Any:
+        """Of a size: 2 sequences of 128 tokens, counted in shards of as many tokens as there are tensor ranks."""
+        return eval(str(dim).replace("text.shard", str(256 // layout.job.parallel.tp)))
+
+    def listed(layout: Any, stage: Any, number: int) -> list[tuple[Any, ...]]:
+        rows = [layout.library.operators[r] for r, b in zip(stage.rows, stage.block, strict=True) if b == number]
+        return [
+            (op.path, op.kind, op.phase, *(value(dim, layout) for dim in (op.flop, op.mem_bytes, op.net_bytes, op.key)))
+            for op in rows
+            if "broadcast" not in op.path
+        ]
+
+    for way in ("forward", "backward"):
+        mine = listed(split, getattr(member, way), 0)
+        assert mine == listed(wide, getattr(wide.chunks[0], way), place)
+        assert mine
+    parameters = [(held.path, held.shape) for held in member.blocks[0].parameters]
+    assert parameters == [(held.path, held.shape) for held in wide.chunks[0].blocks[place].parameters]
+
+
+def test_rules_are_explored_on_a_split_vocabulary() -> None:
+    found = semu.explore_schedules(job(gpt(65536), {"pp": 4, "dp": 1}), top=1)
+    rule = next(row for row in found.rows if "priority" in row.name)
+    assert found.best is not None
+    assert found.best.estimate.iteration_time_s <= rule.estimate.iteration_time_s
+    named = semu.simulate(job(gpt(65536), {"pp": 4, "dp": 1}), schedule="1f1b")
+    assert found.best.estimate.iteration_time_s < named.iteration_time_s

@@ -44,6 +44,7 @@ def job_of(
     asked = {"expert_parallel": hides, "delayed_weight_gradients": delays}
     overlap = semu.Overlap(param_gather=False, tensor_parallel=False, **asked)
     options = {"micro_batch": 1, "seq_len": 512, "schedule": "interleaved" if parallel.vpp > 1 else "1f1b"}
+    options |= {"launch": False}
     options |= {"global_batch": count * parallel.replicas, "overlap": overlap} | training
     return semu.TrainingJob(moe(3 * parallel.pp * parallel.vpp), cluster, parallel, semu.Training(**options))
 
@@ -335,3 +336,18 @@ def test_where_it_hides_nothing_the_report_says_so(
 def test_delayed_weight_gradients_alone_are_refused() -> None:
     with pytest.raises(ConfigError, match="delayed weight gradients"):
         job_of({"dp": 2, "ep": 2}, hides=False, delays=True)
+
+
+def test_contention_is_refused() -> None:
+    with pytest.raises(ConfigError, match="contention"):
+        semu.simulate(job_of({"dp": 2, "ep": 2}), contention=True)
+
+
+def test_hidden_exchanges_are_launched_all_the_same() -> None:
+    """Hosts that are all that matters issue as much as without overlap, but for one more forward in a row."""
+    host = {"host.launch_s": 2.0**-10, "host.eager_launch_s": 2.0**-10}
+    spans = [
+        semu.simulate(job_of({"dp": 2, "ep": 2}, hides=hides, links=host, launch=True)).makespan_s
+        for hides in (False, True)
+    ]
+    assert spans[1] == pytest.approx(spans[0], rel=0.02)
