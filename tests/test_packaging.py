@@ -88,8 +88,8 @@ NAMES = """
     InputSpec IterationTimeline JobCheckpoint Level MemoryCurve ModalityModule ModalityRole Model ModuleParallel
     OpKind Overlap Parallel Phase PipelineLayout Planner Port Precision Provenance Recompute Replication Report
     ResultCache Role Schedule ScheduleError SearchReport SemuError ShapeSweep Simulation Span StagePlan Training
-    TrainingJob __version__ baselines compare_schedules compile_plan engine errors evaluate explore_schedules graph grid
-    hardware include nn parallel prepare run schedule search simulate sweep trace what_if workload
+    TrainingJob __version__ baselines compare_schedules compile_plan context engine errors evaluate explore_schedules
+    graph grid hardware include nn parallel prepare run schedule search simulate sweep trace what_if workload
 """.split()  # noqa: SIM905
 """What users may import from semu: a name may be added, none may go."""
 

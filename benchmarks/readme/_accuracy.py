@@ -160,7 +160,7 @@ def _factors() -> Any:
 
 def left_out() -> str:
     """Errors of groups that were left out of the fit, of data-sheet peaks, and of sites with two runs."""
-    errors = {f"{fit['device']} {fit['software']}": fit["left_out"] for fit in _factors()}
+    errors = {fit["software"]: fit["left_out"] for fit in _factors()}
     lines = [
         f"| {GROUPS[name.split(',')[0]]}{''.join(name.partition(',')[1:])} | factors of {key} | "
         f"{held['error']:.1f} % | {held['inside']} of {held['n']} |"

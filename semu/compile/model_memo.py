@@ -168,5 +168,5 @@ def placement_key(job: TrainingJob) -> tuple[Hashable, ...]:
     """Everything of a job but its model and its batch: where parameters lie, and what happens to them in an
     iteration. Of the batch and the schedule only whether they let ZeRO-3 gather once."""
     cluster = job.cluster
-    where = job.profile, cluster.profile, cluster.nodes, cluster.island, job.gathers_once
+    where = job.profile, cluster.profile, cluster.places, job.gathers_once
     return settings(job.parallel, frozenset()), settings(job.training, BATCH), where

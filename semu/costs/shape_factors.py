@@ -217,8 +217,9 @@ def _scores_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
 
 def _softmax_factor(key: Values, numbers: Mapping[str, Values]) -> Values:
     pairs, tokens, separate, fused = key
-    is_fused = has_fused_softmax(pairs / np.maximum(tokens, 1.0))
-    factor: Values = np.where(is_fused, 1.0, separate / fused)
+    length = np.maximum(pairs, 1.0) / np.maximum(tokens, 1.0)
+    kernels = np.where(has_fused_softmax(length), 1.0, separate / fused)
+    factor: Values = kernels * row_bytes_factor(length, numbers["row0"])
     return factor
 
 

@@ -182,7 +182,7 @@ def usual_kernel(software: Software, date: str | None) -> AttentionKernel | None
     """
     if software is Software.KERNELS:
         return None
-    if software is Software.TORCH:
+    if software.kernels is Software.TORCH:
         return AttentionKernel.FA1 if date is not None and date < FA2_IN_TORCH else AttentionKernel.SDPA
     if date is not None and date < FA2_SINCE:
         return AttentionKernel.FA1

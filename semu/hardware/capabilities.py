@@ -40,6 +40,8 @@ class Host:
         launch_s: CPU time to launch one kernel [s]; it costs only when the GPU runs dry.
         memory_bytes: host memory per GPU, for offload [bytes].
         eager_launch_s: like launch_s, where modules run operator by operator: with Python, dispatch and autograd [s].
+        blocking_launch_s: from the end of a kernel to the start of the next one, where launches block
+            (``CUDA_LAUNCH_BLOCKING``): the host wakes up, runs Python, and launches [s].
         transfer_stall: what launches of an eager framework take longer for every further rank of the tensor group, as
             a share of themselves, on ranks whose pipeline transfers cross nodes; 0 where adapters need no host thread.
     """
@@ -47,14 +49,19 @@ class Host:
     launch_s: Number
     memory_bytes: Number
     eager_launch_s: Number
+    blocking_launch_s: Number
     transfer_stall: Number
 
-    def launch(self, *, is_eager: bool) -> tuple[str, Number]:
-        """What a launch takes, with its dotted key. ``is_eager``: modules run operator by operator."""
-        return ("host.eager_launch_s", self.eager_launch_s) if is_eager else ("host.launch_s", self.launch_s)
+    def launch(self, *, is_eager: bool, blocks: bool = False) -> tuple[str, Number]:
+        """What a launch takes, with its dotted key. ``is_eager``: modules run operator by operator. ``blocks``: every
+        launch waits for its kernel."""
+        name = "blocking_launch_s" if blocks else "eager_launch_s" if is_eager else "launch_s"
+        return f"host.{name}", getattr(self, name)
 
 
 _NO_MARGIN = Number(0.0, Provenance.DEFAULT, "none")
+_ONE_SOCKET = Number(8, Provenance.DEFAULT, "one node of eight")
+_NO_SOCKET_LINK = Number(1e12, Provenance.DEFAULT, "no limit")
 _ONE_LAYOUT = Number(1, Provenance.DEFAULT, "along the summed axis")
 _SAME_PRODUCTS = Number(1, Provenance.DEFAULT, "products take the same time in training")
 
@@ -88,6 +95,8 @@ class DeviceProfile:
         pcie_bytes_per_s: PCIe, one direction [byte/s].
         nvlink_gpus: GPUs of a node that NVLink joins: 8 behind a switch, 2 for a bridged pair.
         memory_margin: share of the memory that a run should leave free, 0 to less than 1.
+        socket_gpus: consecutive GPUs of a node below one socket of its host, where PCIe joins them.
+        socket_bytes_per_s: link between the sockets of a node, one way, all that cross it together [byte/s].
         fp8_layouts: layouts in which fp8 products take an operand: 1, along the summed axis only; 2, either.
         training_products: time of products of 16 bits in a training framework over that of the fit, >= 1, where most
             of the fitted rows are from inference libraries.
@@ -124,6 +133,8 @@ class DeviceProfile:
     transfer_s: float = 0.0
     memory_margin: Number = _NO_MARGIN
     fp8_layouts: Number = _ONE_LAYOUT
+    socket_gpus: Number = _ONE_SOCKET
+    socket_bytes_per_s: Number = _NO_SOCKET_LINK
     training_products: Number = _SAME_PRODUCTS
     has_trees: bool = True
 
@@ -132,10 +143,10 @@ class DeviceProfile:
             if name != "memory_margin":
                 check_number(getattr(self, name).value, name, is_above=True)
         check_number(self.memory_margin.value, "memory_margin", most=1.0)
-        if self.nvlink_gpus.value != int(self.nvlink_gpus.value):
-            raise ConfigError(
-                "not a valid number", where="nvlink_gpus", expected="an integer >= 1", got=self.nvlink_gpus.value
-            )
+        for name in ("nvlink_gpus", "socket_gpus"):
+            count = getattr(self, name).value
+            if count != int(count):
+                raise ConfigError("not a valid number", where=name, expected="an integer >= 1", got=count)
         if self.fp8_layouts.value not in (1, 2):
             raise ConfigError(
                 "not a number of layouts", where="fp8_layouts", expected="1 or 2", got=self.fp8_layouts.value, nearest=1
@@ -191,6 +202,11 @@ class DeviceProfile:
             return self.variants.get((kind, nearest), self.efficiencies[kind])
         return self.efficiencies[kind]
 
+    def software_factors(self, software: Software) -> SoftwareFactors:
+        """Factors of a framework, or of the one whose kernels it runs; neutral where the profile has neither."""
+        neutral = SoftwareFactors.of({})
+        return self.software.get(software) or self.software.get(software.kernels) or neutral
+
     def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
         """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""
         if kernel is None:
@@ -222,7 +238,7 @@ class DeviceProfile:
         return {}
 
     def _slowed(self, software: Software, kernel: AttentionKernel | None, is_deterministic: bool) -> DeviceProfile:
-        factors = self.software.get(software, SoftwareFactors.of({}))
+        factors = self.software_factors(software)
         attention = self.attention_factors(kernel)
         if is_deterministic:
             attention = attention.deterministic()
@@ -273,6 +289,7 @@ class DeviceProfile:
         yield "host.launch_s", self.host.launch_s
         yield "host.memory_bytes", self.host.memory_bytes
         yield "host.eager_launch_s", self.host.eager_launch_s
+        yield "host.blocking_launch_s", self.host.blocking_launch_s
         yield "host.transfer_stall", self.host.transfer_stall
         for key, section in self.sections().items():
             for name in coefficient_names(type(section)):
@@ -386,6 +403,8 @@ PEAKS = (
     "nic_bytes_per_s",
     "pcie_bytes_per_s",
     "nvlink_gpus",
+    "socket_gpus",
+    "socket_bytes_per_s",
     "memory_margin",
     "fp8_layouts",
     "training_products",

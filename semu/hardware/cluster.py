@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
 from semu.hardware.profile import load_fabric, load_profile
 
+BYTES_PER_GBIT = 1e9 / 8
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -31,11 +34,14 @@ class Cluster:
         oversubscription: of the network between nodes, >= 1: GPUs that send at once share its upper tiers, and each
             reaches its card's bandwidth divided by this.
         fabric: of the network between nodes, one of ``list_fabrics``; None: that which the profile was measured with.
-        nvlink_domain: GPUs that NVLink joins, in whole nodes: 72 for GB200 NVL72 in trays of ``gpus_per_node`` = 4;
-            None: what the profile's ``nvlink_gpus`` joins within a node.
+        nics_per_node: network cards that the GPUs of a node share evenly; None: one for each GPU.
+        nic_gbit: of a card, one direction [Gbit/s]; None: the profile's card.
+        leaf_nodes: consecutive nodes whose cards meet below the upper tiers, which ``oversubscription`` is of: of a
+            rail-optimised network as many nodes as a rail's switch has ports; None: no two nodes do.
+        nvlink_domain: consecutive GPUs that NVLink joins across nodes (trays of a rack); None: those of a node.
     Raises:
         ConfigError: unknown device or fabric, unknown override key, a count or an oversubscription below one, a domain
-            that nodes do not make up.
+            that nodes do not divide, cards beside an overridden ``nic_bytes_per_s``.
     """
 
     device: str | DeviceProfile
@@ -44,6 +50,9 @@ class Cluster:
     override: Mapping[str, object] = field(default_factory=dict)
     oversubscription: float = 1.0
     fabric: str | None = None
+    nics_per_node: int | None = None
+    nic_gbit: float | None = None
+    leaf_nodes: int | None = None
     nvlink_domain: int | None = None
 
     def __post_init__(self) -> None:
@@ -62,6 +71,18 @@ class Cluster:
                     nearest=max(self.nvlink_domain // self.gpus_per_node, 1) * self.gpus_per_node,
                 )
         object.__setattr__(self, "override", dict(self.override))
+        for name in ("nics_per_node", "leaf_nodes"):
+            if getattr(self, name) is not None:
+                check_integer(getattr(self, name), f"cluster.{name}")
+        if self.nic_gbit is not None:
+            check_number(self.nic_gbit, "cluster.nic_gbit", is_above=True)
+        if self.has_own_cards and "nic_bytes_per_s" in self.override:
+            raise ConfigError(
+                "network cards are told twice",
+                where="cluster.override.nic_bytes_per_s",
+                expected="nics_per_node and nic_gbit, or bytes per second and GPU",
+                got=self.override["nic_bytes_per_s"],
+            )
         name = self.profile.name  # reads and checks the profile at the door
         if isinstance(self.device, str) and not self.device.endswith(".toml"):
             object.__setattr__(self, "device", name)
@@ -83,10 +104,29 @@ class Cluster:
         profile = profile.override(self.override, where="cluster.override")
         if self.nvlink_domain is not None:
             profile = profile.override({"nvlink_gpus": self.nvlink_domain}, where="cluster.nvlink_domain")
-        if self.oversubscription == 1:
+        card = profile.nic_bytes_per_s.value if self.nic_gbit is None else self.nic_gbit * BYTES_PER_GBIT
+        share = card * (self.nics_per_node or self.gpus_per_node) / self.gpus_per_node
+        if self.leaf_nodes is None:
+            share /= self.oversubscription
+        if share == profile.nic_bytes_per_s.value:
             return profile
-        card = profile.nic_bytes_per_s.value / self.oversubscription
-        return profile.override({"nic_bytes_per_s": card}, where="cluster.oversubscription")
+        return profile.override({"nic_bytes_per_s": share}, where="cluster.nics_per_node")
+
+    @property
+    def has_own_cards(self) -> bool:
+        """Whether the network cards of a node are told."""
+        return self.nics_per_node is not None or self.nic_gbit is not None
+
+    @property
+    def period_gpus(self) -> int:
+        """GPUs after which places repeat: groups that are so far apart are alike."""
+        return math.lcm(self.island, self.gpus_per_node * (self.leaf_nodes or 1))
+
+    @property
+    def places(self) -> tuple[object, ...]:
+        """What decides how ranks lie to one another."""
+        reach = self.profile.nvlink_gpus.value, self.profile.socket_gpus.value
+        return self.nodes, self.gpus_per_node, self.island, self.leaf_nodes, self.oversubscription, *reach
 
     @property
     def num_gpus(self) -> int:
@@ -161,8 +201,8 @@ class Cluster:
     def place_group(self, name: str, gpus: Sequence[int]) -> CommGroup:
         """The communicator of some GPUs, with its shape on the nodes.
 
-        Ranks of one node (of one ``nvlink_domain``, where there is one) meet over NVLink where it joins them all
-        (``nvlink_gpus`` consecutive GPUs), else over PCIe.
+        Ranks of one node meet over NVLink where it joins them all (``nvlink_gpus`` consecutive GPUs), else over PCIe;
+        an NVLink domain is one node. Where a group over PCIe crosses sockets, so do those of the node's other GPUs.
 
         Args:
             name: stream of the communicator, ``tp``, ``dp``, ...
@@ -183,7 +223,13 @@ class Cluster:
         reach = int(self.profile.nvlink_gpus.value)
         islands = {(node, local // reach) for node, local in places}
         local_port = Port.NVLINK if len(islands) == len(per_node) else Port.PCIE
-        return CommGroup(name, len(gpus), len(per_node), min(per_node.values()), local_port)
+        below = self.profile.socket_gpus.value
+        crosses = local_port is Port.PCIE and len({(n, local // below) for n, local in places}) > len(per_node)
+        across = max(self.gpus_per_node // max(per_node.values()), 1) if crosses else 0
+        leaf = self.gpus_per_node * (self.leaf_nodes or self.nodes)
+        is_slowed = self.leaf_nodes is not None and len({gpu // leaf for gpu in gpus}) > 1
+        slower = self.oversubscription if is_slowed and len(per_node) > 1 else 1.0
+        return CommGroup(name, len(gpus), len(per_node), min(per_node.values()), local_port, 1.0, slower, across)
 
 
 def _load(device: object) -> DeviceProfile:

@@ -48,7 +48,7 @@ NOTES = ("site", "calibration")
 measurements, and how the fit was made."""
 
 _DEFAULT = "_default"
-_HOST = ("launch_s", "memory_bytes", "eager_launch_s", "transfer_stall")
+_HOST = ("launch_s", "memory_bytes", "eager_launch_s", "blocking_launch_s", "transfer_stall")
 _REQUIRED = ("memory_bytes", "mem_bytes_per_s", "nvlink_bytes_per_s", "nic_bytes_per_s", "flop_per_s.bf16")
 _DERIVED_PEAKS = {DType.FP16: 1.0, DType.TF32: 1 / 2, DType.FP32: 1 / 16}
 """Fractions of the bf16 peak for precisions that a file without base leaves out: those of the A100."""
@@ -366,8 +366,9 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         if framework is not Software.KERNELS:
             prefix = f"software.{framework.value}"
             factors = {name: numbers[f"{prefix}.{name}"] for name in FACTORS if f"{prefix}.{name}" in numbers}
-            with located(prefix):
-                software[framework] = SoftwareFactors.of(factors)
+            if factors or framework.kernels is framework:
+                with located(prefix):
+                    software[framework] = SoftwareFactors.of(factors)
     attention_kernels: dict[AttentionKernel, AttentionFactors] = {}
     for kernel in AttentionKernel:
         prefix = f"attention_kernel.{kernel.value}"

@@ -23,13 +23,21 @@ class Software(Enum):
 
     KERNELS: none, every kernel takes its isolated time. MEGATRON: Megatron-LM with Transformer Engine, or with
     Megatron's fused kernels before it. TORCH: PyTorch's FSDP around ordinary modules, with PyTorch's FlashAttention.
+    MEGATRON_DEEPSPEED: Megatron's modules and kernels, run by DeepSpeed's pipeline engine and optimizers.
     """
 
     KERNELS = "kernels"
     MEGATRON = "megatron"
     TORCH = "torch"
+    MEGATRON_DEEPSPEED = "megatron-deepspeed"
+
+    @property
+    def kernels(self) -> Software:
+        """The framework whose kernels it runs, whose factors it has where a profile has none for it."""
+        return _KERNELS_OF.get(self, self)
 
 
+_KERNELS_OF: Mapping[Software, Software] = MappingProxyType({Software.MEGATRON_DEEPSPEED: Software.MEGATRON})
 _NEUTRAL = "a kernel by itself"
 _BY_THEMSELVES = (OpKind.OPTIMIZER, OpKind.CUSTOM, OpKind.PERMUTE)
 """Kinds without a factor. The kernel that moves rows of experts is in no dense run, from which factors come; in a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semu.errors import ConfigError
 from semu.imports.flags import Flag, FlagTable
@@ -127,7 +127,7 @@ class Given:
         source: the file, for messages. kind: what sort of file. flags: the program's table of them.
         arguments: in order, a name may come twice.
         nodes, gpus_per_node: of the cluster as the launcher says; None: it does not.
-        cluster_line: where; 0: nowhere. notes: sentences for the report.
+        cluster_line: where; 0: nowhere. notes: sentences for the report. environment: variables that the file sets.
     """
 
     source: str
@@ -138,6 +138,7 @@ class Given:
     gpus_per_node: int | None = None
     cluster_line: int = 0
     notes: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def where(self, line: int) -> str:
         """A place in the file."""

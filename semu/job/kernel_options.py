@@ -129,6 +129,7 @@ class KernelOptions(AbstractOptions):
         " modelled (training.launch)",
         influence=STEP,
     )
+    launch_blocking: bool = option(False, SWITCH, "launches wait for the kernel before (CUDA_LAUNCH_BLOCKING=1)")
 
     def _check(self) -> None:
         super()._check()
@@ -146,7 +147,7 @@ class KernelOptions(AbstractOptions):
         """Whether modules run operator by operator, each launched from Python: PyTorch where it is said
         (``eager_modules``), and before ``COMPILED_SINCE``."""
         is_early = self.software_date is not None and self.software_date < COMPILED_SINCE
-        return self.software is Software.TORCH and (self.eager_modules or is_early)
+        return self.software.kernels is Software.TORCH and (self.eager_modules or is_early)
 
     @property
     def runs_unfused(self) -> bool:
@@ -161,4 +162,4 @@ class KernelOptions(AbstractOptions):
     @property
     def launches(self) -> bool:
         """Whether kernels wait for their hosts, whatever the model (``TrainingJob.launches``)."""
-        return self.is_eager if self.launch is None else self.launch
+        return self.is_eager or self.launch_blocking if self.launch is None else self.launch

@@ -143,6 +143,14 @@ class Fp8Weights(Enum):
     MICROBATCH = "microbatch"
 
 
+class ParameterSync(Enum):
+    """How ZeRO-1's ranks get the parameters that others stepped: all at once, or by a broadcast of every owner's, one
+    after another behind the step (InternEvo's hybrid ZeRO, DeepSpeed before 2020)."""
+
+    ALL_GATHER = "all_gather"
+    BROADCAST = "broadcast"
+
+
 class OptimizerKernels(Enum):
     """How a step runs: one fused kernel (Apex, Transformer Engine, PyTorch's ``fused=True``), or one kernel for each
     operation over lists of parameters (PyTorch's ``foreach``, its default)."""

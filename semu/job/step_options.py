@@ -21,7 +21,7 @@ from semu.job.declare import (
     part,
     word,
 )
-from semu.job.kinds import Optimizer, OptimizerKernels, SplitMatrices
+from semu.job.kinds import Optimizer, OptimizerKernels, ParameterSync, SplitMatrices
 from semu.job.left_out import read_left_out
 from semu.parallel.fsdp import Fsdp
 
@@ -86,6 +86,13 @@ class StepOptions(AbstractOptions):
         "ranks step as soon as their own gradients are reduced and go on with the next iteration; norms and infinities"
         " are looked at afterwards (2401.10241 §4): an iteration lasts as long as the rank that is busy longest, from"
         " its first stage to its step",
+        influence=STEP,
+    )
+    parameter_sync: Word[ParameterSync] = option(
+        ParameterSync.ALL_GATHER,
+        word(ParameterSync),
+        "how the parameters that a rank stepped reach the others under ZeRO-1: by one all-gather, or by a broadcast of"
+        " every rank's, which no overlap hides",
         influence=STEP,
     )
     overhead_s: float = option(

@@ -13,7 +13,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.number import Number
 from semu.hardware.software import Software
 from semu.job.experts import check_experts, exposed_exchanges, mixtures
-from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, Precision, RecomputeMethod
+from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, ParameterSync, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
@@ -29,6 +29,8 @@ from semu.parallel.vocabulary import check_vocabulary
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
 
+SCATTER_GATHER_UNTIL = "2023-07"
+"""Month from which Megatron-LM no longer splits transfers over tensor-parallel ranks."""
 ASYNC_REDUCTION_SINCE = "2022-01"
 """Megatron-LM with ``--no-async-tensor-model-parallel-allreduce``, which turns off what it does since."""
 GRAPHS_SINCE = "2026-08"
@@ -101,7 +103,10 @@ class TrainingJob:
     @property
     def launch(self) -> tuple[str, Number]:
         """What a launch takes [s], with its dotted key in the profile."""
-        return self.profile.host.launch(is_eager=self.training.is_eager or self.has_bound_mixture)
+        training = self.training
+        return self.profile.host.launch(
+            is_eager=training.is_eager or self.has_bound_mixture, blocks=training.launch_blocking
+        )
 
     def _check_cluster(self) -> None:
         need, have = self.parallel.num_gpus, self.cluster.num_gpus
@@ -255,8 +260,11 @@ class TrainingJob:
     @property
     def hides_gathers(self) -> bool:
         """Whether parameters are gathered during the next forwards: ``overlap.param_gather``, but not under Muon, whose
-        whole parameters Megatron-LM gathers in the step (``LayerWiseDistributedOptimizer.allgather_params``)."""
-        return self.training.overlap.param_gather and self.training.optimizer is not Optimizer.MUON
+        whole parameters Megatron-LM gathers in the step (``LayerWiseDistributedOptimizer.allgather_params``), and not
+        by broadcasts."""
+        training = self.training
+        is_gathered = training.parameter_sync is ParameterSync.ALL_GATHER
+        return training.overlap.param_gather and training.optimizer is not Optimizer.MUON and is_gathered
 
     @property
     def moves_fp8_weights(self) -> bool:
@@ -331,7 +339,7 @@ class TrainingJob:
         mixed-precision policy (2304.11277 §4.4)."""
         training = self.training
         is_mixed = training.master_dtype is not training.precision.tensor_dtype
-        return is_mixed and self.parallel.zero >= 3 and training.software is Software.TORCH
+        return is_mixed and self.parallel.zero >= 3 and training.software.kernels is Software.TORCH
 
     @property
     def stops_recomputation_early(self) -> bool:
@@ -339,14 +347,22 @@ class TrainingJob:
 
         PyTorch's checkpoint does, Megatron-LM's does not.
         """
-        return self.training.software is Software.TORCH
+        return self.training.software.kernels is Software.TORCH
+
+    @property
+    def sums_gradients_twice(self) -> bool:
+        """Whether every microbatch's gradients are summed in the parameters' type and then in a wider one that is kept
+        beside it: DeepSpeed's ``BF16_Optimizer``."""
+        training = self.training
+        is_wider = training.grad_dtype is not training.precision.tensor_dtype
+        return is_wider and training.software is Software.MEGATRON_DEEPSPEED
 
     @property
     def has_gradient_buckets(self) -> bool:
         """Whether gradients that are reduced whole are copied into buckets that stay: PyTorch's
         DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
         gradients. Megatron-LM's gradients lie in its buffers."""
-        return self.training.software is Software.TORCH and not self.training.gradient_as_bucket_view
+        return self.training.software.kernels is Software.TORCH and not self.training.gradient_as_bucket_view
 
     @property
     def fsdp(self) -> Fsdp:
@@ -354,7 +370,7 @@ class TrainingJob:
         training = self.training
         if training.fsdp is not None:
             return training.fsdp
-        if training.software is not Software.TORCH or self.parallel.zero < 3:
+        if training.software.kernels is not Software.TORCH or self.parallel.zero < 3:
             return Fsdp.NONE
         is_first = training.software_date is not None and training.software_date < SECOND_SINCE
         return Fsdp.FIRST if is_first else Fsdp.SECOND
@@ -364,9 +380,11 @@ class TrainingJob:
         """Whether products for weight gradients add into the gradient buffers themselves.
 
         Autograd makes a tensor of every gradient and adds it (``AccumulateGrad``), or DistributedDataParallel copies
-        it into its bucket; under FSDP it is new in every microbatch, and only shards are added.
+        it into its bucket; under FSDP it is new in every microbatch, and only shards are added. So does DeepSpeed.
         """
-        is_added = self.training.software is Software.TORCH and self.parallel.zero < 3
+        software = self.training.software
+        is_added = software.kernels is Software.TORCH and self.parallel.zero < 3
+        is_added |= software is Software.MEGATRON_DEEPSPEED
         return self.training.gradient_accumulation_fusion and not is_added
 
     @property
@@ -377,7 +395,7 @@ class TrainingJob:
         input. Megatron-LM saves the rank's part and gathers it again (2205.05198 §4.2.2).
         """
         chosen = self.training.gathered_inputs
-        return self.training.software is Software.TORCH if chosen is None else chosen is GatheredInputs.KEPT
+        return self.training.software.kernels is Software.TORCH if chosen is None else chosen is GatheredInputs.KEPT
 
     @property
     def overlaps_tensor_parallel(self) -> bool:
@@ -392,6 +410,18 @@ class TrainingJob:
             return chosen
         is_async = self.parallel.sequence_parallel or date is None or date >= ASYNC_REDUCTION_SINCE
         return self.training.software is Software.MEGATRON and is_async
+
+    @property
+    def splits_transfers(self) -> bool:
+        """Whether each of the tensor-parallel ranks that hold the same activation sends its share between pipeline
+        ranks, and the receivers gather the shares: without sequence parallelism, in Megatron-LM up to June 2023
+        (2104.04473 §4.1, ``scatter_gather_tensors_in_pipeline``) and in DeepSpeed (``PartitionedTensor``)."""
+        parallel, training = self.parallel, self.training
+        if parallel.tp == 1 or parallel.pp == 1 or parallel.sequence_parallel or parallel.modules:
+            return False
+        is_early = training.software_date is not None and training.software_date < SCATTER_GATHER_UNTIL
+        is_megatron = training.software is Software.MEGATRON and is_early
+        return is_megatron or training.software is Software.MEGATRON_DEEPSPEED
 
     @property
     def exposed_exchanges(self) -> str:

@@ -194,7 +194,7 @@ class Mesh:
     def worst_group(self, axis: str) -> CommGroup:
         """The group of one axis that spans the most nodes."""
         cluster, size, stride = self.cluster, getattr(self.parallel, axis), self._strides[axis]
-        nodes = cluster.num_gpus, cluster.island, cluster.profile.nvlink_gpus.value
+        nodes = cluster.places
         count = self.parallel.num_gpus // (size * stride)
 
         def _find() -> CommGroup:
@@ -256,7 +256,7 @@ class Mesh:
         """Of the ranks first, first + step, ... (``count`` of them), those that stand differently in their nodes."""
         if self.is_reordered:
             return range(first, first + step * count, step)
-        node = self.cluster.island
+        node = self.cluster.period_gpus
         return range(first, first + step * min(count, node // math.gcd(step, node)), step)
 
     def _place(self, name: str, first: int, step: int, count: int) -> CommGroup:
@@ -275,13 +275,12 @@ class Mesh:
             return cluster.place_group(name, [self.gpu_of(rank) for rank in gpus])
         if gpus[0] < 0 or gpus[-1] < 0 or max(gpus[0], gpus[-1]) >= cluster.num_gpus:
             return cluster.place_group(name, gpus)  # refuses a GPU that is not there
-        node = cluster.island
-        key = (name, first % node, step, count, node, cluster.profile.nvlink_gpus.value)
+        key = (name, first % cluster.period_gpus, step, count, cluster.places[1:])
         return _PLACED.get(key, lambda: cluster.place_group(name, gpus))
 
     def _spot(self, rank: int) -> int:
         """What tells how a rank stands in its node."""
-        return rank if self.is_reordered else rank % self.cluster.island
+        return rank if self.is_reordered else rank % self.cluster.period_gpus
 
     @cached_property
     def _strides(self) -> dict[str, int]:
@@ -299,6 +298,7 @@ _PLACED = memo.Table[CommGroup](
 )
 
 
-def _spread(group: CommGroup) -> tuple[int, bool, int]:
-    """How far apart a group's ranks are: nodes, PCIe instead of NVLink, fewest ranks on a node."""
-    return group.num_nodes, group.local_port is Port.PCIE, -group.ranks_per_node
+def _spread(group: CommGroup) -> tuple[float, int, bool, int, int]:
+    """How far apart a group's ranks are: upper tiers, nodes, PCIe and not NVLink, sockets, fewest ranks on a node."""
+    is_pcie = group.local_port is Port.PCIE
+    return group.nic_slowdown, group.num_nodes, is_pcie, group.socket_groups, -group.ranks_per_node

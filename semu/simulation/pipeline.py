@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.compile.layout import Layout
-from semu.costs.evaluation import CostedJob, Evaluation
+from semu.costs.evaluation import CostedJob
 from semu.costs.phases import CODES, costs_of, program_of
 from semu.engine.timeline import OuterSlice
 from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
@@ -24,7 +24,7 @@ from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gathers_before_forwards import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts, waits_for_hosts
-from semu.simulation.transfers import chunk_transfers, edge_bytes
+from semu.simulation.transfers import chunk_transfers, edge_bytes, splitting_group
 from semu.simulation.unit_programs import programs_of
 
 _LINKS = memo.ScopedTable["tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]"](
@@ -69,7 +69,7 @@ def _replica_links(
     layout: Layout, pairs: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]:
     """Of every replica the links of all pairs of ranks, and the numbers of those that differ."""
-    parallel, node = layout.job.parallel, layout.job.cluster.island
+    parallel, node = layout.job.parallel, layout.job.cluster.period_gpus
     distinct: dict[CommGroup, CommGroup] = {}
     by_place: dict[int, tuple[CommGroup, ...]] = {}  # replicas at the same place of a node have the same links
     links = []
@@ -153,7 +153,7 @@ def _distinct_latencies(
             key = link_number[pair], sizes.tobytes()
             if key not in sends:
                 sends[key] = len(latency)
-                latency.append(send_latency(costed.evaluation, links[pair], sizes))
+                latency.append(send_latency(costed, links[pair], sizes))
             row_of_edge.append(sends[key])
         row[:, units.num_stages :] = np.array(row_of_edge, dtype=np.int64)[programs.edge[units.copy]]
         return np.stack(latency), row.ravel()
@@ -161,14 +161,20 @@ def _distinct_latencies(
     return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, links), _find)
 
 
-def send_latency(evaluation: Evaluation, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Latency of a transfer for every shape: float64[num_shapes] [s]; equal ones are costed once."""
-    model = evaluation.by_shape.model
-    return _SENDS.get(
-        evaluation.by_shape,
-        (link, sizes.tobytes()),
-        lambda: model.outer_latency(OpKind.P2P, "send", group=link, net_bytes=sizes),
-    )
+def send_latency(costed: CostedJob, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Latency of a transfer for every shape: float64[num_shapes] [s]; equal ones are costed once. A transfer that is
+    split over tensor-parallel ranks ends when its receivers have gathered it."""
+    by_shape, peers = costed.evaluation.by_shape, splitting_group(costed.layout)
+
+    def _find() -> NDArray[np.float64]:
+        send = partial(by_shape.model.outer_latency, OpKind.P2P, "send", group=link)
+        if peers is None:
+            return send(net_bytes=sizes)
+        share = -(-sizes // peers.num_ranks)
+        gather = by_shape.model.outer_latency(OpKind.ALL_GATHER, "gather", group=peers, net_bytes=sizes - share)
+        return send(net_bytes=share) + np.where(sizes > 0, gather, 0.0)
+
+    return _SENDS.get(by_shape, (link, peers, sizes.tobytes()), _find)
 
 
 def run_pipeline(sim: SimulatedJob, problem: PipelineProblem, *, has_hosts: bool = True) -> TimedJob:

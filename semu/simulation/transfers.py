@@ -107,6 +107,11 @@ def edge_bytes(costed: CostedJob, source: int, target: int, phase: Phase) -> NDA
     return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, *positions), _make)
 
 
+def splitting_group(layout: Layout) -> CommGroup | None:
+    """The tensor-parallel ranks of which each sends its share of what all of them hold; None: each sends all of it."""
+    return layout.mesh.worst_tp_group if layout.job.splits_transfers else None
+
+
 class ChunkTransfers(NamedTuple):
     """All transfers of one phase from one chunk to another.
 

@@ -33,6 +33,8 @@ leaves open follows rules that hold for every row:
 * ZeRO-2 of PyTorch's FSDP is its SHARD_GRAD_OP: parameters are sharded too, and stay gathered until the backward.
 * software: the row's; where it has none, PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless
   the row tells ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); else Megatron-LM's.
+* launches: they block (``launch_blocking``) under Megatron-DeepSpeed up to 2022 on 384 GPUs and more, where its authors
+  had to disable asynchronous launches, as pipelines deadlocked with them (2211.05100 §3.2).
 * attention kernel: the row's; where it has none, what the software called at its date
   (``semu.hardware.attention_kernels``).
 * transfers between pipeline ranks: not hidden unless the row says so.
@@ -56,6 +58,7 @@ from semu.checks import find_named
 from semu.errors import ConfigError
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
+from semu.hardware.software import Software
 from semu.nn.layers.activation import Activation
 from semu.parallel.expert_layers import layer_pattern
 from semu.schedule.placement import Placement
@@ -71,8 +74,11 @@ _LEARNED = ("learned", "learned_absolute")
 """Words for a table of positions."""
 VOCAB_MULTIPLE = 128
 """Megatron-LM's ``make-vocab-size-divisible-by``."""
+DEADLOCKS_UNTIL, DEADLOCKS_FROM_GPUS = "2023-01", 384
+"""Where pipelines of Megatron-DeepSpeed ran with synchronous launches (2211.05100 §3.2)."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
+_TORCH = frozenset(item.value for item in Software if item.kernels is Software.TORCH)
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
 _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -134,6 +140,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "attention_deterministic": row.attention_deterministic,
         "software_date": row.software_date,
         "gradient_accumulation_fusion": row.gradient_accumulation_fusion,
+        "launch_blocking": True if _blocks(row) else None,
         "eager_modules": True if is_eager else None,
         "optimizer_kernels": "foreach" if is_torch_fsdp else None,
         "fp8_recipe": row.fp8_recipe,
@@ -219,9 +226,15 @@ def _software(row: Row) -> str:
     return row.software or ("torch" if _is_torch_fsdp(row) else "megatron")
 
 
+def _blocks(row: Row) -> bool:
+    """Whether launches of kernels were synchronous."""
+    is_early = row.software_date is None or row.software_date < DEADLOCKS_UNTIL
+    return _software(row) == Software.MEGATRON_DEEPSPEED.value and is_early and row.gpus >= DEADLOCKS_FROM_GPUS
+
+
 def _is_torch_fsdp(row: Row) -> bool:
     told = row.overlap or {}
-    is_torch = told.get("dp_grad_reduce") is None if row.software is None else row.software == "torch"
+    is_torch = told.get("dp_grad_reduce") is None if row.software is None else row.software in _TORCH
     return is_torch and row.sharding in ("fsdp", "zero2")
 
 

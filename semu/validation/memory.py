@@ -26,8 +26,10 @@ def peak_bytes(report: Report | Estimate, scope: Scope, measure: Measure) -> int
     ``activations.activation_bytes``, no peak of an allocator."""
     if measure is Measure.ANALYTIC:
         return None
-    peaks = report.reserved_memory_bytes if measure is Measure.RESERVED else report.peak_memory_bytes
-    return None if peaks is None else max(peaks[rank] for rank in ranks_of(scope, len(peaks)))
+    is_allocated = measure not in (Measure.RESERVED, Measure.DEVICE)
+    peaks = report.peak_memory_bytes if is_allocated else report.reserved_memory_bytes
+    outside = report.other_memory_bytes if measure is Measure.DEVICE else 0
+    return None if peaks is None else outside + max(peaks[rank] for rank in ranks_of(scope, len(peaks)))
 
 
 def static_bytes(report: Report | Estimate, scope: Scope) -> int:

@@ -36,10 +36,12 @@ class Scope(Enum):
 
 
 class Measure(Enum):
-    """What was measured: bytes in tensors, bytes held by the allocator, a closed form, or gigabytes in print."""
+    """What was measured: bytes in tensors, bytes held by the allocator, all that is taken of the device (nvidia-smi),
+    a closed form, or gigabytes in print."""
 
     ALLOCATED = "allocated"
     RESERVED = "reserved"
+    DEVICE = "device"
     ANALYTIC = "analytic"
     PRINTED_GB = "printed_gb"
 

@@ -19,6 +19,7 @@ from semu.checks import check_member, is_integer, is_number
 from semu.errors import ConfigError
 from semu.fitting.source_text import parse_json
 from semu.hardware.profile import list_fabrics, list_profiles
+from semu.hardware.software import Software
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.adapters import lora_table
 from semu.validation.multimodal import run_of_multimodal
@@ -224,7 +225,7 @@ def _row(fields: _Fields) -> Row:
         activation_limit=fields.word_or_none("activation_limit", is_optional=True),
         etp=fields.size_or_none("etp", is_optional=True),
         overlap={name: overlap.switch_or_none(name) for name in _OVERLAPS},
-        software=fields.word_or_none("software", is_optional=True),
+        software=_software(fields),
         software_date=fields.word_or_none("software_date", is_optional=True),
         attention=_first_word(fields.word_or_none("attention", is_optional=True)),
         attention_kernel=fields.word_or_none("attention_kernel", is_optional=True),
@@ -240,7 +241,7 @@ def _row(fields: _Fields) -> Row:
         compiled=fields.switch_or_none("torch_compile"),
         layout=fields.child("layout", is_optional=True),
         scope=fields.member("peak_mem_scope", Scope),
-        measure=fields.member("peak_mem_measure", Measure),
+        measure=_measure(fields),
         iteration_time_s=open_["iteration_time_s"] if open_ else fields.amount_or_none("iteration_time_s"),
         peak_mem_bytes=fields.amount_or_none("peak_mem_bytes"),
         activation_bytes=measured.amount_or_none("activation_bytes", is_optional=True),
@@ -267,6 +268,21 @@ def _fabric(fields: _Fields) -> str | None:
     words = re.findall(r"\w+", (fields.word_or_none("inter_net", is_optional=True) or "").lower())
     named = fields.word_or_none("fabric", is_optional=True)
     return named or next((name for name in list_fabrics() if name in words), None)
+
+
+def _software(fields: _Fields) -> str | None:
+    """The framework that the file names, or, where its remarks or its source name one that runs the same kernels, that
+    one."""
+    named = fields.word_or_none("software", is_optional=True)
+    told = " ".join(str(fields.table.get(name) or "") for name in ("notes", "source")).lower()
+    runs_them = (item.value for item in Software if item.kernels is not item and item.kernels.value == named)
+    return next((name for name in runs_them if name in told), named)
+
+
+def _measure(fields: _Fields) -> Measure | None:
+    """What of a device's memory was measured; what nvidia-smi shows is more than the allocator holds."""
+    measure, words = fields.member("peak_mem_measure", Measure), fields.word_or_none("peak_mem_kind", is_optional=True)
+    return Measure.DEVICE if measure is Measure.RESERVED and "nvidia-smi" in (words or "") else measure
 
 
 def _model(fields: _Fields) -> Mapping[str, object]:

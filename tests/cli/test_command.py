@@ -440,7 +440,7 @@ def test_lists(what: str, names: list[str], capsys: pytest.CaptureFixture[str]) 
 def test_list_alone_lists_the_lists(capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "list")
     names = [row.split()[0] for row in text.strip().split("\n")[1:]]
-    assert (code, names) == (0, ["models", "setups", "devices", "schedules"])
+    assert (code, names) == (0, ["models", "setups", "devices", "schedules", "masks"])
     rows = json.loads(run(capsys, "list", "--json")[1])["lists"]
     assert [row["name"] for row in rows] == names
     assert all(run(capsys, "list", name)[0] == 0 for name in names)

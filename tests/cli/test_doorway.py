@@ -184,6 +184,36 @@ def test_a_fabric_that_semu_does_not_have(capsys: pytest.CaptureFixture[str]) ->
     assert code == 2 and "cluster.fabric" in err and "'efa'" in err
 
 
+@pytest.mark.parametrize("sizes", ["tp2-pp2", "tp2-dp4-pp2", "tp4-dp4"])
+def test_four_cards_of_a_node_are_shared(sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", "llama3-8b", "--cluster", "h100:2x8", "--parallel", sizes)
+    told = document(capsys, *words, "--set", "cluster.nics_per_node=4", "--set", "cluster.nic_gbit=100")
+    same = document(capsys, *words, "--set", "cluster.override.nic_bytes_per_s=6.25e9")
+    assert told["iteration_time_s"] == same["iteration_time_s"]
+    assert told["job"]["cluster"]["nics_per_node"] == 4 and told["job"]["cluster"]["nic_gbit"] == 100
+
+
+def test_leaves_hide_what_lies_above_them(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", "llama3-8b", "--cluster", "h100:4x8", "--parallel", "tp8-dp4", "--set")
+    plain, slow, leaf, below = (
+        document(capsys, *words, "cluster.oversubscription=1", *more)["iteration_time_s"]
+        for more in (
+            (),
+            ("--set", "cluster.oversubscription=8"),
+            ("--set", "cluster.oversubscription=8", "--set", "cluster.leaf_nodes=2"),
+            ("--set", "cluster.oversubscription=8", "--set", "cluster.leaf_nodes=4"),
+        )
+    )
+    assert below == plain < leaf == slow  # replicas are on all four nodes
+
+
+def test_trays_of_a_rack(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", "llama3-70b", "--cluster", "gb200:4x4", "--parallel", "tp8-dp2")
+    apart, rack = document(capsys, *words), document(capsys, *words, "--set", "cluster.nvlink_domain=16")
+    node = document(capsys, *words[:2], "--cluster", "gb200:1x16", *words[4:])
+    assert rack["iteration_time_s"] == node["iteration_time_s"] < apart["iteration_time_s"]
+
+
 def test_oversubscription_below_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "simulate", "lm-7b", "--set", "cluster.oversubscription=0.5")
     assert code == 2 and "cluster.oversubscription" in err and "nearest allowed: 1" in err

@@ -43,6 +43,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "grid": ("lm-7b --vary tp=1:2,pp=2:4", f"lm-7b --vary tp=1:2,pp=2:4 {SMALL}"),
     "what-if": ("lm-7b", "vlm-s --set training.recompute_every=2 --set training.gradient_accumulation_fusion=false"),
+    "context": (
+        "lm-7b --cluster h100:1x8 --parallel cp4-tp2 --policies zigzag,lpt,snake --set training.global_batch=2",
+        "lm-7b --cp 3",
+    ),
     "compare": ("lm-7b llama3-8b", "lm-7b"),
     "plan": ("lm-7b -o plan.json", "vlm-s --rank 0", "--show plan.json --rank 1", "--verify plan.json"),
     "run": ("nothing.json --demo",),

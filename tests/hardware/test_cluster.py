@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulation.reference.network import collective_seconds
 
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.hardware.device import Direction
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.known_devices import KNOWN_DEVICES
+from semu.hardware.network import CommGroup
+from semu.hardware.network.cost import collective_latency
 from semu.hardware.profile import list_profiles, load_profile
+from semu.parallel.config import Parallel
+from semu.parallel.mesh import Mesh
 
 
 @pytest.mark.parametrize("device", list_profiles())
@@ -223,3 +231,92 @@ def test_a_number_of_gpus_is_answered_with_nodes_of_them(text: str, nearest: str
         Cluster.parse(text)
     assert caught.value.nearest == nearest
     assert Cluster.parse(nearest).num_gpus == int(text.partition(":")[2])
+
+
+# -- cards, leaves, domains ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "gbit_per_gpu"),
+    [
+        ({"nics_per_node": 4, "nic_gbit": 100}, 4 * 100 / 8),  # Omni-Path of a node of BLOOM's
+        ({"nic_gbit": 200}, 200),
+        ({"nics_per_node": 4}, 4 * 400 / 8),
+        ({"nics_per_node": 1, "nic_gbit": 400, "gpus_per_node": 4}, 400 / 4),
+        ({"nics_per_node": 8, "oversubscription": 2}, 400 / 2),
+        ({"nics_per_node": 8, "oversubscription": 2, "leaf_nodes": 2}, 400),
+    ],
+)
+def test_cards_are_shared_by_the_gpus_of_a_node(options: dict[str, Any], gbit_per_gpu: float) -> None:
+    cluster = Cluster("h100", **{"nodes": 4, **options})
+    assert cluster.profile.nic_bytes_per_s.value == gbit_per_gpu * 1e9 / 8
+
+
+def test_leaves_are_not_oversubscribed() -> None:
+    cluster = Cluster("h100", 8, 2, oversubscription=4, leaf_nodes=4)
+    assert cluster.place_group("dp", range(0, 8, 2)).nic_slowdown == 1
+    assert cluster.place_group("dp", [0, 8]).nic_slowdown == 4
+    assert cluster.place_group("dp", [7, 8]).nic_slowdown == 4
+    assert Cluster("h100", 8, 2, oversubscription=4).place_group("dp", [0, 8]).nic_slowdown == 1  # in the card
+
+
+def test_a_domain_is_a_node_of_several_trays() -> None:
+    rack = Cluster("gb200-nvl72", 36, 4, nvlink_domain=72)
+    whole = rack.place_group("ep", range(72))
+    assert (whole.port, whole.num_nodes, whole.ranks_per_node) == (Port.NVLINK, 1, 72)
+    across = rack.place_group("dp", [0, 71, 72])
+    assert (across.port, across.num_nodes, across.ranks_per_node) == (Port.NIC, 2, 1)
+    trays = Cluster("gb200-nvl72", 36, 4).place_group("ep", range(72))
+    assert (trays.port, trays.num_nodes) == (Port.NIC, 18)
+    assert rack.host_of(5).name == "host1"  # a tray has its own
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"nics_per_node": 0}, "cluster.nics_per_node"),
+        ({"nic_gbit": 0}, "cluster.nic_gbit"),
+        ({"nic_gbit": float("nan")}, "cluster.nic_gbit"),
+        ({"leaf_nodes": 1.5}, "cluster.leaf_nodes"),
+        ({"nvlink_domain": 12}, "cluster.nvlink_domain"),
+        ({"nics_per_node": 4, "override": {"nic_bytes_per_s": 1e9}}, "cluster.override.nic_bytes_per_s"),
+    ],
+)
+def test_wrong_cards_leaves_and_domains(options: dict[str, Any], where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cluster("h100", 2, **options)
+    assert caught.value.where == where
+
+
+@given(data=st.data())
+def test_a_group_is_as_slow_as_its_widest(data: st.DataObject) -> None:
+    """Meshes look at some places only: against all groups, one by one."""
+    tp, dp, pp = (data.draw(st.sampled_from(sizes)) for sizes in ((1, 2, 4), (2, 3, 4), (1, 2, 3)))
+    gpus = tp * dp * pp
+    per_node = data.draw(st.sampled_from([size for size in range(1, 9) if gpus % size == 0]))
+    trays = data.draw(st.sampled_from([None, 1, 2, 3]))
+    cluster = Cluster(
+        "h100",
+        gpus // per_node,
+        per_node,
+        oversubscription=2,
+        leaf_nodes=data.draw(st.sampled_from([None, 1, 2, 3])),
+        nvlink_domain=None if trays is None else trays * per_node,
+    )
+    mesh = Mesh(Parallel(tp=tp, dp=dp, pp=pp), cluster)
+
+    def _seconds(kind: OpKind, groups: Iterable[Sequence[int]]) -> float:
+        placed = (cluster.place_group("dp", group) for group in groups)
+        return max(collective_seconds(cluster.profile, kind, group, 1e9) for group in placed)
+
+    def _takes(kind: OpKind, group: CommGroup) -> float:
+        return collective_latency(cluster.profile, kind, replace(group, name="dp"), 1e9)
+
+    for rank in range(pp):
+        first = rank * tp * dp
+        replicas = [range(first + peer, first + tp * dp, tp) for peer in range(tp)]
+        assert _takes(OpKind.ALL_GATHER, mesh.dp_group(rank)) == pytest.approx(_seconds(OpKind.ALL_GATHER, replicas))
+    for rank in range(pp - 1):
+        for replica in range(dp):
+            places = [rank * tp * dp + replica * tp + peer for peer in range(tp)]
+            pairs = [(place, place + tp * dp) for place in places]
+            found = _takes(OpKind.P2P, mesh.pp_pair(rank, rank + 1, replica))
+            assert found == pytest.approx(_seconds(OpKind.P2P, pairs))

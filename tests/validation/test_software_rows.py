@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from validation.rows_kit import run
 
+import semu
 from semu.hardware.attention_kernels import AttentionKernel
 from semu.hardware.software import Software
 from semu.job import TrainingJob
@@ -14,7 +15,9 @@ from semu.job.kinds import Attention
 from semu.runfile import make_job
 from semu.validation import BadRow, Row, parse_rows
 from semu.validation.jobs import run_tables
+from semu.validation.memory import peak_bytes
 from semu.validation.resolve import candidates
+from semu.validation.row import Measure, Scope
 
 
 def row_of(changes: dict[str, Any] | None = None, /, **more: Any) -> Row:
@@ -34,6 +37,40 @@ def test_software_is_said() -> None:
         assert (job.training.software, job.training.software_date) == (Software(word), "2024-01")
     assert job_of(zero_group=2).training.software is Software.MEGATRON  # nothing follows from an unrelated field
     assert job_of(sharding_kind="fsdp").training.software is Software.TORCH
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "software"),
+    [
+        ({"notes": "Megatron-DeepSpeed, iteration 2"}, "megatron", Software.MEGATRON_DEEPSPEED),
+        ({"notes": "Megatron-DeepSpeed, iteration 2"}, "torch", Software.TORCH),  # it runs other kernels
+        ({"notes": "plain"}, "megatron", Software.MEGATRON),
+    ],
+)
+def test_remarks_name_software_that_runs_the_same_kernels(
+    words: dict[str, str], named: str, software: Software
+) -> None:
+    assert job_of(words, software=named).training.software is software
+
+
+def test_launches_block_where_pipelines_deadlocked() -> None:
+    at_scale = {"software": "megatron-deepspeed", "gpus": 384, "dp": 384, "global_batch": 768}
+    assert job_of(at_scale, software_date="2022-02").training.launch_blocking
+    assert job_of(at_scale).training.launches
+    assert not job_of(at_scale, software_date="2023-01").training.launch_blocking
+    assert not job_of(at_scale, software="megatron").training.launch_blocking
+    assert not job_of(software="megatron-deepspeed").training.launch_blocking
+
+
+def test_what_nvidia_smi_shows_is_more_than_the_allocator_holds() -> None:
+    measured = {"peak_mem_bytes": 1e9, "peak_mem_scope": "max", "peak_mem_measure": "reserved"}
+    words = "reserved: nvidia-smi of the nodes, includes CUDA and NCCL context"
+    held, shown = row_of(measured), row_of(measured, peak_mem_kind=words)
+    assert (held.measure, shown.measure) == (Measure.RESERVED, Measure.DEVICE)
+    report = semu.simulate(job_of())
+    assert report.reserved_memory_bytes is not None
+    outside = peak_bytes(report, Scope.MAX, Measure.DEVICE) - max(report.reserved_memory_bytes)  # type: ignore[operator]
+    assert outside == (512 + 128) << 20  # context, and the communicator of the replicas
 
 
 @pytest.mark.parametrize("field", ["group", "id", "zero_group", "source", "system", "gpus_per_node"])

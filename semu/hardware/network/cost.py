@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from semu.checks import check_number
@@ -52,11 +54,32 @@ def links_of(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> Links:
         profile: peaks and efficiencies. kind: a communication kind. group: ranks and nodes.
     """
     local, nic = (port_peak(profile, port) * profile.links[port].of(kind).net for port in (group.local_port, Port.NIC))
+    local = min(local, _between_sockets(profile, kind, group))
     is_whole = group.local_port is Port.NVLINK and group.num_ranks == profile.nvlink_gpus.value > 2
     transfer_s = profile.transfer_s if kind is OpKind.P2P and group.name == PIPELINE else 0.0
     return Links(
-        local, nic, port_peak(profile, group.port), is_whole and group.num_nodes == 1, transfer_s, profile.has_trees
+        local,
+        nic / group.nic_slowdown,
+        port_peak(profile, group.port),
+        is_whole and group.num_nodes == 1,
+        transfer_s,
+        profile.has_trees,
     )
+
+
+def _between_sockets(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> float:
+    """What a rank sends in its node while its group and the node's others cross the link between sockets [byte/s].
+
+    A ring and a message cross it once each way. Of an all-to-all of g ranks in a node, half of them on either side, the
+    g/2 send g/2 / (g - 1) of their bytes across.
+    """
+    if not group.socket_groups:
+        return math.inf
+    each = profile.socket_bytes_per_s.value / group.socket_groups
+    if kind is OpKind.ALL_TO_ALL:
+        half = group.ranks_per_node / 2
+        return each * (group.ranks_per_node - 1) / (half * half)
+    return each * profile.links[group.local_port].of(kind).across
 
 
 def port_shares(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> dict[Port, float]:
@@ -71,7 +94,9 @@ def port_shares(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> dict[
     """
     route = collective_route(profile, kind, group)
     crosses = {} if route is None else route.over
-    return {port: min(rate / port_capacity(profile, port), 1.0) for port, rate in crosses.items() if rate > 0}
+    slower = {Port.NIC: group.nic_slowdown}  # of the upper tiers, which others want too
+    shares = {port: rate * slower.get(port, 1.0) / port_capacity(profile, port) for port, rate in crosses.items()}
+    return {port: min(share, 1.0) for port, share in shares.items() if share > 0}
 
 
 def port_capacity(profile: DeviceProfile, port: Port) -> float:

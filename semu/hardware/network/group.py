@@ -24,6 +24,9 @@ class CommGroup:
         local_port: what joins the ranks within a node: NVLink, or PCIe where NVLink does not reach.
         nic_share: of what an all-to-all has for other nodes, the share that crosses to them: below 1 where a row that
             several ranks of a node want crosses once and is forwarded within the node.
+        nic_slowdown: how many times slower than its card a rank sends to another node, where the way leads over upper
+            tiers that have less bandwidth than the cards.
+        socket_groups: groups of a node that cross its sockets at once, this one among them; 0: it stays in a socket.
         rank_share: of the rows of an all-to-all, the share that is sent within nodes: below 1 where a row that several
             experts of a rank want is sent once.
     Raises:
@@ -36,6 +39,8 @@ class CommGroup:
     ranks_per_node: int = 0
     local_port: Port = Port.NVLINK
     nic_share: float = 1.0
+    nic_slowdown: float = 1.0
+    socket_groups: int = 0
     rank_share: float = 1.0
 
     def __post_init__(self) -> None:

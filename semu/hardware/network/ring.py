@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from semu.checks import check_number
+from semu.checks import check_efficiency, check_number
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.algorithm import COLLECTIVES, Algorithm, Coefficient, Fit, Links, Route
 from semu.hardware.network.group import CommGroup
@@ -23,6 +23,16 @@ FEW_RANKS = Coefficient(
     Fit(0.1, 0.0, 1.0, min_sizes=8, min_ranks=2),
     COLLECTIVES,
     frozenset((Port.NVLINK,)),
+)
+
+
+ACROSS = Coefficient(
+    "across",
+    1.0,
+    "share of the link between a host's sockets that a ring reaches, which crosses it both ways",
+    check_efficiency,
+    kinds=frozenset((OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)),
+    ports=frozenset((Port.PCIE,)),
 )
 
 
@@ -52,5 +62,5 @@ RING = Algorithm(
     "ring",
     frozenset((OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)),
     ring_route,
-    (FEW_RANKS,),
+    (FEW_RANKS, ACROSS),
 )

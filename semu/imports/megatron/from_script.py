@@ -69,6 +69,7 @@ def read_script(text: str, source: str, defined: Mapping[str, str] | None = None
         gpus_per_node=None if ranks is None else ranks[0],
         cluster_line=(nodes or ranks or (0, 0))[1],
         notes=tuple(told),
+        environment={name: " ".join(word.text for word in words) for name, words in shell.variables.items()},
     )
 
 

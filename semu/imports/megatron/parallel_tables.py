@@ -206,7 +206,7 @@ def _virtual_stages(settings: Settings, pp: int, extra: int) -> int:
 
 def _sharding(settings: Settings, dp: int) -> dict[str, Any]:
     is_sharded = settings.get("use_distributed_optimizer")
-    table: dict[str, Any] = {"zero": 1 if is_sharded else 0}
+    table: dict[str, Any] = {"zero": 1 if is_sharded else _deepspeed_stage(settings)}
     optimizer = settings.get("optimizer")
     if optimizer in ("muon", "dist_muon"):
         if is_sharded:
@@ -232,6 +232,14 @@ def _sharding(settings: Settings, dp: int) -> dict[str, Any]:
             return table | {"zero": 0}
         table["zero_group"] = dp // instances
     return table
+
+
+def _deepspeed_stage(settings: Settings) -> int:
+    """ZeRO's stage under Megatron-DeepSpeed; its optimizer for bf16 shards its states without ZeRO, too."""
+    stage: int = settings.size("zero_stage", least=0) or 0
+    if not settings.get("deepspeed"):
+        return 0
+    return max(stage, 1) if settings.get("bf16") else stage
 
 
 def overlap_table(settings: Settings, vpp: int, pp: int) -> dict[str, Any]:

@@ -31,7 +31,8 @@ def training_table(
         **_dtypes(settings, precision),
         **_bf16_layers(settings, precision, is_grouped=recomputed.get("recompute_layers", 1) > 1),
         "schedule": "interleaved" if parallel["vpp"] > 1 else "1f1b",
-        "software": "megatron",
+        "software": _software(settings),
+        **({"launch_blocking": True} if settings.given.environment.get("CUDA_LAUNCH_BLOCKING") == "1" else {}),
         **recomputed,
         **_kernels(settings),
         **_cuda_graphs(settings, is_dropless=has_experts and not _is_padded(settings), has_experts=has_experts),
@@ -49,6 +50,11 @@ def training_table(
             table["moe_capacity_factor"] = capacity
             table["moe_pad_to_capacity"] = _is_padded(settings)
     return table
+
+
+def _software(settings: Settings) -> str:
+    """Megatron-DeepSpeed's scripts are Megatron-LM's with ``--deepspeed``."""
+    return "megatron-deepspeed" if settings.get("deepspeed") else "megatron"
 
 
 def _is_padded(settings: Settings) -> bool:
@@ -198,6 +204,8 @@ def _dtypes(settings: Settings, precision: str) -> dict[str, Any]:
 
 def _recompute(settings: Settings, *, is_sparse: bool) -> dict[str, Any]:
     """Which modules run again. ``is_sparse``: every layer has experts, and none a plain feed-forward network."""
+    if settings.get("checkpoint_activations"):
+        return {"recompute": "full"}
     granularity = settings.get("recompute_granularity")
     if settings.get("recompute_activations"):
         granularity = granularity or "selective"

@@ -11,6 +11,8 @@ from semu.nn.module import Parameter
 from semu.nn.rules.attention.context_collective import redistribute_tokens
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
 from semu.nn.rules.views import copy_like
+from semu.nn.rules.weight_gradients import add_to_gradient
+from semu.nn.trace.eager import ACCUMULATE
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Sequences, Tensor
 
@@ -19,8 +21,9 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
     """Rows of ``table`` [vocab, h] for ``ids`` [tokens].
 
     Under VOCABULARY each rank looks up its part and the parts are summed: a reduce-scatter over tokens with sequence
-    parallelism, else an all-reduce (1909.08053 §3, 2205.05198 §4.2). Backward: a scatter-add into the gradient. Under
-    autocast the rows are those of the fp32 table.
+    parallelism, else an all-reduce (1909.08053 §3, 2205.05198 §4.2). Backward: a scatter-add into the gradient, or,
+    where accumulation is not fused, into a table of zeros, which is added. Under autocast the rows are those of the
+    fp32 table.
     """
     trace, plan = ids.trace, ids.trace.options.plan
     is_split = plan.tp > 1 and trace.style is ShardingStyle.VOCABULARY
@@ -48,16 +51,20 @@ def embedding(ids: Tensor, table: Parameter) -> Tensor:
     def _backward(grad: Tensor) -> list[Tensor | None]:
         if use.gradient is not None:
             whole = all_gather_tokens(grad) if is_split and plan.sequence_parallel else grad
-            grad_size = trace.options.grad_dtype.size_bytes
-            trace.emit(
+            is_fused, grad_size = trace.options.fused_accumulation, trace.options.grad_dtype.size_bytes
+            written = 2 * grad_size * whole.numel if is_fused else size * (use.numel + whole.numel)
+            made = trace.emit(
                 OpKind.EMBEDDING,
                 [whole, ids],
-                gradients=[use],
-                mem_bytes=whole.size_bytes + 2 * grad_size * whole.numel,
+                None if is_fused else (use.numel,),
+                gradients=[use] if is_fused else (),
+                mem_bytes=whole.size_bytes + written,
                 key=(ids.numel, width),
                 phase=Phase.WEIGHT_GRADIENT,
                 name="weight_bw",
             )
+            if not is_fused:
+                add_to_gradient(made, [use], use.numel, ACCUMULATE)
         return [None]
 
     return trace.recorded([ids], y, _backward)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
-from semu.nn.trace.eager import BIAS_BACKWARD, eager_moves
+from semu.nn.trace.eager import ACCUMULATE, BIAS_BACKWARD, eager_moves
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor
 
@@ -29,7 +29,9 @@ def accumulate_weight_gradient(
 
     The weight's: a product into the gradient buffer (read and written), or, where accumulation is not fused, into a
     tensor of the parameters' type, which a further kernel adds to the buffer; autocast copies it to fp32 before. The
-    bias's is fused into the product, but for eager mode; where the weight is frozen it is a reduction.
+    bias's is fused into the product, but for eager mode; where the weight is frozen it is a reduction. Where gradients
+    are summed twice, autograd adds the tensor to one of the parameters' type, which is cast and added to the buffer
+    and then cleared.
 
     Args:
         grad: of the layer's result. operands: what the product reads; not None where the weight trains.
@@ -38,6 +40,8 @@ def accumulate_weight_gradient(
         prefix: of the kernels' names.
     Source:
         Megatron-LM's ``--no-gradient-accumulation-fusion``: ``param.main_grad.add_(param.grad)`` in its DDP hook.
+        Twice: DeepSpeed's ``BF16_Optimizer``, ``hp_grad.data.add_(lp.grad.data.to(hp_grad.dtype))`` and
+        ``clear_lp_grads`` in every microbatch of a pipeline.
     """
     trace, (m, n, k) = grad.trace, sizes
     writes = [use for use in (weight, bias) if use is not None and use.gradient is not None]
@@ -65,15 +69,30 @@ def accumulate_weight_gradient(
         arithmetic=arithmetic,
     )
     if not is_fused:
-        trace.emit(
-            OpKind.ADD,
-            [product_of],
-            gradients=writes,
-            mem_bytes=(size + (4 if is_cast else 2) * grad_size) * numel,
-            key=(numel,),
-            phase=Phase.WEIGHT_GRADIENT,
-            name=f"{prefix}accumulate_weight_grad",
-        )
+        add_to_gradient(product_of, writes, numel, f"{prefix}{ACCUMULATE}")
+
+
+def add_to_gradient(made: Tensor, writes: Sequence[ParameterUse], numel: int, name: str) -> None:
+    """Append what adds a gradient of the parameters' type to the buffer: under autocast and where gradients are summed
+    twice, with its copy in the buffer's type.
+
+    Args:
+        made: the gradient, of ``numel`` elements. writes: parameters whose buffers it is added to.
+    """
+    options = made.trace.options
+    size, grad_size = options.tensor_dtype.size_bytes, options.grad_dtype.size_bytes
+    is_twice = options.sums_gradients_twice
+    narrow, wide = (5, 4) if is_twice else (1, 2 if options.autocast is None else 4)
+    made.trace.emit(
+        OpKind.ADD,
+        [made],
+        gradients=writes,
+        mem_bytes=(narrow * size + wide * grad_size) * numel,
+        key=(numel,),
+        phase=Phase.WEIGHT_GRADIENT,
+        name=name,
+        extra_outputs=[((numel,), options.grad_dtype)] if is_twice else (),
+    )
 
 
 def reduce_rows(grad: Tensor, writes: Sequence[ParameterUse], mem_bytes: Dim, name: str) -> None:

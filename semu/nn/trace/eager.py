@@ -47,6 +47,7 @@ RMS_NORM, RMS_NORM_BACKWARD = 32, 86
 GATE, GATE_BACKWARD = 4, 8
 ROTARY, ROTARY_BACKWARD = 16, 16
 ROTARY_JOIN = 4
+"""More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
 LAYER_NORM_BACKWARD = 2
 GROUP_NORM, GROUP_NORM_BACKWARD = 1, 2
 MODULATE, MODULATE_BACKWARD = 2, 4
@@ -56,7 +57,7 @@ BIAS = 2
 JOIN = 2
 LAYOUT = 2
 """Of both operands of a convolution with channels first."""
-_PASSES = "_passes"
+_PASSES, _BACKWARD = "_passes", "_bw"
 _PASS_KERNELS: Mapping[str, int] = {
     **{"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2, "layer_norm_bw": 0, "group_norm_bw": 1},
     **{"modulate": 1, "modulate_bw": 4, "gated_add": 1, "gated_add_bw": 2, "bias_bw": 1, "layout_bw": 1, "join_bw": 1},
@@ -68,8 +69,9 @@ _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
     (OpKind.ATTENTION_BACKWARD, Phase.INPUT_GRADIENT): 6,
     (OpKind.NORM, Phase.INPUT_GRADIENT): 2,
 }
+ACCUMULATE = "accumulate_weight_grad"
+"""Name of the kernel that adds a weight's gradient to its buffer."""
 _COLLECTIVE = 10
-"""More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
 
 
 class Autocast(Enum):
@@ -115,5 +117,5 @@ def launches_of(operator: Operator) -> int:
     name = operator.path.rpartition(".")[2]
     if name.endswith(_PASSES):
         name = name.removesuffix(_PASSES)
-        return _PASS_KERNELS.get(name, 2 if name.endswith("_bw") else 1)
+        return _PASS_KERNELS.get(name, 2 if name.endswith(_BACKWARD) else 1)
     return _KERNELS.get((operator.kind, operator.phase), 1)

@@ -36,6 +36,7 @@ class TraceOptions:
         cp_levels: of a ring between groups: one group, and the ring.
         cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
+        sums_gradients_twice: without fused accumulation, see ``accumulate_weight_gradient``.
         fp8_recipe: how fp8 tensors are scaled. fp8_copies: of an operand of two products.
         frozen_weights: how frozen weights of linears in an ``fp8_region`` are stored; None: as all others.
         replica_group: the data-parallel replicas, where a module reads them (``Module.reads_replicas``).
@@ -79,6 +80,7 @@ class TraceOptions:
     keeps_gathered: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True
+    sums_gradients_twice: bool = False
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
     frozen_weights: FrozenWeights | None = None

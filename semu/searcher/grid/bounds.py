@@ -252,6 +252,7 @@ class Floors:
                 moments=training.optimizer.fewest_moments,
                 shards_are_masters=point.zero >= 3 and job_at(job, point).shards_are_masters,
                 has_buckets=job.has_gradient_buckets,
+                has_two_gradients=job.sums_gradients_twice,
             )
             total = total + found.total
         return total

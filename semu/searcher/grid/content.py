@@ -31,7 +31,7 @@ def content_hash(job: TrainingJob) -> str:
     whole = {
         "semu": __version__,
         "model": job.model,
-        "cluster": (job.cluster.nodes, job.cluster.gpus_per_node, job.cluster.island, job.cluster.profile),
+        "cluster": (job.cluster.places, job.cluster.profile),
         "parallel": _without_axes(parallel),
         "training": _without_axes(vars(job.training)),
         "batch": (job.batch.describe(), lengths),

@@ -8,7 +8,7 @@ _RATES = {
     "nic_bytes_per_s": "network card",
     "pcie_bytes_per_s": "PCIe",
 }
-_LAUNCHES = ("cluster.host.launch_s", "cluster.host.eager_launch_s")
+_LAUNCHES = tuple(f"cluster.host.{kind}launch_s" for kind in ("", "eager_", "blocking_"))
 _KEYS = {
     **dict.fromkeys(_LAUNCHES, "launch of a kernel"),
     "overlap.tensor_parallel": "overlap of tp",

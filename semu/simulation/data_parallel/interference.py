@@ -61,7 +61,7 @@ def _interference(timed: TimedJob, rank: int, reductions: TimedOperators, share:
     if lost <= 0:
         return None
     begin = max([float(done.max()), *reductions.end_s])
-    provenance = timed.job.cluster.profile.software[training.software].interference.provenance
+    provenance = timed.job.cluster.profile.software_factors(training.software).interference.provenance
     return OuterSlice("interference", OpKind.CUSTOM, "compute", begin, begin + lost, 0, 1, provenance)
 
 

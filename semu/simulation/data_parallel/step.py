@@ -21,9 +21,10 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.hardware.device import OFFLOAD, RELOAD
 from semu.hardware.kinds import DType, OpKind
+from semu.hardware.network import CommGroup
 from semu.hardware.number import worst_provenance
 from semu.job import Optimizer
-from semu.job.kinds import OptimizerKernels
+from semu.job.kinds import OptimizerKernels, ParameterSync
 from semu.nn.rules.optimizer import average_bytes, foreach_bytes, muon_bytes, optimizer_bytes
 from semu.nn.trace.offload import HOST_LINK
 from semu.simulation.context import TimedJob
@@ -183,14 +184,31 @@ def _find_step(costed: CostedJob, rank: int) -> RankStep:
             if job.hides_gathers:  # all else hides behind the next first forwards
                 size = trained_on_host(layout, pool) * dtype.size_bytes
             if size and pool.ranks > 1:
-                group = pool.shard_group(rank)
-                gathers.append(collective(model, "parameters", OpKind.ALL_GATHER, group, size, done))
+                gathers += _from_owners(costed, pool.shard_group(rank), size, done)
                 done = gathers[-1].end_s
     if away.written:
         offload += (collective(model, "weights out", OpKind.P2P, HOST_LINK[OFFLOAD], away.written, done),)
         done = offload[-1].end_s
     casts = _weight_casts(costed, rank, done)
     return RankStep(step, tuple(gathers), casts, reload, offload)
+
+
+def _from_owners(costed: CostedJob, group: CommGroup, size: int, begin_s: float) -> list[OuterSlice]:
+    """What brings stepped parameters of ``size`` bytes in all to every rank of a group: an all-gather, or a broadcast
+    from each of them, which sends a rank's share once along the ring (nccl-tests' factor of a broadcast is 1) and is
+    costed by the coefficients of an all-gather of as many wire bytes."""
+    model = costed.cost_model
+    if costed.job.training.parameter_sync is ParameterSync.ALL_GATHER:
+        return [collective(model, "parameters", OpKind.ALL_GATHER, group, size, begin_s)]
+    share = -(-size // group.num_ranks)
+    lasts = float(model.outer_latency(OpKind.ALL_GATHER, "broadcast", group=group, net_bytes=share)[0])
+    provenance, pieces = model.outer_provenance(OpKind.ALL_GATHER, group), []
+    for owner in range(group.num_ranks):
+        name, ends = f"parameters of {owner}", (begin_s + lasts * owner, begin_s + lasts * (owner + 1))
+        pieces.append(
+            OuterSlice(name, OpKind.ALL_GATHER, group.name, *ends, share, group.num_ranks, provenance, group.port)
+        )
+    return pieces
 
 
 def _step_bytes(costed: CostedJob, rank: int) -> int:

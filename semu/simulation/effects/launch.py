@@ -87,6 +87,7 @@ def launching_hosts(
         between: int32[k, 2], the schedule's edges.
     """
     layout = insides.layout
+    blocks = layout.job.training.launch_blocking
     launch = layout.job.launch[1].value
     launch_s = [quantize_time(launch * slower) for slower in launch_slowdowns(layout)]
     count = _counting(layout.job)
@@ -109,7 +110,8 @@ def launching_hosts(
         key = inside, launch_s[on]
         if key not in bounds:
             issued = (inside.latency > 0) | hidden.take(inside.program.rows)
-            bounds[key] = _issued(inside, np.where(issued, calls.take(inside.program.rows), 0), launch_s[on])
+            launches = np.where(issued, calls.take(inside.program.rows), 0)
+            bounds[key] = _issued(inside, launches, launch_s[on], blocks=blocks)
         bound, lag, latency[:, number] = bounds[key]
         if len(bound):
             bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
@@ -129,7 +131,7 @@ def waits_for_hosts(layout: Layout) -> bool:
 
 def _counting(job: TrainingJob) -> Callable[[Operator], float]:
     """How many launches an operator is like for the host."""
-    if job.training.is_eager:
+    if job.training.is_eager or job.training.launch_blocking:
         return launches_of
     return launches_of_mixture if job.has_bound_mixture else lambda operator: 1
 
@@ -144,15 +146,23 @@ def launch_slowdowns(layout: Layout) -> list[float]:
 
 
 def _issued(
-    inside: Inside, calls: NDArray[np.float64], launch_s: float
+    inside: Inside, calls: NDArray[np.float64], launch_s: float, *, blocks: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Operators that a host which begins with their stage would issue late, when it has issued each after its begin,
     and everything: int64[k], float64[num_replicas, k], float64[num_replicas] [s].
 
-    The others are never late: a host begins a stage no later than the device. ``calls``: float64[num_replicas,
-    num_ops], launches.
+    The others are never late: a host begins a stage no later than the device.
+
+    Args:
+        calls: float64[num_replicas, num_ops], launches. blocks: a kernel is launched when the one before it has ended,
+            and the host has issued everything when the last one has.
     """
     issued: NDArray[np.float64] = launch_s * np.cumsum(calls, axis=1)
+    if blocks:
+        ends = issued + np.cumsum(inside.latency, axis=1)
+        issued = ends - inside.latency
+        bound = np.flatnonzero((issued > inside.start).any(axis=0)).astype(np.int64)
+        return bound, issued[:, bound], ends.max(axis=1, initial=0.0)
     bound = np.flatnonzero((issued > inside.start).any(axis=0)).astype(np.int64)
     return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
 
@@ -172,15 +182,16 @@ def _synchronising(
     """Edges to a host from everything that a stage waits for which is behind a transfer or reads counts of tokens back:
     int64[k, 2]."""
     units, job = insides.units, insides.layout.job
+    waits_for_sends = not job.overlaps_sends or job.training.launch_blocking
     waits = np.zeros(nodes.num_units, dtype=np.bool_)
     if job.has_bound_mixture:
         waits[[unit for unit in np.flatnonzero(host >= 0).tolist() if _reads_counts(insides, unit)]] = True
-    elif job.overlaps_sends:
+    elif not waits_for_sends:
         return np.zeros((0, 2), dtype=np.int64)
     given = np.stack((nodes.edges.source, nodes.edges.target), axis=1)
     edges = np.concatenate((given, between)).astype(np.int64)
     edges = edges[host[edges[:, 1]] >= 0]
-    if not job.overlaps_sends:
+    if waits_for_sends:
         is_transfer = (edges[:, 0] < units.num_units) & (edges[:, 0] % units.size >= units.num_stages)
         waits[edges[is_transfer, 1]] = True
     mine = edges[waits[edges[:, 1]]]

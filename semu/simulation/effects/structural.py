@@ -53,11 +53,11 @@ def _reads_more_than_text(job: TrainingJob) -> bool:
 
 
 def _has_modality(job: TrainingJob) -> bool:
-    return job.training.software is not Software.TORCH and _reads_more_than_text(job)
+    return job.training.software.kernels is not Software.TORCH and _reads_more_than_text(job)
 
 
 def _has_modality_under_torch(job: TrainingJob) -> bool:
-    return job.training.software is Software.TORCH and _reads_more_than_text(job)
+    return job.training.software.kernels is Software.TORCH and _reads_more_than_text(job)
 
 
 def _has_adapters(job: TrainingJob) -> bool:
@@ -70,16 +70,17 @@ def _has_experts(job: TrainingJob) -> bool:
 
 def _has_own_network(job: TrainingJob) -> bool:
     """Whether the job crosses nodes at a bandwidth that is not that of the profile's measurements."""
-    return job.cluster.nodes > 1 and job.profile.nic_bytes_per_s.source == OVERRIDE_SOURCE
+    has_own_cards = job.profile.nic_bytes_per_s.source == OVERRIDE_SOURCE or job.cluster.oversubscription > 1
+    return job.cluster.nodes > 1 and has_own_cards
 
 
 CAUSES = (
-    Cause("eager_pipeline", 0.5, _is_eager_pipeline, "21 runs of an eager framework over nodes"),
+    Cause("eager_pipeline", 0.53, _is_eager_pipeline, "21 runs of an eager framework over nodes"),
     Cause("modality_torch", 0.56, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
     Cause("experts", 0.34, _has_experts, "21 runs on H100, H800, B200, GB200"),
     Cause("modality", 0.15, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
     Cause("adapters", 0.0, _has_adapters, "7 runs of LoRA on a model of 70 billion parameters: nothing is left"),
-    Cause("network", 0.14, _has_own_network, "41 runs on A100"),
+    Cause("network", 0.0, _has_own_network, "41 runs on A100: nothing is left"),
 )
 """Spreads by ``calibration.structural_spreads`` over the published runs; they hold whatever the device is. A
 run of several kinds counts there for the first."""

@@ -95,7 +95,7 @@ class _Spreads:
         self._model = model
         self._plain: DeviceProfile = job.cluster.profile.scaled(job.training.fp8_recipe)
         software = job.training.software
-        self._factors = None if software is Software.KERNELS else job.cluster.profile.software.get(software)
+        self._factors = None if software is Software.KERNELS else job.cluster.profile.software_factors(software)
         self._attention = job.attention_factors
         self._transfer_s = job.profile.transfer_s
         self._spreads: dict[object, tuple[str, float]] = {}

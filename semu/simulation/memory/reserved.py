@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.layout import Layout
 from semu.engine.allocator import AllocationTrace, reserve
-from semu.job import TrainingJob
+from semu.hardware.software import Software
+from semu.job import Training, TrainingJob
 from semu.present.estimate import DeviceRoom
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.allocation_tape import AllocationTape
@@ -32,9 +33,18 @@ from semu.simulation.memory.workspaces import CUBLAS_HANDLES, cublas_bytes
 CONTEXT_BYTES = 512 << 20
 """CUDA context and loaded kernels of a process, outside the allocator: what an idle process of CUDA 12 holds, about;
 a default, not measured here."""
+EARLY_CONTEXT_BYTES = 1343 << 20
+"""The same of PyTorch before ``LAZY_SINCE``, which loads all kernels: what nvidia-smi shows with one tensor of one
+element on the device (HuggingFace's *Model training anatomy*)."""
+LAZY_SINCE = "2022-10"
+"""Month of PyTorch 1.13, which loads a kernel when it is first called (``CUDA_MODULE_LOADING=LAZY``)."""
 COMMUNICATOR_BYTES = 32 * (4 << 20)
 """Buffers of one NCCL communicator, outside the allocator: NCCL_BUFFSIZE = 4 MiB (its default) for each of at most 32
 channels (NCCL user guide, environment variables)."""
+
+
+DEEPSPEED_BUCKET = 500_000_000
+"""DeepSpeed's default ``reduce_bucket_size`` and ``allgather_bucket_size`` [elements]."""
 
 
 class GpuAxes(Protocol):
@@ -58,12 +68,17 @@ def device_room(job: TrainingJob, sizes: GpuAxes | None = None) -> DeviceRoom:
     capacity = int(job.profile.memory_bytes.value)
     share = job.training.memory_margin
     margin = math.ceil(capacity * (job.profile.memory_margin.value if share is None else share))
-    return DeviceRoom(capacity, outside_bytes(sizes or job.parallel), margin)
+    return DeviceRoom(capacity, outside_bytes(job.training, sizes or job.parallel), margin)
 
 
-def outside_bytes(parallel: GpuAxes) -> int:
-    """Device memory that the allocator never sees: context and communicators."""
-    return CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(size > 1 for size in (parallel.tp, parallel.pp, parallel.dp))
+def outside_bytes(training: Training, parallel: GpuAxes) -> int:
+    """Device memory that the allocator never sees: context and communicators. DeepSpeed's engine has two beside those
+    of the axes: of all ranks, and of a pipeline rank with either neighbour, since it sends one message at a time."""
+    is_early = training.software_date is not None and training.software_date < LAZY_SINCE
+    communicators = sum(size > 1 for size in (parallel.tp, parallel.pp, parallel.dp))
+    if training.software is Software.MEGATRON_DEEPSPEED:
+        communicators += 1 + (parallel.pp > 1)
+    return (EARLY_CONTEXT_BYTES if is_early else CONTEXT_BYTES) + COMMUNICATOR_BYTES * communicators
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +121,18 @@ def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
     static = _STATIC.get(layout.place, rank, lambda: np.array(static_requests(layout, rank), dtype=np.int64))
     slot, size = AllocationTape(timed, rank, replica).record()
     unsharded = np.array(unsharded_bytes(layout, rank) if layout.job.gathers_once else [], dtype=np.int64)
-    begin, end = len(static) + len(unsharded), len(static) + len(unsharded) + len(slot)
-    slots = np.arange(end + len(unsharded))
-    np.add(slot, len(static), out=slots[begin:end])
-    behind = int(slots[begin:end].max(initial=len(static) - 1)) + 1
-    slots[len(static) : begin] = slots[end:] = behind + np.arange(len(unsharded))
-    sizes = np.zeros_like(slots)
-    sizes[: len(static)], sizes[len(static) : begin], sizes[begin:end] = static, unsharded, size
+    step = np.array(step_requests(layout, rank), dtype=np.int64)
+    behind = len(static) + int(slot.max(initial=-1)) + 1
+    whole, buffers = behind + np.arange(len(unsharded)), behind + len(unsharded) + np.arange(len(step))
+    pieces = (
+        (np.arange(len(static)), static),
+        (whole, unsharded),
+        (slot + len(static), size),
+        (whole, np.zeros_like(unsharded)),
+        (buffers, step),
+        (buffers, np.zeros_like(step)),
+    )
+    slots, sizes = (np.concatenate(column) for column in zip(*pieces, strict=True))
     return AllocationTrace(slots, sizes, len(static))
 
 
@@ -140,6 +160,24 @@ def static_requests(layout: Layout, rank: int) -> list[int]:
     for size in optimizer:
         requests += shared_out(size, trained)
     return [size for size in requests if size > 0]
+
+
+def step_requests(layout: Layout, rank: int) -> list[int]:
+    """What the optimizer step of a rank allocates and frees [bytes]. Under DeepSpeed's ZeRO-1 a bucket of gradients,
+    the reduced gradients of its shard and, where they are no fp32, their copies; then a bucket of gathered parameters.
+
+    Source: DeepSpeed's ``stage_1_and_2.py`` (``ipg_buffer``, ``averaged_gradients``,
+    ``single_partition_of_fp32_groups``, ``all_gather_dp_groups``), with its default bucket sizes.
+    """
+    training, parallel = layout.job.training, layout.job.parallel
+    if training.software is not Software.MEGATRON_DEEPSPEED or parallel.zero != 1 or parallel.data_ranks == 1:
+        return []
+    size, shard = training.precision.tensor_dtype.size_bytes, layout.stepped_elements(rank)
+    bucket = min(DEEPSPEED_BUCKET, shard * parallel.shard_ranks) * size
+    if layout.job.sums_gradients_twice:  # its fp32 gradients are reduced where they are
+        return [bucket]
+    reduced = [shard * size, shard * training.master_dtype.size_bytes]
+    return [bucket, *[asked for asked in reduced if asked], bucket]
 
 
 def shared_out(total: int, weights: Sequence[int]) -> list[int]:

@@ -38,6 +38,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             fp8_scale_bytes=scales,
             shards_are_masters=job.shards_are_masters,
             has_buckets=job.has_gradient_buckets,
+            has_two_gradients=job.sums_gradients_twice,
             moments=moments,
         )
         if job.training.optimizer is Optimizer.MUON:

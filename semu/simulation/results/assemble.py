@@ -143,8 +143,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
             "nodes": job.cluster.nodes,
             "gpus_per_node": job.cluster.gpus_per_node,
             **({"oversubscription": job.cluster.oversubscription} if job.cluster.oversubscription != 1 else {}),
-            **({"fabric": job.cluster.fabric} if job.cluster.fabric is not None else {}),
-            **({"nvlink_domain": job.cluster.nvlink_domain} if job.cluster.nvlink_domain is not None else {}),
+            **{name: value for name in _NETWORK_KEYS if (value := getattr(job.cluster, name)) is not None},
         },
         "parallel": {
             name: getattr(job.parallel, name)
@@ -216,6 +215,7 @@ def _describe_experts(job: TrainingJob) -> dict[str, object]:
     }
 
 
+_NETWORK_KEYS = ("fabric", "nics_per_node", "nic_gbit", "leaf_nodes", "nvlink_domain")
 _PARALLEL_KEYS = (*COUNTS, "sequence_parallel", "zero", "partition")
 _SHARDING_KEYS = ("zero_group", "reshard_after_forward")
 

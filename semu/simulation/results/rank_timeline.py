@@ -24,6 +24,7 @@ from semu.simulation.data_parallel.step import RankTail
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.replica_costs import ReplicaCosts
+from semu.simulation.transfers import splitting_group
 
 _PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.WEIGHT_GRADIENT)
 """Phases of stages by their code."""
@@ -109,7 +110,7 @@ class _RankBuilder:
 
     def _sends(self) -> list[OuterSlice]:
         run, problem = self.run, self.run.problem
-        ranks = problem.shape.chunk_rank
+        ranks, peers = problem.shape.chunk_rank, splitting_group(self.layout)
         sends = []
         for edge in run.sent:
             if ranks[edge.source] != self.memory.rank:
@@ -118,7 +119,8 @@ class _RankBuilder:
             provenance, port = self._link(self.memory.rank, target)
             nodes = problem.num_stages + edge.transfers
             spans = run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
-            sizes = edge.size[run.shape[self.replica, edge.column]].tolist()
+            shares = -(-edge.size // (1 if peers is None else peers.num_ranks))
+            sizes = shares[run.shape[self.replica, edge.column]].tolist()
             key, to = f"{edge.source}{edge.phase.value}", f"to rank {target}"
             for microbatch, start, end, size in zip(edge.microbatch.tolist(), *spans, sizes, strict=True):
                 if size:

@@ -249,6 +249,6 @@ def _transfers(sim: SimulatedJob) -> tuple[NDArray[np.float64], NDArray[np.float
             way = int(units.phase[producer] > 0)
             phase = Phase.BACKWARD if way else Phase.FORWARD
             sizes = edge_bytes(sim, source, target, phase)
-            lasts = send_latency(sim.evaluation, links[pair], sizes)[shapes]
+            lasts = send_latency(sim, links[pair], sizes)[shapes]
             np.maximum(transfer_s[way, source], lasts, out=transfer_s[way, source])
     return transfer_s[0], transfer_s[1]

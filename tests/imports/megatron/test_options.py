@@ -22,11 +22,20 @@ MUON = {
     **{"training.optimizer": "muon", "training.muon_steps": 5},
     **{"training.muon_split": "blockwise", "training.muon_dtype": "tf32"},
 }
+DEEPSPEED = {"training.software": "megatron-deepspeed"}
 FP8 = {"training.precision": "fp8", "training.fp8_recipe": "tensorwise"}
 
 
 def tables_of(words: str) -> dict[str, Any]:
     return read_megatron(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {BATCH} {words}\n").tables
+
+
+@pytest.mark.parametrize("line", ["export CUDA_LAUNCH_BLOCKING={}\n", "CUDA_LAUNCH_BLOCKING={} "])
+@pytest.mark.parametrize(("value", "blocks"), [("1", True), ("0", None)])
+def test_launches_that_block_are_read_from_the_environment(line: str, value: str, blocks: bool | None) -> None:
+    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} {BATCH}\n"
+    training = read_megatron(f"#!/bin/bash\n{line.format(value)}{command}").tables["training"]
+    assert training.get("launch_blocking") is blocks
 
 
 def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
@@ -55,6 +64,13 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
             {**MOE_KEYS, "training.cuda_graphs": ["attn"], "training.left_out": ["cuda-graph-scope 0.05"]},
         ),
         ("--ffn-hidden-size 1000", {"model.transformer.ffn": 1000}),
+        ("--deepspeed --zero-stage 1 --deepspeed_config d.json", {**DEEPSPEED, "parallel.zero": 1}),
+        (
+            "--deepspeed --deepspeed-activation-checkpointing",
+            {**DEEPSPEED, "parallel.zero": 1},
+        ),  # of its bf16 optimizer
+        ("--zero-stage 1", {}),  # without DeepSpeed nothing reads it
+        ("--checkpoint-activations", {"training.recompute": "full"}),
         ("--kv-channels 32", {"model.transformer.head_dim": 32}),
         ("--group-query-attention --num-query-groups 2", {"model.transformer.kv_heads": 2}),
         ("--group-query-attention", {"model.transformer.kv_heads": 1}),

@@ -222,22 +222,24 @@ def test_a_pipeline_that_synchronises_begins_every_stage_with_a_launch(build: An
 
 
 @pytest.mark.parametrize(
-    ("build", "forward", "backward"),
+    ("build", "software", "forward", "backward"),
     [
         # 2 norms, 4 products, attention and its copies, GELU, 2 residuals; 2 norms of two kernels, 4 products of three,
         # 4 biases, attention, the gradients of queries, keys and values joined, GELU, 2 sums at the branches
-        (small_gpt, 2 + 4 + 4 + 1 + 2, 4 + 12 + 4 + 6 + 1 + 1 + 2),
+        (small_gpt, "torch", 2 + 4 + 4 + 1 + 2, 4 + 12 + 4 + 6 + 1 + 1 + 2),
         # the same with norms of 8 and 2 + 15 kernels, queries and keys rotated by 3 each, a gate of 2 and 3
-        (small_llama, 16 + 4 + 6 + 4 + 2 + 2, 34 + 12 + 6 + 6 + 1 + 3 + 2),
+        (small_llama, "torch", 16 + 4 + 6 + 4 + 2 + 2, 34 + 12 + 6 + 6 + 1 + 3 + 2),
     ],
     ids=["gpt", "llama"],
 )
-def test_an_eager_layer_is_as_many_launches_as_it_has_kernels(build: Any, forward: int, backward: int) -> None:
+def test_an_eager_layer_is_as_many_launches_as_it_has_kernels(
+    build: Any, software: str, forward: int, backward: int
+) -> None:
     launch = 2.0**-10
 
     def _makespan(layers: int) -> float:
         cluster = Cluster("h100", 1, 1, {"host": {"eager_launch_s": launch}})
-        training = Training(1, 3, SEQ, software="torch", eager_modules=True)
+        training = Training(1, 3, SEQ, software=software, eager_modules=True)
         return semu.simulate(TrainingJob(build(layers), cluster, Parallel(), training)).makespan_s
 
     assert _makespan(3) - _makespan(2) == pytest.approx(3 * (forward + backward) * launch, rel=1e-9)
@@ -302,6 +304,35 @@ def test_the_stall_of_hosts_is_said_and_uncertain() -> None:
     assert caught.value.where == "cluster.override.host.transfer_stall"
 
 
+@pytest.mark.parametrize("kind", ["text", "vlm"])
+@pytest.mark.parametrize("launch_us", [1.0, 40.0])
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_launches_that_block_as_the_reference(kind: str, launch_us: float, pipeline: bool) -> None:
+    model, items = MODELS[kind]
+    override = {"host": {"blocking_launch_s": launch_us * 1e-6}}
+    options: dict[str, Any] = {"launch_blocking": True, "override": override, "overlap": overlap(pipeline=pipeline)}
+    for parallel in (Parallel(), Parallel(pp=2), Parallel(pp=2, tp=2), Parallel(tp=2, sequence_parallel=True)):
+        job = job_of(model(), items(2), parallel, **options)
+        assert_equal(simulate(job), expand(job))
+
+
+@pytest.mark.parametrize("build", [small_gpt, big_gpt])
+def test_a_kernel_behind_which_the_host_wakes_up_costs_its_launch_whatever_it_takes(build: Any) -> None:
+    """Asynchronous launches hide behind kernels that are longer; these add up."""
+    launch = 2.0**-14  # 61 us, on the time grid
+    cluster = Cluster("h100", 1, 1, {"host": {"blocking_launch_s": launch}})
+
+    def _makespan(layers: int, **options: Any) -> float:
+        model = Model.from_module(GPT(replace(config, layers=layers)), name="llm")
+        training = Training(1, 3, SEQ, software="kernels", **options)
+        return semu.simulate(TrainingJob(model, cluster, Parallel(), training)).makespan_s
+
+    config = GPTConfig(2, 64 if build is small_gpt else 4096, heads=4, vocab=256, positions=SEQ)
+    plain, blocking = (_makespan(3, **options) - _makespan(2, **options) for options in ({}, {"launch_blocking": True}))
+    # forward 13 and backward 22 kernels of a layer, as above without the sums of four weights' gradients
+    assert blocking - plain == pytest.approx(3 * (13 + 22) * launch, rel=1e-9)
+
+
 def test_it_follows_software_and_date() -> None:
     def _launches(**options: Any) -> bool:
         return Training(1, 1, SEQ, **options).launches
@@ -311,6 +342,8 @@ def test_it_follows_software_and_date() -> None:
     assert not _launches(software="torch", software_date="2023-03")
     assert not _launches(software="megatron", software_date="2023-02")
     assert not _launches(software="torch", eager_modules=True, launch=False) and _launches(launch=True)
+    assert not _launches(software="megatron-deepspeed", eager_modules=True)
+    assert _launches(launch_blocking=True) and not _launches(launch_blocking=True, launch=False)
     assert Training(1, 1, SEQ, launch="auto") == Training(1, 1, SEQ)
     report = simulate(job_of(gpt(), text_items(2), software="torch", eager_modules=True))
     assert report.breakdown_s["launch"] > 0  # type: ignore[operator]

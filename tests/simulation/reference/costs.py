@@ -132,6 +132,7 @@ def latency_of(
             length = key[0] / key[1]
             if (length == int(length) and length % 4) or not 16 < length <= 16384:
                 mem *= key[2] / key[3]
+            mem *= 1 + efficiency.row0 / length
         if len(key) == 2:
             mem *= 1 + efficiency.row0 / key[1]
     return on_grid(

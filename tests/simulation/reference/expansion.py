@@ -387,7 +387,9 @@ class Writer:
         the stage can begin."""
         job, rank = self.model.job, self._rank(stage[0])
         latest = [self.launched[rank]] if rank in self.launched else []
-        if not overlaps_sends(job) and any(key[0] == "send" for key in self.nodes["begin", *stage].after):
+        blocks = job.training.launch_blocking
+        is_behind_a_send = any(key[0] == "send" for key in self.nodes["begin", *stage].after)
+        if is_behind_a_send and (blocks or not overlaps_sends(job)):
             latest.append(("begin", *stage))
         for number, entry in enumerate(written):
             node, key = self.nodes[entry.key], ("launch", *stage, number)
@@ -396,10 +398,12 @@ class Writer:
             if job.training.software.value == "torch" and is_eager(job):
                 calls = eager_calls(entry.operator)
                 lasts = host.eager_launch_s.value * self._eager_slowdown(rank)
+            if blocks:
+                calls, lasts = eager_calls(entry.operator), host.blocking_launch_s.value
             lasts = on_grid(lasts) * calls if node.latency_s else 0.0
             self.nodes[key] = Node(lasts, latest)
             node.after.append(key)
-            latest = [key]
+            latest = [key, entry.key] if blocks else [key]
         self.launched[rank] = ("launch", *stage, "done")
         self.nodes[self.launched[rank]] = Node(0.0, latest)
 
@@ -465,8 +469,16 @@ class Writer:
                 size += value(storage.size_bytes, self.symbols[microbatch])  # type: ignore[index]
         self.sent[send] = size
         gpus = [self.model.gpu(rank, self.number) for rank in (source, target)]
-        group = self.model.job.cluster.place_group("pp", gpus)
-        return on_grid(collective_seconds(self.model.job.profile, OpKind.P2P, group, size))
+        job = self.model.job
+        group = job.cluster.place_group("pp", gpus)
+        is_whole = job.parallel.tp == 1 or job.parallel.sequence_parallel
+        if is_whole or job.training.software.value != "megatron-deepspeed":
+            return on_grid(collective_seconds(job.profile, OpKind.P2P, group, size))
+        share = -(-size // job.parallel.tp)
+        self.sent[send] = share
+        peers = job.cluster.place_group("tp", [self.model.gpu(target, self.number) + i for i in range(job.parallel.tp)])
+        gathered = collective_seconds(job.profile, OpKind.ALL_GATHER, peers, size - share)
+        return on_grid(collective_seconds(job.profile, OpKind.P2P, group, share)) + on_grid(gathered)
 
     # -- times -----------------------------------------------------------------------------------------------------
     def _take_longest_paths(self) -> None:

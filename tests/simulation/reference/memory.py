@@ -83,6 +83,8 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
         state += training.master_dtype.size_bytes
     average = own * training.master_dtype.size_bytes * training.weight_average
     gradients = (own if zero >= 2 else trainable) * training.grad_dtype.size_bytes
+    if training.software.value == "megatron-deepspeed" and training.grad_dtype is not training.precision.tensor_dtype:
+        gradients += trainable * tensor_bytes  # of the parameters' type, beside them
     if zero < 2 and training.software.value == "torch" and not training.gradient_as_bucket_view:  # DDP's buckets
         copied = sum(sum(p.values()) for tp, p in by_tp.items() if shards * (job.parallel.tp // tp) > 1)
         copied += routed if model.experts.edp > 1 else 0

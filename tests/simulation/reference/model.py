@@ -140,7 +140,10 @@ class CutModel:
             stop_early=job.stops_recomputation_early,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion
-            and not (job.training.software.value == "torch" and job.parallel.zero < 3),
+            and not (job.training.software.value == "torch" and job.parallel.zero < 3)
+            and job.training.software.value != "megatron-deepspeed",
+            sums_gradients_twice=job.training.software.value == "megatron-deepspeed"
+            and job.training.grad_dtype is not job.training.precision.tensor_dtype,
             eager_modules=is_eager(job),
             channels_first=is_eager(job) if job.training.channels_last is None else not job.training.channels_last,
             separate_softmax=job.training.software.value == "torch",

@@ -74,6 +74,15 @@ def moving_seconds(profile: DeviceProfile, kind: OpKind, group: CommGroup, net_b
     """How long the busiest port of a rank carries long messages [s], for a rank on the node with the fewest."""
     local, nic = (_peak(profile, port) * profile.links[port].of(kind).net for port in (group.local_port, Port.NIC))
     inside, outside = group.ranks_per_node - 1, group.num_ranks - group.ranks_per_node
+    nic /= group.nic_slowdown
+    if group.socket_groups:  # all groups of the node, message by message, over the one link between its sockets
+        link = profile.socket_bytes_per_s.value
+        if kind is OpKind.ALL_TO_ALL:
+            half = group.ranks_per_node // 2
+            crossing = sum(1 for _ in range(half) for _ in range(half)) * group.socket_groups
+            local = min(local, (group.ranks_per_node - 1) * link / crossing)
+        else:
+            local = min(local, link * profile.links[group.local_port].of(kind).across / group.socket_groups)
     if kind is OpKind.P2P:
         return net_bytes / (local if group.num_nodes == 1 else nic)
     if group.num_nodes == 1:
