@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
@@ -359,8 +360,13 @@ class Parallel(ParallelSizes):
     @property
     def token_divisor(self) -> int:
         """What the number of tokens of a stream must be a multiple of: tp, with context parallelism 2 x cp x tp
-        (streams are padded to it)."""
-        return self.tp * self.sequence_parts
+        (streams are padded to it); where tp x pp ranks share the vocabulary, also so many that rings of these ranks
+        send whole bytes of an fp32 number a token."""
+        divisor = self.tp * self.sequence_parts
+        if self.spreads_vocabulary:
+            ranks = self.tp * self.pp
+            return math.lcm(divisor, self.cp * ranks // math.gcd(ranks, 8))
+        return divisor
 
     @property
     def context_kind(self) -> ContextKind:

@@ -33,7 +33,12 @@ def llama() -> Model:
 def job(model: Model, sizes: dict[str, Any], schedule: str = "1f1b", **training: Any) -> semu.TrainingJob:
     parallel = semu.Parallel(**{"dp": 2, "pp": 4, "vocabulary": "pipeline", **sizes})
     options = {"global_batch": 16 * parallel.dp, "seq_len": 128, "micro_batch": 2, "schedule": schedule, **training}
-    return semu.TrainingJob(model, semu.Cluster("a800", 1, parallel.num_gpus), parallel, semu.Training(**options))
+    return semu.TrainingJob(
+        model,
+        semu.Cluster("a800", -(-parallel.num_gpus // 8), min(parallel.num_gpus, 8)),
+        parallel,
+        semu.Training(**options),
+    )
 
 
 CASES = [
@@ -156,6 +161,13 @@ def test_refusals(model: Any, sizes: dict[str, Any], where: str, words: tuple[st
     assert caught.value.where == where
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("sizes", [{"pp": 3}, {"pp": 6}, {"pp": 16}, {"pp": 3, "tp": 2}, {"pp": 4, "cp": 2}])
+def test_any_number_of_ranks(sizes: dict[str, int]) -> None:
+    model = gpt(9216, layers=48)
+    report = semu.simulate(job(model, {"dp": 1, **sizes}))
+    assert len({row.parameters for row in report.ranks}) == 1
 
 
 def test_one_rank_has_nothing_to_split() -> None:
