@@ -396,6 +396,7 @@ class Result:
                 )
             elif value == NEUTRALS[name]:  # said, lest it be inherited from another device
                 origin = 'provenance = "default", source = "the runs do not tell it from a kernel by itself"'
+                origin += f", relative_error = {error}"
             lines.append(f"{name} = {{ value = {number_text(value)}, {origin} }}")
         result = {header: "\n".join(lines)}
         passes = {name: values.get(name, NEUTRALS[name]) for name in PASSES}

@@ -51,6 +51,14 @@ class ContextPlan:
             seen = Seen.of(MaskKind(label), spans)
         return seen if window is None else seen.within(window, spans.starts)
 
+    def blind(self, spans: Spans) -> int:
+        """Tokens that see nothing; only a file can have any, as under every ``MaskKind`` a token sees itself."""
+        if self.label != "file":
+            return 0
+        seen = self.seen(spans, self.label)
+        keys = np.add.reduceat(np.append(seen.high - seen.low, 0), seen.first[:-1]) * (np.diff(seen.first) > 0)
+        return int(np.diff(seen.ptr)[keys <= 0].sum())
+
     @property
     def label(self) -> str:
         """Its mask in the names of sizes."""

@@ -8,7 +8,8 @@ A line is one JSON object with one of two keys::
     samples         samples as in a metadata file (``semu.workload.metadata``), packed as that is; as many microbatches
                     as the job has
     microbatches    packed already: per microbatch the lengths of every stream's sequences (``semu.workload.batch``),
-                    and optionally ``samples`` (default: sequences of the first stream) and ``video_seconds`` (0).
+                    and optionally ``samples`` (default: sequences of the first stream), ``video_seconds`` (0) and
+                    ``layout``: what stands where in the text (``semu.workload.layouts``).
                     Their number may differ from line to line; those of all data-parallel replicas, microbatch after
                     microbatch
 
@@ -29,6 +30,7 @@ from semu.checks import check_count, check_number, check_word
 from semu.errors import ConfigError
 from semu.files import write_file
 from semu.workload.batch import AbstractBatch, Microbatch
+from semu.workload.layouts import read_runs, runs_of
 from semu.workload.listed import ListedBatch
 from semu.workload.metadata import (
     Contents,
@@ -47,7 +49,7 @@ from semu.workload.t2v import T2vBatch
 from semu.workload.vlm import VlmBatch
 
 _KEYS = ("samples", "microbatches")
-_MICROBATCH_KEYS = ("streams", "samples", "video_seconds")
+_MICROBATCH_KEYS = ("streams", "samples", "video_seconds", "layout")
 
 
 def read_stream(
@@ -186,7 +188,11 @@ def _microbatch(value: Any, place: str) -> Microbatch:
     try:
         samples = check_count(value.get("samples", len(next(iter(streams.values())))), "samples", least=0)
         seconds = check_number(value.get("video_seconds", 0.0), "video_seconds", most=1e9)
-        return Microbatch(streams, samples, seconds)
+        found = Microbatch(streams, samples, seconds)
+        if "layout" not in value:
+            return found
+        places = read_runs(value["layout"], found.lengths)
+        return Microbatch.from_arrays(dict(found.lengths), samples, seconds, places)
     except (ConfigError, ValueError, OverflowError) as error:
         if not isinstance(error, ConfigError):
             raise ConfigError("not lengths", where=place, expected="lists of integers") from error
@@ -198,6 +204,8 @@ def _row(item: Microbatch) -> dict[str, object]:
     row["samples"] = item.samples
     if item.video_seconds:
         row["video_seconds"] = item.video_seconds
+    if item.places is not None:
+        row["layout"] = runs_of(item.spans())
     return row
 
 

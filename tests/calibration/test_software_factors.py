@@ -97,6 +97,7 @@ def test_the_error_of_factors_is_that_of_groups_left_out(script: ModuleType) -> 
     assert table["matmul"]["relative_error"] == pytest.approx(0.15)
     other = tomllib.loads(tables["h100"]["software.torch"])["software"]["torch"]
     assert other["matmul"]["provenance"] == "default" and other["memory_bound"] == table["memory_bound"]
+    assert other["matmul"]["relative_error"] == pytest.approx(0.15)  # what leaving it neutral costs, too
     kernels = [each["attention_kernel.triton-fa1"] for each in tables.values()]
     assert kernels[0] == kernels[1] and "backward = { value = 2" in kernels[0]
     assert found.to_json()["left_out"]["h"] == {"error": 20.0, "n": 4, "inside": 1}

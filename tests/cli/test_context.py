@@ -173,6 +173,27 @@ def test_a_file_of_bits_is_a_mask(words: list[str], tmp_path: Path, capsys: pyte
     assert times[0] == times[1]
 
 
+@pytest.mark.parametrize("cp", [1, 2])
+def test_simulate_says_that_tokens_see_nothing(cp: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows without a bit, in each of two sequences; as many as ``semu context`` counts."""
+    from semu.masks import bits_of
+
+    bits = bits_of(MaskKind.CAUSAL, Spans.of_text([1024]))
+    whole, holed = tmp_path / "whole.npy", tmp_path / "holed.npy"
+    np.save(whole, bits)
+    bits[[3, 700, 701]] = 0
+    np.save(holed, bits)
+    words = ["llama-3.2-1b", "--cluster", "h100:1x2", "--parallel", f"cp{cp}-dp{2 // cp}"]
+    words += ["--set", "training.seq_len=1024", "--set", "training.global_batch=2"]
+    for path, said in ((whole, []), (holed, ["6 tokens see nothing"])):
+        mask = ["--set", f"training.attention_mask={path}"]
+        notes = [note for note in run(capsys, "simulate", *words, *mask)[1]["warnings"] if "see nothing" in note]
+        assert [note.partition(":")[0] for note in notes] == said
+        if cp > 1:
+            counted = run(capsys, "context", *words, *mask)[1]["batch"]["tokens_that_see_nothing"]
+            assert counted == (6 if said else 0)
+
+
 def test_masks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = run(capsys, "list", "masks")
     assert code == 0

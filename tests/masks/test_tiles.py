@@ -16,6 +16,7 @@ from semu.masks.spans import IntArray, Spans
 from semu.masks.tiles import count, packed, work_of_blocks
 from semu.nn.window import Window
 from semu.parallel.context import Balance
+from semu.workload.masked import ContextPlan
 
 WINDOWS = (None, Window.sliding(37), Window.chunked(70))
 
@@ -62,6 +63,14 @@ def test_bits_say_what_spans_say(seed: int, kind: MaskKind) -> None:
         rows[number, : end - begin] = bits[begin:end]
     again = count(seen_of_bits(rows, spans.starts), spans.starts, cut, by_owner=False)
     np.testing.assert_array_equal(again.pairs, count(Seen.of(kind, spans), spans.starts, cut, by_owner=False).pairs)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(MaskKind))
+def test_a_token_sees_itself_under_every_kind(seed: int, kind: MaskKind) -> None:
+    spans = drawn_spans(np.random.default_rng(seed))
+    assert dense_mask(kind, spans).diagonal().all()
+    assert ContextPlan(mask=kind.value).blind(spans) == 0
 
 
 def test_bit_63_is_causal_too_and_empty_rows_see_nothing() -> None:

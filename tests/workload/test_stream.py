@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError
+from semu.masks.mask import MaskKind, Seen
+from semu.masks.spans import Spans
 from semu.workload import (
     ListedBatch,
     Microbatch,
@@ -21,6 +24,7 @@ from semu.workload import (
     vlm_batch,
     write_stream,
 )
+from semu.workload.batch import AbstractBatch
 
 LENGTHS = st.lists(st.integers(0, 5000), max_size=4)
 
@@ -61,6 +65,70 @@ def test_generated_batches_come_back(batch: object, tmp_path: Path) -> None:
     write_stream(path, [batch], count=4, micro_batch=2)  # type: ignore[list-item]
     [found] = read_stream(path, batch, count=4, micro_batch=2)  # type: ignore[arg-type]
     assert found.microbatches(4, 2) == batch.microbatches(4, 2)  # type: ignore[attr-defined]
+
+
+def spans_of(path: Path, batch: AbstractBatch, count: int) -> list[tuple[Spans, Spans]]:
+    """The runs of every microbatch, before it is written and after."""
+    write_stream(path, [batch], count=count, micro_batch=2, seq_len=2048)
+    [found] = read_stream(path, batch, count=count, micro_batch=2)
+    again, items = found.microbatches(count, 2), batch.microbatches(count, 2, 2048)
+    assert again == items and all(item.places is not None for item in again)
+    return [(own.spans(), other.spans()) for own, other in zip(items, again, strict=True)]
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("placement", ["prefix", "embedded"])
+def test_places_of_images_come_back(placement: str, across: bool, tmp_path: Path) -> None:
+    """With them what any mask lets tokens see."""
+    batch = vlm_batch(seed=3, placement=placement, attend_across_samples=across)
+    for own, other in spans_of(tmp_path / "stream.jsonl", batch, 3):
+        assert (own.kind > 0).any()
+        for name in ("starts", "ptr", "kind", "item"):
+            np.testing.assert_array_equal(getattr(own, name), getattr(other, name))
+        np.testing.assert_array_equal(own.document_starts, other.document_starts)
+        for kind in MaskKind:
+            for one, two in zip(vars(Seen.of(kind, own)).values(), vars(Seen.of(kind, other)).values(), strict=True):
+                np.testing.assert_array_equal(one, two)
+
+
+def test_recorded_layouts_come_back(tmp_path: Path) -> None:
+    """An image in two parts, after text; a sample without a layout beside it."""
+    sample = {"images": [{"patches": 36, "tokens": 9}], "layout": [["text", 40], ["vision", 0, 4], ["text", 8]]}
+    sample["layout"].append(["vision", 0, 5])  # type: ignore[attr-defined]
+    path = lines(tmp_path / "samples.jsonl", *[sample, {"text_tokens": 7, "images": 1}] * 200)
+    for own, other in spans_of(tmp_path / "stream.jsonl", file_batch(path, "vlm"), 1):
+        assert own.per_token(own.kind)[:61].tolist() == [0] * 40 + [1] * 4 + [0] * 8 + [1] * 5 + [1] * 4
+        for name in ("starts", "ptr", "document", "kind", "item"):
+            np.testing.assert_array_equal(getattr(own, name), getattr(other, name))
+
+
+@pytest.mark.parametrize(
+    ("layout", "where", "said"),
+    [
+        (7, " layout", "not a layout"),
+        ([[[["text", 60]]]], " layout", "sequences"),
+        ([[[["text", 59]]], [[["text", 4]]]], " layout[0]", "60 tokens"),
+        ([[[["text", 51], ["vision", 0, 9]]], [[["text", 4]]]], " layout", "10 tokens of vision"),
+        ([[[["text", 50], ["vision", 10]]], [[["text", 4]]]], " layout[0]", "not a run"),
+        ([[[["text", 50], ["video", 0, 10]]], [[["text", 4]]]], " layout[0]", "kind of run"),
+        ([[["text", 50]], [[["text", 4]]]], " layout[0]", "not a run"),
+        ([[[["text", 50], ["vision", -1, 10]]], [[["text", 4]]]], " layout[0]", "-1"),
+    ],
+)
+def test_bad_layouts_are_named(layout: object, where: str, said: str, tmp_path: Path) -> None:
+    streams = {"text": [60, 0, 4], "vision": [40], "vision_tokens": [10]}
+    good = [[[["text", 50]], [["vision", 0, 10]]], [[["text", 4]]]]
+    path = lines(
+        tmp_path / "stream.jsonl",
+        {"microbatches": [{"streams": streams, "layout": good}]},
+        {"microbatches": [{"streams": streams, "layout": layout}]},
+    )
+    stream = read_stream(path, vlm_batch(), count=1, micro_batch=1)
+    next(stream)
+    with pytest.raises(ConfigError) as caught:
+        next(stream)
+    assert f":2 microbatches[0]{where}" in str(caught.value.where)
+    assert said in str(caught.value)
 
 
 VLM_SAMPLES = [{"text_tokens": 100 + i, "images": i % 3} for i in range(40)]

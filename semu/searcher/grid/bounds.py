@@ -10,7 +10,7 @@ rank, and the activations of the forwards that the schedule runs there before th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -84,11 +84,15 @@ class Floors:
     """Bounds of the configurations of one job; what configurations share is computed once.
 
     Args:
-        job: the base. micro_batches: all sizes of a microbatch that will be asked for.
+        job: the base. points: all that will be asked for.
     """
 
-    def __init__(self, job: TrainingJob, micro_batches: Sequence[int]) -> None:
-        self._job, self._sizes = job, tuple(micro_batches)
+    def __init__(self, job: TrainingJob, points: Iterable[Point]) -> None:
+        self._job = job
+        sizes: dict[tuple[object, ...], set[int]] = {}
+        for point in points:
+            sizes.setdefault(_policy(point), set()).add(point.micro_batch)
+        self._sizes = {policy: tuple(sorted(own)) for policy, own in sizes.items()}
         self._tables: dict[tuple[object, ...], BlockTable] = {}
         self._cuts: dict[tuple[object, ...], _Cut | None] = {}
         self._outer: dict[tuple[object, ...], _Outer] = {}
@@ -111,7 +115,7 @@ class Floors:
     def _of_sizes(self, point: Point) -> dict[int, Floor]:
         """The bounds of a configuration with every size of a microbatch that divides the batch."""
         training = self._job.training
-        sizes = np.array(self._sizes)
+        sizes = np.array(self._sizes[_policy(point)])
         rows = np.flatnonzero(training.global_batch % (point.dp * sizes) == 0)
         table = self._table(point)
         costs, cut = table.costs.of_rows(rows), self._cut(point, table)
@@ -126,14 +130,14 @@ class Floors:
 
     # -- what is shared ------------------------------------------------------------------------------------------
     def _table(self, point: Point) -> BlockTable:
-        key = (point.tp, point.cp, point.ep, point.zero, point.recompute)
+        key = (point.tp, point.ep, point.zero, point.recompute, point.attention_split, *_policy(point))
         if key not in self._tables:
-            self._tables[key] = BlockTable.of(self._job, point, self._sizes)
+            self._tables[key] = BlockTable.of(self._job, point, self._sizes[_policy(point)])
         return self._tables[key]
 
     def _cut(self, point: Point, table: BlockTable) -> _Cut | None:
         """Where the blocks lie; None: that depends on more than the sizes."""
-        key = (point.pp, point.vpp, point.placement)
+        key = (point.pp, point.vpp, point.placement, point.segments)
         if key not in self._cuts:
             parallel = self._job.parallel
             self._cuts[key] = None
@@ -154,7 +158,7 @@ class Floors:
     def _outside(self, point: Point, table: BlockTable, cut: _Cut) -> _Outer:
         """What does not depend on the microbatches."""
         bounded = ALL_SCHEDULES[point.schedule].is_bounded
-        key = (point.dp, point.tp, point.cp, point.ep, point.pp, point.vpp, point.zero, point.placement, bounded)
+        key = (*point[:6], point.zero, point.placement, point.segments, bounded)
         if key not in self._outer:
             parallel = replace(self._job.parallel, **parallel_of(point))
             trained = cut.of_ranks(cut.of_chunks(table.trained)).astype(np.int64)
@@ -256,6 +260,11 @@ class Floors:
             )
             total = total + found.total
         return total
+
+
+def _policy(point: Point) -> tuple[object, ...]:
+    """On what it depends which sizes of a microbatch context ranks can share."""
+    return point.cp, point.cp_balance
 
 
 def _chunks(job: TrainingJob, table: BlockTable) -> list[Chunk]:

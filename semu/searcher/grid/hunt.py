@@ -91,7 +91,7 @@ class Hunt:
         smallest."""
         self.tell(f"bounding {len(legal.points):,} configurations")
         with without_collector():
-            bounds = Floors(self.job, sorted({point.micro_batch for point in legal.points}))
+            bounds = Floors(self.job, legal.points)
             floors = {point: bounds.of(point) for point in legal.points}
         order, points = self.order, list(legal.points)
         if order is not RankBy.HEADROOM:

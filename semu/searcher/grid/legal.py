@@ -15,9 +15,10 @@ from itertools import product
 
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
+from semu.parallel.context import Balance
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
 from semu.searcher.grid.framework import NAMES, Framework, FrameworkRule, framework_rule
-from semu.searcher.grid.space import Axis, Point, Space, job_at, num_blocks
+from semu.searcher.grid.space import OPTIONS, Axis, Point, Space, job_at, num_blocks, parallel_of
 
 
 class Rule(StrEnum):
@@ -27,6 +28,7 @@ class Rule(StrEnum):
     GPUS = "gpus"
     BLOCKS = "blocks"
     SIZES = "sizes"
+    CONTEXT = "context"
     BATCH = "batch"
     FRAMEWORK = "framework"
     GROUPS = "groups"
@@ -40,6 +42,7 @@ SENTENCES = {
     Rule.NODE: "a tensor-parallel group does not lie within a node",
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
+    Rule.CONTEXT: "without context ranks all their policies are one",
     Rule.BATCH: "the global batch does not divide by dp x micro_batch",
     Rule.FRAMEWORK: "the framework cannot run it",
     Rule.GROUPS: "interleaving needs a multiple of pp microbatches",
@@ -145,10 +148,9 @@ def legal_points(
     for sizes, count in _sizes(job, space, inner, cuts, follows=follows):
         if progress is not None and len(found) // 5000 != (len(found) + inner) // 5000:
             progress(f"looking for legal configurations: {len(found):,}")
-        _, _, pp, _, _, vpp, _, placement = sizes
-        dp = sizes[0]
+        pp, vpp = sizes.pp, sizes.vpp
         for micro_batch in v[Axis.MICRO_BATCH]:
-            step = dp * int(micro_batch)
+            step = sizes.dp * int(micro_batch)
             if job.training.global_batch % step:
                 cuts.add(Rule.BATCH, count // len(v[Axis.MICRO_BATCH]))
                 continue
@@ -156,7 +158,7 @@ def legal_points(
             odd = microbatches % pp != 0
             broken = {}
             for name in map(str, v[Axis.SCHEDULE]):
-                point = Point(*sizes[:6], int(micro_batch), "", name, sizes[6], placement)
+                point = sizes._replace(micro_batch=int(micro_batch), schedule=name)
                 broken[name] = cannot_cut(point, microbatches)
             for recompute, schedule in product(v[Axis.RECOMPUTE], v[Axis.SCHEDULE]):
                 if (uncut := broken[str(schedule)]) is not None:
@@ -165,8 +167,8 @@ def legal_points(
                 if odd and vpp > 1 and schedule in grouped:
                     cuts.add(Rule.GROUPS, 1)
                     continue
-                point = Point(*sizes[:6], int(micro_batch), str(recompute), str(schedule), sizes[6], placement)
-                if is_odd[point.schedule] or placement != "circular":
+                point = sizes._replace(micro_batch=int(micro_batch), recompute=str(recompute), schedule=str(schedule))
+                if is_odd[point.schedule] or sizes.placement != "circular":
                     error = _refusal(job, point)
                     if error is not None:
                         cuts.add(Rule.SCHEDULE, 1, error)
@@ -176,14 +178,13 @@ def legal_points(
     return Legal(tuple(points), cuts.all(), total)
 
 
-def _sizes(
-    job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool
-) -> Iterator[tuple[tuple[int, int, int, int, int, int, int, str], int]]:
-    """Legal (dp, tp, pp, cp, ep, vpp, zero, placement), with the combinations that each stands for."""
+def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool) -> Iterator[tuple[Point, int]]:
+    """Legal values on all axes but micro_batch, recompute and schedule, with the combinations that each stands for."""
     v, gpus = space.values, job.cluster.num_gpus
-    rest = len(v[Axis.EP]) * len(v[Axis.VPP]) * len(v[Axis.ZERO]) * len(v[Axis.PLACEMENT]) * inner
+    options = [*product(*(v[axis] for axis in OPTIONS))]
+    rest = len(v[Axis.EP]) * len(v[Axis.VPP]) * len(options) * inner
     blocks = num_blocks(job)
-    counts_blocks = job.parallel.segments == "mixed" and job.parallel.stage_layout is None
+    counts_blocks = job.parallel.stage_layout is None
     for tp, pp, cp in product(_ints(v[Axis.TP]), _ints(v[Axis.PP]), _ints(v[Axis.CP])):
         width = tp * pp * cp
         if space.within_node and job.cluster.gpus_per_node % tp:
@@ -197,10 +198,13 @@ def _sizes(
             cuts.add(Rule.GPUS, rest * (len(v[Axis.DP]) - len(dps)))
         for dp, ep, vpp in product(dps, _ints(v[Axis.EP]), _ints(v[Axis.VPP])):
             if (counts_blocks and pp * vpp > blocks) or (vpp > 1 and pp == 1):
-                cuts.add(Rule.BLOCKS, len(v[Axis.ZERO]) * len(v[Axis.PLACEMENT]) * inner)
+                cuts.add(Rule.BLOCKS, len(options) * inner)
                 continue
-            for zero, placement in product(_ints(v[Axis.ZERO]), v[Axis.PLACEMENT]):
-                sizes = (dp, tp, pp, cp, ep, vpp, zero, str(placement))
+            for own in options:
+                sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *own)  # type: ignore[arg-type]
+                if cp == 1 and sizes.cp_balance != v[Axis.CP_BALANCE][0]:
+                    cuts.add(Rule.CONTEXT, inner)
+                    continue
                 error = _misfit(job, sizes)
                 if error is not None:
                     cuts.add(Rule.SIZES, inner, error)
@@ -212,14 +216,14 @@ def _ints(values: tuple[int | str, ...]) -> list[int]:
     return [int(value) for value in values]
 
 
-def _misfit(job: TrainingJob, sizes: tuple[int, int, int, int, int, int, int, str]) -> SemuError | None:
+def _misfit(job: TrainingJob, sizes: Point) -> SemuError | None:
     """What is wrong with sizes whatever the batch: they are tried with two microbatches for each pipeline rank."""
     from semu.parallel.segments import check_places
 
-    dp, tp, pp, cp, ep, vpp, zero, placement = sizes
+    pp, vpp = sizes.pp, sizes.vpp
     try:
-        parallel = replace(job.parallel, dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp, zero=zero, placement=placement)
-        training = replace(job.training, micro_batch=1, global_batch=2 * dp * pp)
+        parallel = replace(job.parallel, **parallel_of(sizes))
+        training = replace(job.training, micro_batch=1, global_batch=2 * sizes.dp * pp)
         replace(job, parallel=parallel, training=training)
         if parallel.segments != "mixed":
             names = [module.name for module in job.model.modules]
@@ -264,10 +268,10 @@ def _trainable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point
 
 
 def _shardable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point]:
-    """Without those that ``prepare`` refuses: one of every (tp, cp, ep, zero) is asked, the smallest pipeline."""
-    first: dict[tuple[int, ...], Point] = {}
+    """Without those that ``prepare`` refuses: one of every ``_sharding`` is asked, the smallest pipeline."""
+    first: dict[tuple[object, ...], Point] = {}
     for point in points:
-        key = (point.tp, point.cp, point.ep, point.zero)
+        key = _sharding(point)
         if key not in first or _work(point) < _work(first[key]):
             first[key] = point
     wrong = {key: error for key, point in first.items() if (error := _refusal(job, point)) is not None}
@@ -275,12 +279,19 @@ def _shardable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point
         return points
     kept = []
     for point in points:
-        error = wrong.get((point.tp, point.cp, point.ep, point.zero))
+        error = wrong.get(_sharding(point))
         if error is None:
             kept.append(point)
         else:
             cuts.add(Rule.SHARDING, 1, error)
     return kept
+
+
+def _sharding(point: Point) -> tuple[object, ...]:
+    """On what it depends whether a model can be spread; a policy that deals blocks needs enough in a microbatch."""
+    deals = point.cp > 1 and Balance(point.cp_balance).is_by_block
+    policy = point.cp_balance, point.attention_split, point.micro_batch if deals else 0
+    return point.tp, point.cp, point.ep, point.zero, *policy
 
 
 def _work(point: Point) -> tuple[int, ...]:

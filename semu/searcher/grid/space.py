@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
 from semu.checks import check_integer, is_integer
@@ -13,8 +13,11 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Recompute, TrainingJob
 from semu.job.experts import mixtures
+from semu.nn.masked_kernel import TILE_EDGE
 from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import PLACEMENTS
+from semu.parallel.context import Balance
+from semu.parallel.segments import SEGMENTS
 
 Value: TypeAlias = int | str
 
@@ -33,6 +36,9 @@ class Axis(StrEnum):
     SCHEDULE = "schedule"
     ZERO = "zero"
     PLACEMENT = "placement"
+    SEGMENTS = "segments"
+    CP_BALANCE = "cp_balance"
+    ATTENTION_SPLIT = "attention_split"
 
 
 class RankBy(StrEnum):
@@ -59,6 +65,9 @@ class Point(NamedTuple):
     schedule: str
     zero: int
     placement: str
+    segments: str
+    cp_balance: str
+    attention_split: int
 
     def label(self, axes: Iterable[Axis]) -> str:
         """``dp8 tp2 pp4 micro_batch1 full``: the values on some axes."""
@@ -68,7 +77,9 @@ class Point(NamedTuple):
 
 USUAL = (Axis.DP, Axis.TP, Axis.PP, Axis.VPP, Axis.MICRO_BATCH, Axis.RECOMPUTE)
 """Axes that vary by default; with experts ``ep`` too."""
-_PARALLEL = tuple(axis for axis in Axis if axis in (*AXES, Axis.ZERO, Axis.PLACEMENT))
+OPTIONS = (Axis.ZERO, Axis.PLACEMENT, Axis.SEGMENTS, Axis.CP_BALANCE, Axis.ATTENTION_SPLIT)
+"""Of ``Parallel`` beside its sizes: the last fields of a ``Point``."""
+_PARALLEL = tuple(axis for axis in Axis if axis in (*AXES, *OPTIONS))
 
 
 @dataclass(frozen=True)
@@ -151,14 +162,17 @@ def _checked(axis: Axis, values: tuple[Value, ...], where: str) -> tuple[Value, 
     """Values of the right type; whether they suit the job is checked later."""
     if not values:
         raise ConfigError(f"no value on the axis {axis.value!r}", where=where, expected="one or more")
-    legal = _words(axis)
+    legal, least = _words(axis), 0 if axis in (Axis.ZERO, Axis.ATTENTION_SPLIT) else 1
     for value in values:
         if legal is not None:
             if value not in legal and not _is_rule(axis, value):
                 raise unknown_name(axis.value, str(value), legal, where=f"{where} {axis.value}")
-        elif not is_integer(value) or value < (0 if axis is Axis.ZERO else 1):
+        elif not is_integer(value) or value < least:
             raise ConfigError(
-                f"not a value of {axis.value}", where=f"{where} {axis.value}", expected="an integer >= 1", got=value
+                f"not a value of {axis.value}",
+                where=f"{where} {axis.value}",
+                expected=f"an integer >= {least}",
+                got=value,
             )
     if axis is Axis.ZERO and any(value not in (0, 1, 2, 3) for value in values):
         raise ConfigError("unknown ZeRO stage", where=f"{where} zero", expected="0, 1, 2 or 3", got=values[0])
@@ -194,6 +208,10 @@ def _words(axis: Axis) -> list[str] | None:
         return [item.value for item in Recompute]
     if axis is Axis.PLACEMENT:
         return [*PLACEMENTS]
+    if axis is Axis.SEGMENTS:
+        return [*SEGMENTS]
+    if axis is Axis.CP_BALANCE:
+        return [item.value for item in Balance]
     if axis is Axis.SCHEDULE:
         from semu.schedule.registry import ALL_SCHEDULES
 
@@ -203,17 +221,21 @@ def _words(axis: Axis) -> list[str] | None:
 
 def own_value(axis: Axis, job: TrainingJob) -> Value:
     """What a job has on an axis."""
-    if axis is Axis.RECOMPUTE:
-        return str(job.training.recompute.value)
-    value: Value = getattr(job.parallel if axis in _PARALLEL else job.training, axis.value)
-    return value
+    value = getattr(job.parallel if axis in _PARALLEL else job.training, axis.value)
+    found: Value = value.value if isinstance(value, Enum) else value
+    return found
 
 
 def every_value(axis: Axis, job: TrainingJob) -> tuple[Value, ...]:
     """All values of an axis that a job on its cluster could have; legal combinations are chosen later."""
     words = _words(axis)
+    if axis is Axis.SEGMENTS and len(job.model.modules) == 1:
+        return (own_value(axis, job),)
     if words is not None:
         return tuple(words)
+    if axis is Axis.ATTENTION_SPLIT:
+        tiles = -(-(job.batch.context_length(job.training.seq_len) or 0) // TILE_EDGE)  # a part has one at least
+        return (0, *(2**power for power in range(1, tiles.bit_length())))
     if axis in MESH:
         return _divisors(job.cluster.num_gpus)
     if axis is Axis.EP:

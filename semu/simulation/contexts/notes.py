@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from semu.costs.evaluation import CostedJob
+from semu.job import TrainingJob
 from semu.job.context import context_plan
 from semu.nn.masked_kernel import masked_in
 from semu.parallel.context import Balance
 from semu.simulation.contexts.loads import Loads, imbalance
+from semu.simulation.contexts.result import blind_note
+from semu.workload.batch import Microbatch
 from semu.workload.masked import rank_columns
 
 _WORTH = 0.005
@@ -26,6 +29,10 @@ def context_notes(costed: CostedJob, iteration_time_s: float) -> list[str]:
         notes.append(
             "attention under a mask: a tile in which it hides some pairs is taken to last as long as another (default)"
         )
+    plan = context_plan(job)
+    blind = sum(plan.blind(item.spans()) for item in _items(job)) if kernels and plan.label == "file" else 0
+    if blind:
+        notes.append(blind_note(blind))
     if not costed.evaluation.shapes.ranks:
         return notes
     loads = Loads.of(costed)
@@ -33,7 +40,6 @@ def context_notes(costed: CostedJob, iteration_time_s: float) -> list[str]:
     share = loads.lost_s / replicas / job.parallel.pp / iteration_time_s
     if share < _WORTH:
         return notes
-    plan = context_plan(job)
     now = imbalance(loads.tiles, loads.uses)
     other = _imbalance_under(costed, Balance.LPT) if plan.balance is not Balance.LPT else now
     won = share * (now - other) / (now - 1.0) if now > other else 0.0
@@ -42,11 +48,16 @@ def context_notes(costed: CostedJob, iteration_time_s: float) -> list[str]:
     return [*notes, f"{note}; policy lpt wins back up to {100 * won:.1f} %" if won >= _WORTH / 5 else note]
 
 
+def _items(job: TrainingJob) -> list[Microbatch]:
+    """The microbatches of all replicas."""
+    count = job.num_microbatches * job.parallel.replicas
+    return job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
+
+
 def _imbalance_under(costed: CostedJob, policy: Balance) -> float:
     """The batch's imbalance under another policy, by tiles; infinite where the policy cannot deal it."""
     job = costed.job
-    count = job.num_microbatches * job.parallel.replicas
-    items = job.batch.microbatches(count, job.training.micro_batch, job.training.seq_len)
+    items = _items(job)
     kernels = [kernel for kernel in masked_in(costed.layout.library.symbols) if kernel.stream == "text"]
     plan = replace(context_plan(job), balance=policy, machines=0)
     ranks = rank_columns(items, kernels, plan)

@@ -67,7 +67,7 @@ def study(
         sum(own.num_tokens for own in every),
         sum(len(own.starts) - 1 for own in every),
         sum(len(own.document_starts) - 1 for own in every),
-        sum(_empty(plan, own) for own in every),
+        sum(map(plan.blind, every)),
         plan,
         largest,
         owners,
@@ -141,13 +141,6 @@ def _bound(plan: ContextPlan, every: Sequence[Spans]) -> float:
             known[spans.content] = max(float(work.max(initial=0)), float(np.ceil(even))), even
         most, mean = most + known[spans.content][0], mean + known[spans.content][1]
     return most / mean if mean else 1.0
-
-
-def _empty(plan: ContextPlan, spans: Spans) -> int:
-    """Tokens that see nothing."""
-    seen = plan.seen(spans, plan.label)
-    keys = np.add.reduceat(np.append(seen.high - seen.low, 0), seen.first[:-1]) * (np.diff(seen.first) > 0)
-    return int(np.diff(seen.ptr)[keys <= 0].sum())
 
 
 def _check(job: TrainingJob) -> None:

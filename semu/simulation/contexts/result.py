@@ -127,11 +127,16 @@ def _text(found: ContextStudy) -> str:
         won = 100 * (1 - best.iteration_s / own.iteration_s)
         lines.append(f"{best.policy} is {won:.1f} % faster than {own.policy}, the run's policy")
     if found.empty:
-        lines.append(f"{found.empty:,} tokens see nothing: their outputs are 0, and no gradient flows through them")
+        lines.append(blind_note(found.empty))
     if plan.mask == "causal" and any(row.policy == "zigzag" for row in able):
         lines.append("zigzag under a causal mask is costed by formula, the others by counted tiles")
     lines.append("max/mean over ranks, microbatch by microbatch; attention: of the busiest rank, both ways")
     return "\n".join(lines)
+
+
+def blind_note(tokens: int) -> str:
+    """What it means that so many tokens see nothing."""
+    return f"{tokens:,} tokens see nothing: their outputs are 0, and no gradient flows through them"
 
 
 def _cells(row: PolicyRow) -> tuple[str, ...]:

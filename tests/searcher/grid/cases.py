@@ -70,6 +70,13 @@ def experts(**training: Any) -> TrainingJob:
     return TrainingJob(decoder_model("tiny-moe", Mixtral(config)), CLUSTER, Parallel(dp=8), Training(**options))
 
 
+def documents(**training: Any) -> TrainingJob:
+    """Text of which tokens see their own document, on 8 GPUs; four context ranks need two sequences in a microbatch."""
+    options = {"micro_batch": 1, "global_batch": 16, "seq_len": 1024, "attention_mask": "document", **training}
+    model = Model.from_module(GPT(GPTConfig(layers=4, hidden=128, heads=4, vocab=512, positions=1024)), name="llm")
+    return TrainingJob(model, CLUSTER, Parallel(dp=8, cp_block=512), Training(**options))
+
+
 def vision(**training: Any) -> TrainingJob:
     """Images and text, of other lengths in each microbatch, on 8 GPUs."""
     assert LANGUAGE.kv_heads == 4
@@ -90,7 +97,10 @@ def built(job: TrainingJob, point: Point) -> TrainingJob:
         zero=point.zero,
         placement=point.placement,
         partition=job.parallel.partition,
-        segments=job.parallel.segments,
+        segments=point.segments,
+        cp_block=job.parallel.cp_block,
+        cp_balance=point.cp_balance,
+        attention_split=point.attention_split,
     )
     own = replace(
         training,

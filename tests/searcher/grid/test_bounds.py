@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from searcher.grid.cases import built, dense, experts, packed, vision
+from searcher.grid.cases import built, dense, documents, experts, packed, vision
 
 import semu_models
 from semu.hardware.cluster import Cluster
@@ -16,12 +16,14 @@ from semu.job import Training, TrainingJob
 from semu.parallel.config import Overlap, Parallel
 from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.legal import legal_points
-from semu.searcher.grid.space import Axis, Space
+from semu.searcher.grid.space import Space
 from semu.simulation.estimate import evaluate
 
 EVERYTHING = {"tp": None, "pp": None, "vpp": None, "micro_batch": None, "recompute": None, "zero": None, "cp": None}
 SCHEDULES = {"schedule": ("1f1b", "gpipe", "zb-h1", "zb-v", "chimera", "eager-1f1b", "v-half"), "pp": None, "vpp": None}
 PLACED = {**SCHEDULES, "placement": None, "recompute": None}
+CONTEXT = {"cp_balance": None, "attention_split": None, "micro_batch": (1, 2, 4)}
+SEGMENTS = {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "placement": None, "micro_batch": (1, 2)}
 HIDDEN = {"overlap": Overlap(grad_reduce=True, param_gather=True, tensor_parallel=True, pipeline=True)}
 COMBINED = {"overlap": Overlap(expert_parallel=True, delayed_weight_gradients=True)}
 SHOWN = {"overlap": Overlap(grad_reduce=False, param_gather=False, tensor_parallel=False, pipeline=False)}
@@ -31,7 +33,7 @@ def check(job: TrainingJob, vary: Any, count: int, seed: int) -> list[tuple[floa
     """Bounds over figures, (time, memory), of some configurations drawn at random."""
     space = Space.of(job, vary)
     points = list(legal_points(job, space).points)
-    floors = Floors(job, [int(value) for value in space.values[Axis.MICRO_BATCH]])
+    floors = Floors(job, points)
     found = []
     for point in Random(seed).sample(points, min(count, len(points))):
         floor, is_so = floors.of(point), evaluate(built(job, point))
@@ -49,6 +51,8 @@ CASES = {
     "combined": (partial(experts, **COMBINED), {**EVERYTHING, "ep": None, "schedule": ("1f1b", "interleaved")}),
     "vision": (vision, {**EVERYTHING, "cp": (1,)}),
     "vision-hidden": (partial(vision, **HIDDEN), {**EVERYTHING, "cp": (1,)}),
+    "context": (documents, {"cp": None, **CONTEXT}),
+    "segments": (vision, SEGMENTS),
     "schedules": (dense, PLACED),
     "clipped": (partial(dense, gradient_clipping=True, grad_dtype="bf16", overhead_s=0.1), EVERYTHING),
     "offload": (partial(dense, offload="optimizer"), {"tp": None, "pp": None}),

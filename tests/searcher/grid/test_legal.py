@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from searcher.grid.cases import all_combinations, dense, experts, is_legal, vision
+from searcher.grid.cases import all_combinations, dense, documents, experts, is_legal, vision
 
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
+from semu.parallel.context import Balance
 from semu.searcher.grid.legal import Rule, legal_points
 from semu.searcher.grid.space import Axis, Space, job_at, with_gpus
 
@@ -39,8 +40,10 @@ def check(job: TrainingJob, vary: Any, fix: dict[str, Any] | None = None) -> Spa
         (dense, {"schedule": ("1f1b", "zb-h1", "zb-v", "chimera", "dualpipe-v"), "pp": (2, 4), "vpp": (1, 2)}, {}),
         (experts, {"tp": None, "ep": None, "pp": (1, 2)}, {"micro_batch": 1}),
         (vision, ("tp", "pp", "vpp"), {"micro_batch": 1, "recompute": "full"}),
+        (vision, {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "placement": None}, {"micro_batch": 2}),
+        (documents, {"cp": (2, 4), "cp_balance": None, "attention_split": (0, 2), "micro_batch": (1, 2, 4)}, {}),
     ],
-    ids=["sizes", "context", "dp", "zero", "schedules", "experts", "vision"],
+    ids=["sizes", "context", "dp", "zero", "schedules", "experts", "vision", "segments", "policies"],
 )
 def test_the_legal_ones_are_those_that_can_be_built(make: Callable[[], TrainingJob], vary: Any, fix: Any) -> None:
     check(make(), vary, fix)
@@ -76,6 +79,27 @@ def test_rules_are_named() -> None:
     assert "8" in cuts[Rule.SHARDING].example  # four heads over eight ranks
 
 
+def test_without_context_ranks_there_is_one_policy() -> None:
+    """The first of those that vary; sequences that context ranks cannot share in blocks are cut by microbatch."""
+    job = documents()
+    vary = {"cp": (1, 4), "cp_balance": ("lpt", "zigzag"), "micro_batch": (1, 2)}
+    legal = legal_points(job, Space.of(job, vary))
+    found = {(point.cp, point.cp_balance, point.micro_batch) for point in legal.points}
+    assert found == {(1, "lpt", 1), (1, "lpt", 2), (4, "lpt", 2), (4, "zigzag", 1), (4, "zigzag", 2)}
+    cuts = {cut.rule: cut for cut in legal.cuts}
+    assert (cuts[Rule.CONTEXT].count, cuts[Rule.SHARDING].count) == (2, 1)
+    assert "fewer than cp = 4 ranks" in cuts[Rule.SHARDING].example
+
+
+def test_values_of_axes_that_a_job_may_have() -> None:
+    """A row of keys has at most as many parts as tiles; one module lies over the pipeline in one way."""
+    values = Space.of(documents(), ("attention_split", "segments", "cp_balance")).values
+    assert values[Axis.ATTENTION_SPLIT] == (0, 2, 4, 8)
+    assert values[Axis.SEGMENTS] == ("mixed",)
+    assert Space.of(vision(), ("segments",)).values[Axis.SEGMENTS] == ("mixed", "separated", "apart")
+    assert set(values[Axis.CP_BALANCE]) == {policy.value for policy in Balance}
+
+
 def test_other_numbers_of_gpus() -> None:
     job = dense()
     assert with_gpus(job, 4).cluster.label() == "h800:1x4"
@@ -95,6 +119,9 @@ def test_other_numbers_of_gpus() -> None:
         ({"tp": ()}, {}, "no value"),
         ({"tp": (0,)}, {}, "not a value of tp"),
         ({"zero": (4,)}, {}, "unknown ZeRO stage"),
+        ({"attention_split": (-1,)}, {}, "not a value of attention_split; expected an integer >= 0"),
+        ({"cp_balance": ("lptt",)}, {}, "unknown cp_balance"),
+        ((), {"segments": "seperated"}, "separated"),
         ({"recompute": ("sometimes",)}, {}, "unknown recompute"),
         ((), {"micro_batch": "two"}, "not a value"),
     ],

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from searcher.grid.cases import built, dense, experts, tried, vision
+from searcher.grid.cases import built, dense, documents, experts, tried, vision
 from simulation.rooms import capacity_for
 
 import semu
@@ -91,6 +91,28 @@ def test_the_best_are_those_of_all(make: Callable[..., TrainingJob], share: floa
     assert all(known[row.point] == row.figures for row in bounded.rows)
 
 
+@pytest.mark.parametrize(
+    ("make", "vary"),
+    [
+        (documents, {"cp": (1, 2, 4), "cp_balance": None, "attention_split": (0, 2, 4), "micro_batch": (1, 2)}),
+        (vision, {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "micro_batch": (1, 2)}),
+    ],
+    ids=["context", "segments"],
+)
+def test_the_best_policies_and_segments_are_those_of_all(make: Callable[..., TrainingJob], vary: Any) -> None:
+    job = make()
+    bounded = grid(job, vary=vary, top=4)
+    whole = grid(job, vary=vary, top=4, exhaustive=True)
+    assert [row.point for row in bounded.rows[:4]] == slow_best(job, vary, 4, RankBy.TIME)
+    assert bounded.rows[:4] == whole.rows[:4]
+    assert bounded.cut_by_bound > 0 == whole.cut_by_bound
+    assert len(whole) == whole.num_legal and not whole.refused
+    known = {row.point: row.figures for row in whole.rows}
+    assert all(known[row.point] == row.figures for row in bounded.rows)
+    new = {axis: {getattr(point, axis) for point in known} for axis in vary}
+    assert all(len(values) > 1 for values in new.values())
+
+
 @pytest.mark.parametrize(("make", "share"), [(dense, 0.5), (vision, 0.6)])
 def test_every_row_is_judged_as_its_simulation_is(make: Callable[..., TrainingJob], share: float) -> None:
     """By what a device must hold, the best and all others; a row says where a bound was enough."""
@@ -142,7 +164,7 @@ def test_a_configuration_whose_bound_equals_the_best_is_evaluated() -> None:
     the first in the order of the axes. Chunks of four configurations are evaluated before it."""
     job, vary = dense(), {"tp": (1, 2, 4), "recompute": ("none", "selective", "full")}
     points = legal_points(job, Space.of(job, vary)).points
-    floors = Floors(job, [1])
+    floors = Floors(job, points)
     bound_s = {point: floors.of(point).time_s for point in points}
     last = max(points, key=lambda point: bound_s[point])
     assert sorted(bound_s.values())[-2] < bound_s[last]
