@@ -32,11 +32,12 @@ memory. The choice decides that row, and much of the gains over Megatron-LM: wit
 (printed: 1.14 to 1.91), under ZeRO-1 1.22 to 1.49; on 16.1B 1.51 to 2.67 (1.31 to 2.28), under ZeRO-1 1.14 to 1.81.
 Neither stage meets all four numbers.
 
-Gains over Megatron-LM and the least over T-1F1B on 5B come out 13 to 17 % larger than printed. Why was not measured:
-schedules like FlexPipe's are not its tuner's own, and which of them wins is in the list (interleaved with gradients
-apart in every row without ZeRO). The most gain over Tessel on 16.1B, 1.44, is of 512K
-words and settles nothing: in 10 s no repetend was found without recomputation; in 60 s one of 3.00 s was, for a gain of
-1.14. Tessel fits with 1200K words here. It was not timed under ZeRO-1; other orders of ranks were not tried.
+Gains over Megatron-LM, and the least over T-1F1B on 5B, come out 13 to 17 % larger than printed. Why was not measured.
+The list has the schedule that stands for FlexPipe: interleaved with gradients apart, wherever there is no ZeRO.
+
+The most gain over Tessel on 16.1B, 1.44, is of 512K words and settles nothing: in 10 s no repetend was found without
+recomputation; in 60 s one was (3.00 s an iteration), for a gain of 1.14. Tessel fits with 1200K words here. It was not
+timed under ZeRO-1; other orders of ranks were not tried.
 """
 
 
