@@ -243,7 +243,8 @@ WITHIN_A_CALL = {
     *("searcher/grid/content.py", "searcher/grid/hunt.py", "simulation/checks/modality_inputs.py"),
     "simulation/memory/allocation_tape.py",
     *("simulation/data_parallel/step.py", "simulation/pipeline.py", "simulation/replica_costs.py"),
-    "validation/traces/gpu_work.py",
+    *("simulation/contexts/policies.py", "simulation/schedules/exploring.py", "validation/traces/gpu_work.py"),
+    *("workload/derived.py", "workload/masked.py"),
 }
 """Files that tell objects apart by ``id(...)`` as long as one call holds all of them."""
 

@@ -249,6 +249,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "keep_products": True,
     "cross_entropy": "fused",
     "fused_accumulation": False,
+    "sums_gradients_twice": True,
     "fp8_recipe": Fp8Recipe.BLOCKWISE,
     "fp8_copies": 1,
     "frozen_weights": FrozenWeights.NF4,

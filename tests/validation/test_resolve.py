@@ -59,7 +59,7 @@ def test_everything_published_is_one_candidate() -> None:
         ({"model.layers": 32}, [1, 2, 4], [1, 2, 4, 16]),
         ({"model.layers": 32, "schedule_kind": "interleaved"}, [1, 2, 4], [2, 4, 16]),
         ({"model.layers": 22, "pp": 8, "gpus": 16}, [1, 2, 4], [1, 3]),
-        ({"model.layers": 7}, [1, 2, 4], [1]),
+        ({"model.layers": 7}, [1, 2, 4], [1, 2, 3, 4]),  # balanced by parameters
         ({"vp": 2}, [1, 2, 4], [2]),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 from semu.nn import functional as F
 from semu.nn.layers.elementary import Linear, RMSNorm
@@ -86,9 +85,15 @@ class LatentAttention(Module):
             return latent_keys(kv, spread, s.qk_head_dim, s.qk_pos_emb_head_dim)
 
         q, (k, v) = _queries(), _keys_and_values()
-        again = cache(_keys_and_values)
+        repeated: list[tuple[Tensor, Tensor]] = []
+
+        def _again() -> tuple[Tensor, Tensor]:
+            """Keys and values are made once more together, for whichever is read first."""
+            repeated[:] = repeated or [_keys_and_values()]
+            return repeated[0]
+
         x.trace.drop_output("mla_up_proj", q, _queries)
-        x.trace.drop_output("mla_up_proj", k, lambda: again()[0])
-        x.trace.drop_output("mla_up_proj", v, lambda: again()[1])
+        x.trace.drop_output("mla_up_proj", k, lambda: _again()[0])
+        x.trace.drop_output("mla_up_proj", v, lambda: _again()[1])
         out: Tensor = self.out(F.attention(q, k, v, causal=self.causal, dropout=self.dropout).flatten())
         return out

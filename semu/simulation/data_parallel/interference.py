@@ -2,7 +2,8 @@
 
 A collective that hides behind kernels is not free: it holds multiprocessors and memory bandwidth, and frameworks issue
 it late. The loss is a share of the hidden time (``SoftwareFactors.interference``), counted where a rank's kernels end:
-a slice before the optimizer. It stretches the iteration and moves nothing inside it.
+a slice before the optimizer. It stretches the iteration and moves nothing inside it. What hides inside stages (ZeRO-2
+and ZeRO-3) is counted as if hosts launched every kernel in time.
 """
 
 from __future__ import annotations

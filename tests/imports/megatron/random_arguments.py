@@ -20,7 +20,7 @@ _TOGETHER = {
     "world-size", "data-parallel-size", "virtual-pipeline-model-parallel-size", "padded-vocab-size",
     "vision-model-type", "img-h", "img-w", "patch-dim", "decoder-seq-length", "fp8", "mtp-num-layers",
     "moe-layer-recompute", "main-params-dtype", "use-mcore-models", "encoder-num-layers", "encoder-seq-length",
-    "use-custom-fsdp", "cpu-offloading-num-layers",
+    "use-custom-fsdp", "cpu-offloading-num-layers", "deepspeed", "zero-stage", "checkpoint-activations",
 }  # fmt: skip
 """Printed names, second spellings, and arguments that have tests of their own."""
 

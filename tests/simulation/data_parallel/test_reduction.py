@@ -249,7 +249,9 @@ def test_the_latest_end_of_each_operator(replicas: list[tuple[int, list[int]]], 
         release={},
     )
     found = latest_ends(
-        SimpleNamespace(by_shape=SimpleNamespace(latencies_of=lambda shapes: latency[shapes])),  # type: ignore[arg-type]
+        SimpleNamespace(
+            by_shape=SimpleNamespace(latencies_of=lambda shapes: latency[shapes], waits=lambda stage, shape: None)
+        ),  # type: ignore[arg-type]
         run,  # type: ignore[arg-type]
         SimpleNamespace(times=lambda lasts, release: (None, np.cumsum(lasts))),  # type: ignore[arg-type]
         0,

@@ -261,7 +261,7 @@ def test_run_file(tmp_path: Path) -> None:
         ("rank = 4\ndropout = 1.0", "model.lora.dropout", 0),
         ('rank = 4\ntrainable = ["llm.hed"]', "model.lora.trainable", "llm.head"),
         ('targets = ["q_proj"]', "model.lora.rank", None),
-        ("rank = 4\nranks = 4", "model.lora.ranks", "rank"),
+        ("rank = 4\nrannk = 4", "model.lora.rannk", "rank"),
     ],
 )
 def test_bad_options(tmp_path: Path, change: str, where: str, nearest: object) -> None:

@@ -6,7 +6,6 @@ import pytest
 from simulation.comparison import assert_tails_equal
 from simulation.jobs import Distance, job_of, text_items, vlm_items
 
-from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn import (
     InputSpec,
@@ -129,8 +128,3 @@ def test_a_window_longer_than_all_sequences_changes_nothing() -> None:
     assert windowed.iteration_time_s == plain.iteration_time_s
     assert windowed.peak_memory_bytes == plain.peak_memory_bytes
     assert windowed.mfu == plain.mfu
-
-
-def test_context_parallelism_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"a window .* under context parallelism is not modelled"):
-        simulate(job_of(decoder(Window.sliding(64)), text_items(2), Parallel(cp=2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from simulation.reference.costs import on_grid
 from simulation.reference.expansion import Expansion, Replica, StageName
@@ -22,10 +23,14 @@ def lost_s(expansion: Expansion, rank: int, spans: list[tuple[float, float]], ga
     widest = max(job.parallel.tp // model.sizes[block.module].tp for block in model.blocks if block.rank == rank)
     if share == 0 or job.parallel.dp * job.parallel.cp * widest * (1 + model.blocks[-1].flow) == 1:
         return 0.0
-    found = []
+    found, inside = [], expansion
+    if job.training.launches:  # what hides inside stages is counted as if hosts were never late
+        from simulation.reference.expansion import expand
+
+        inside = expand(replace(job, training=replace(job.training, launch=False)))
     for number, replica in enumerate(expansion.replicas):
         done = max((replica.span(stage)[1] for stage in replica.orders[rank]), default=0.0)
-        hidden = max(sum(_hidden_in(replica, stage) for stage in replica.orders[rank]), 0.0)
+        hidden = max(sum(_hidden_in(inside.replicas[number], stage) for stage in replica.orders[rank]), 0.0)
         hidden += sum((end - start) - max(end - max(start, done), 0.0) for start, end in spans)
         found.append(hidden + (gathered_s if isinstance(gathered_s, float) else gathered_s[number]))
     return on_grid(share * max(found))
