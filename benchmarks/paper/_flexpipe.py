@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import semu
 from benchmarks.paper.choices import Choices
-from semu.errors import MemoryLimitError, SemuError
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError, SemuError
 from semu.job import TrainingJob
 from semu.nn import Model
 from semu.searcher.tessel.baselines import tessel
@@ -64,24 +66,46 @@ class Best:
         return f"{self.label}, microbatches of {self.micro_batch}, {self.schedule}{again}"
 
 
-def best(system: str, size: str, vocab: int, gpus: int, choices: Choices, *, quick: bool = False) -> Best | None:
-    """The fastest of a system over (pp, dp, micro batch), powers of two; None: nothing fits, even recomputed.
+@dataclass(frozen=True)
+class Search:
+    """What the candidates of a system were.
+
+    Attributes:
+        best: the fastest; None: nothing fits, even recomputed. num_timed: candidates that fit.
+        skipped: why others were not timed, as the error says it, and how many.
+    """
+
+    best: Best | None
+    num_timed: int
+    skipped: Counter[str]
+
+
+def search(system: str, size: str, vocab: int, gpus: int, choices: Choices, *, quick: bool = False) -> Search:
+    """The fastest of a system over (pp, dp, micro batch), powers of two, recomputed only where nothing fits otherwise.
 
     Args:
         system: of ``SYSTEMS``. size, vocab: of the model. gpus: 8 to a node.
     """
-    model = gpt(size, vocab)
+    model, skipped = gpt(size, vocab), Counter[str]()
     for recompute in ("none", "full"):
         found: list[Best] = []
-        for job in _jobs(model, size, gpus, system, choices, recompute, quick=quick):
-            found += _timed(job, system, choices)
+        for job in _jobs(model, size, gpus, system, choices, recompute, skipped, quick=quick):
+            found += _timed(job, system, choices, skipped)
         if found:
-            return min(found, key=lambda one: one.time_s)
-    return None
+            return Search(min(found, key=lambda one: one.time_s), len(found), skipped)
+    return Search(None, 0, skipped)
 
 
 def _jobs(
-    model: Model, size: str, gpus: int, system: str, choices: Choices, recompute: str, *, quick: bool
+    model: Model,
+    size: str,
+    gpus: int,
+    system: str,
+    choices: Choices,
+    recompute: str,
+    skipped: Counter[str],
+    *,
+    quick: bool,
 ) -> Iterator[TrainingJob]:
     cluster = semu.Cluster("a800", max(gpus // 8, 1), min(gpus, 8))
     most = min(choices.flexpipe_most_ranks.value, gpus)
@@ -91,6 +115,7 @@ def _jobs(
         for micro in (1,) if quick else choices.flexpipe_micro_batches.value:
             dp = gpus // pp
             if 128 % (dp * micro) or 128 // (dp * micro) < pp:
+                skipped["fewer microbatches than pipeline ranks"] += 1
                 continue
             zero, order = choices.flexpipe_zero.value, choices.flexpipe_rank_order.value
             parallel = semu.Parallel(dp=dp, pp=pp, partition="layers", zero=zero, rank_order=order)
@@ -98,25 +123,28 @@ def _jobs(
             yield TrainingJob(model, cluster, parallel, semu.Training(**options))  # type: ignore[arg-type]
 
 
-def _timed(job: TrainingJob, system: str, choices: Choices) -> Iterator[Best]:
+def _timed(job: TrainingJob, system: str, choices: Choices, skipped: Counter[str]) -> Iterator[Best]:
     """What a system makes of a job, where it fits."""
-    for name, variant in variants(job, system):
+    for name, variant in variants(job, system, skipped):
         try:
             if system == "tessel":
                 found = tessel(variant, is_fast=True, time_s=choices.tessel_seconds.value)
                 estimate, name = found.evaluate(), found.name
             else:
                 estimate = prepare(variant).estimate()
-        except (SemuError, MemoryLimitError):
-            continue  # too few microbatches for the schedule, or no repetend in time
-        if estimate.fits:
-            training = job.training
-            place = job.parallel.label(), training.micro_batch, name, str(training.recompute.value)
-            yield Best(estimate.iteration_time_s, *place)
+        except (ConfigError, ScheduleError, MemoryLimitError) as error:
+            skipped[reason(error)] += 1
+            continue
+        if not estimate.fits:
+            skipped["does not fit in memory"] += 1
+            continue
+        training = job.training
+        place = job.parallel.label(), training.micro_batch, name, str(training.recompute.value)
+        yield Best(estimate.iteration_time_s, *place)
 
 
-def variants(job: TrainingJob, system: str) -> Sequence[tuple[str, TrainingJob]]:
-    """(schedule, job) of what a system tries on a cut."""
+def variants(job: TrainingJob, system: str, skipped: Counter[str]) -> Sequence[tuple[str, TrainingJob]]:
+    """(schedule, job) of what a system tries on a cut. ``skipped``: counts what cannot be."""
     if system in ("megatron", "tessel"):
         return [("1f1b", job)]
     found = []
@@ -124,12 +152,18 @@ def variants(job: TrainingJob, system: str) -> Sequence[tuple[str, TrainingJob]]
         try:
             parallel = replace(job.parallel, vpp=vpp, placement=placement, vocabulary="pipeline")
             training = replace(job.training, schedule=name)
-            found.append((name, replace_job(job, parallel, training)))
-        except SemuError:
-            continue  # layers that do not divide
+            found.append((name, replace(job, parallel=parallel, training=training)))
+        except (ConfigError, ScheduleError) as error:
+            skipped[reason(error)] += 1
     return found
 
 
-def replace_job(job: TrainingJob, parallel: semu.Parallel, training: semu.Training) -> TrainingJob:
-    """The job with other settings."""
-    return TrainingJob(job.model, job.cluster, parallel, training, job.batch)
+def reason(error: SemuError) -> str:
+    """The words of an error, without the numbers in which candidates differ."""
+    words = re.sub(r"\d[\d,.]*( [KMG]iB)?", "N", " ".join(error.message.split()))
+    return f"{words} (expected {error.expected})" if error.expected and not re.search(r"\d", error.expected) else words
+
+
+def skipped_text(skipped: Counter[str]) -> str:
+    """How many were skipped, by reason, the most frequent first."""
+    return "; ".join(f"{count} x {words}" for words, count in skipped.most_common()) or "none"

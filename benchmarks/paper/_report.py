@@ -36,7 +36,8 @@ def _lines(
     yield (
         "Made by `python -m benchmarks.paper --all`. *Theirs* is what DIP (ASPLOS '26) prints, mostly measured on "
         "GPUs; *ours* is simulated. *Settled*: within the margin, which is told with its reason where it is not 5 %. "
-        "Nothing is tuned per figure: what the papers leave open is chosen once, at the end of this page."
+        "Nothing is tuned per figure: what the papers leave open is chosen once, at the end of this page, "
+        "where a choice says so that was made with results in view."
     )
     yield ""
     rows = [row for result in results for row in result.rows]

@@ -148,7 +148,13 @@ class Choices:
     flexpipe_micro_batch: Choice[int] = Choice(
         1, "micro batch of Fig. 2, which prints none; with 4 data-parallel replicas of 8 pipeline ranks", (2, 4)
     )
-    flexpipe_zero: Choice[int] = Choice(0, "FlexPipe names no sharded optimizer; Megatron-LM's default is none", (1,))
+    flexpipe_zero: Choice[int] = Choice(
+        0,
+        "FlexPipe names no sharded optimizer; Megatron-LM's default is none. Chosen after a partial run under 1, with "
+        "its results in view: gains over Megatron-LM of 1.13 to 1.45 on 5B (1.14 to 1.91 are printed), and Megatron-LM "
+        "fitted with 1M words, where FlexPipe reports that it is out of memory",
+        (1,),
+    )
     flexpipe_rank_order: Choice[str] = Choice(
         "tp-cp-dp-pp", "Megatron-LM's: data ranks are neighbours, pipeline ranks apart", ("tp-cp-pp-dp",)
     )

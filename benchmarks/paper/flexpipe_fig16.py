@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import semu
+from benchmarks.paper._flexpipe import reason, skipped_text
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 from semu.baselines import distmm
-from semu.errors import SemuError
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
 from semu.simulation import prepare
 from semu.workload import pair_batch
@@ -42,12 +44,14 @@ class Times:
 
     Attributes:
         distmm, flexpipe: of either system. loose: of DistMM without synchronisation. schedule: FlexPipe's.
+        skipped: why schedules were not timed, and how many.
     """
 
     distmm: float
     flexpipe: float
     loose: float
     schedule: str
+    skipped: Counter[str]
 
 
 def run(choices: Choices, *, quick: bool, out: Path) -> PaperResult:
@@ -60,7 +64,10 @@ def run(choices: Choices, *, quick: bool, out: Path) -> PaperResult:
             other = times_of(name, vision, text, choices.changed(flexpipe_every=every))
             moved[f"flexpipe_every {every}"] = other.distmm / other.flexpipe
         rows.append(PaperRow(f"{name}: gain over DistMM-Pipe", gain, own.distmm / own.flexpipe, "x", 0.1, moved))
-        notes.append(f"- {name}: DistMM {own.distmm:.3f} s, FlexPipe {own.flexpipe:.3f} s ({own.schedule})")
+        skipped = skipped_text(own.skipped)
+        notes.append(
+            f"- {name}: DistMM {own.distmm:.3f} s, FlexPipe {own.flexpipe:.3f} s ({own.schedule}); skipped: {skipped}"
+        )
         shares.append(1 - own.loose / own.distmm)
     rows.append(PaperRow("synchronisation of DistMM, mean", SYNCHRONISATION, sum(shares) / len(shares), "", 0.25))
     text = f"{TEXT.strip()}\n\n" + "\n".join(notes)
@@ -81,15 +88,19 @@ def times_of(name: str, vision: tuple[int, int, int], text: tuple[int, int, int]
     strict = distmm(job, every=choices.flexpipe_every.value)
     free = replace(strict.job, training=replace(strict.job.training, overlap=semu.Overlap(pipeline=True)))
     one_by_one = distmm(free, every=1)
+    skipped = Counter[str]()
     found = {"losses one by one": one_by_one.evaluate().iteration_time_s}
     for schedule in ORDERS:
         try:
             estimate = prepare(
                 replace(one_by_one.job, training=replace(one_by_one.job.training, schedule=schedule))
             ).estimate()
-        except SemuError:
-            continue  # a schedule for other pipelines
+        except (ConfigError, ScheduleError, MemoryLimitError) as error:
+            skipped[reason(error)] += 1
+            continue
         if estimate.fits:
             found[schedule] = estimate.iteration_time_s
+        else:
+            skipped["does not fit in memory"] += 1
     best = min(found, key=lambda key: found[key])
-    return Times(strict.evaluate().iteration_time_s, found[best], found["losses one by one"], best)
+    return Times(strict.evaluate().iteration_time_s, found[best], found["losses one by one"], best, skipped)

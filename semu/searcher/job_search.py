@@ -14,13 +14,12 @@ from semu.baselines import Baseline
 from semu.checks import check_integer, check_member, check_word
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
-from semu.present.report import Report
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import fitted, settled
 from semu.searcher.memory import check_limits
-from semu.searcher.orders.budgeted import search_problem
+from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget, Incumbent
 from semu.searcher.orders.refine import compile_chains
@@ -31,7 +30,15 @@ from semu.searcher.plain_jobs import plain_job
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.searcher.report import SearchReport
-from semu.searcher.starts import Cut, Start, baseline_starts, compared_with, heuristic_start, with_more_segments
+from semu.searcher.starts import (
+    Cut,
+    Start,
+    baseline_starts,
+    compared_with,
+    explored_baselines,
+    heuristic_start,
+    with_more_segments,
+)
 from semu.simulation import prepare
 
 DEFAULT_ROLLOUTS = 1024
@@ -84,6 +91,7 @@ def search(
     candidates: int = MOST_CANDIDATES,
     memory_limit_bytes: int | None = None,
     exact: bool = False,
+    explore: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> SearchReport:
     """Look for the schedule that is best for a job's batch.
@@ -97,8 +105,8 @@ def search(
         sub_batch: module -> items of a sub-microbatch, 0: whole microbatches. segments: module -> chunks per rank.
             Both in place of what ``partition`` chooses. Megatron-LM's cut is compared with all the same; where it is
             faster it is what is returned, and ``is_as_asked`` is false.
-        strategies: memory strategies of layers that may be used. candidates: ways to run a stage pair, at most.
-        memory_limit_bytes: of every rank; None: the device's memory.
+        strategies: memory strategies of layers that may be used. memory_limit_bytes: of ranks; None: the device's.
+        candidates: ways to run a stage pair, at most. explore: begin with the fastest of ``explore_schedules``, too.
         exact: afterwards let OR-Tools' CP-SAT go on, for ``time_s`` (60 s without one).
         progress: called with a line at the start of each step, and for every incumbent.
     Returns:
@@ -108,33 +116,31 @@ def search(
         ConfigError: options that do not fit together, or a job that this version does not model under a plan.
         ScheduleError: sub-microbatches of a module that cannot be cut.
     """
-    goal = _objective(objective, strategy=strategy, seed=seed, exact=exact)
+    goal = _objective(objective, strategy=strategy, seed=seed, exact=exact, explore=explore)
     budget = Budget(DEFAULT_ROLLOUTS if rollouts is None and time_s is None else rollouts, time_s, workers)
     say = progress or (lambda _: None)
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
-    given, beside = job, compared_with(job)
+    given, beside, explored = job, compared_with(job), explored_baselines(job, say) if explore else []
     job, changes = plain_job(job)
     options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
     again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
     is_least = goal is Objective.MIN
-    compared, more = (beside, None if segments else again) if is_least else ([], None)
+    others = [*(one for one, _ in beside), *explored]
+    compared, more = (others, None if segments else again) if is_least else ([], None)
     plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
     like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
     starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
     asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}
-    searchable = [one for one in starts if one.result is not None]
-    start = min(searchable or [one.unsearched(**asked) for one in starts], key=lambda one: one.time_s)
+    start, first = _searchable(starts, asked)
     prepared_s = time.perf_counter() - began
     say("searching")
-    assert start.result is not None
-    first, begun, default = start.result, start.built, start.solution
+    begun, default = start.built, start.solution
     bound = _bound(start.target)
-    tell = _told(say, bound[0])
     try:
         if is_stopped or _is_stopped(begun, seed, budget):
             raise KeyboardInterrupt
-        levels = partial(search_levels, strategy=strategy, objective=goal, seed=seed, progress=tell)
+        levels = partial(search_levels, strategy=strategy, objective=goal, seed=seed, progress=_told(say, bound[0]))
         result, built, best = settled(begun, lambda one: levels(one.problem, budget))
     except KeyboardInterrupt:  # the start is the best so far
         result = replace(first, ended_by="interrupt", is_reproducible=False, **asked)
@@ -160,6 +166,7 @@ def search(
         report=found.report,
         default=start.report,
         baseline=beside[0][1] if beside else None,
+        explored=explored[0].simulate() if explored else None,
         limit_bytes=int(found.built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
         problem=found.built,
         solution=replace(found.solution, lower_bound_s=bound[0]),
@@ -169,6 +176,14 @@ def search(
         alike=None if alike is None else alike.report,
         is_as_asked=_is_as_asked(found.partition, like, sub_batch or {}, segments or {}),
     )
+
+
+def _searchable(starts: Sequence[Start], asked: Mapping[str, Any]) -> tuple[Start, SearchResult]:
+    """The fastest start of those that a heuristic made, of all where it made none; and how it was found."""
+    made = [one for one in starts if one.result is not None]
+    start = min(made or [one.unsearched(**asked) for one in starts], key=lambda one: one.time_s)
+    assert start.result is not None
+    return start, start.result
 
 
 def _is_as_asked(found: Partition, like: Partition, sub_batch: Container[str], segments: Container[str]) -> bool:
@@ -196,7 +211,7 @@ def _starts(
     plain: Start | MemoryLimitError,
     like: Partition,
     given: TrainingJob,
-    beside: Sequence[tuple[Baseline, Report]],
+    beside: Sequence[Baseline],
     again: Callable[..., Cut] | None,
     say: Callable[[str], None],
     options: Mapping[str, Any],
@@ -206,8 +221,8 @@ def _starts(
 
     Args:
         plain: the cut of ``partition`` under the heuristic's schedule, or why nothing of it fits. like: that cut.
-        given: the job as it came. beside: Megatron-LM on it. again: makes a cut of other segments; None: they are
-            given. options: of ``baseline_starts``.
+        given: the job as it came. beside: Megatron-LM, and an explored schedule, on it. again: makes a cut of other
+            segments; None: they are given. options: of ``baseline_starts``.
     Raises:
         MemoryLimitError: nothing fits.
     """
@@ -215,10 +230,12 @@ def _starts(
     try:
         if again is not None and not isinstance(plain, Exception):
             starts = [with_more_segments(plain, lambda more: again(segments=more))]
-        for baseline, _ in beside:
-            say("simulating Megatron-LM's cut with the candidates")
+        for baseline in beside:
+            is_explored = baseline.name == "explored"
+            whose = "an explored schedule's" if is_explored else "Megatron-LM's"
+            say(f"simulating {whose} cut with the candidates")
             others, same = baseline_starts(given, baseline, like, **options)
-            starts, alike = starts + others, same if baseline is beside[0][0] else alike
+            starts, alike = starts + others, same if baseline is beside[0] and not is_explored else alike
     except KeyboardInterrupt:
         if starts:
             return starts, alike, True
@@ -228,17 +245,19 @@ def _starts(
     return starts, alike, any(one.result is not None and one.result.ended_by == "interrupt" for one in starts)
 
 
-def _objective(objective: str, *, strategy: str, seed: int, exact: bool) -> Objective:
+def _objective(objective: str, *, strategy: str, seed: int, exact: bool, explore: bool) -> Objective:
     """The objective of a search, whose other options are checked.
 
     Raises:
-        ConfigError: an unknown name, no seed, an exact search for the longest schedule.
+        ConfigError: an unknown name, no seed, an exact search for the longest schedule, or one that explores.
     """
     check_word(strategy, STRATEGIES, "search strategy", "strategy")
     check_integer(seed, "seed", "a seed", least=0)
     goal = check_member(objective, Objective, "objective")
     if exact and goal is Objective.MAX:
         raise ConfigError("the exact solver looks for the shortest schedule", where="exact", expected="objective min")
+    if explore and goal is Objective.MAX:
+        raise ConfigError("rules are explored for the shortest schedule", where="explore", expected="objective min")
     return goal
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
 from semu.baselines.costs_of_layers import NO_RECOMPUTE
@@ -27,15 +29,23 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
             got=job.parallel.vocabulary,
             nearest="ends",
         )
-    options = {name: value for name, value in NO_RECOMPUTE.items() if name != "recompute_modules"}
-    if job.training.recompute_policy is not None:
-        options["recompute"] = Recompute.NONE  # type: ignore[assignment]
-    offload = {"offload_layers": None, "offload_fraction": None}
     made = Baseline.of(
         "plain",
         "DIP §4",
         job,
         parallel={**NO_LAYOUT, "vpp": 1},
-        training={**NO_SCHEDULE, **options, **offload, "schedule": "1f1b"},
+        training={**NO_SCHEDULE, **_no_strategies(job), "schedule": "1f1b"},
     )
     return made.job, made.changes
+
+
+def without_strategies(job: TrainingJob) -> TrainingJob:
+    """The job as it is cut and scheduled, without recomputed or offloaded layers."""
+    return replace(job, training=replace(job.training, **_no_strategies(job)))
+
+
+def _no_strategies(job: TrainingJob) -> dict[str, Any]:
+    options = {name: value for name, value in NO_RECOMPUTE.items() if name != "recompute_modules"}
+    if job.training.recompute_policy is not None:
+        options["recompute"] = Recompute.NONE  # type: ignore[assignment]
+    return {**options, "offload_layers": None, "offload_fraction": None}

@@ -40,7 +40,8 @@ class SearchReport(Tabular):
         alike: of Megatron-LM's cut and order with the memory strategies, of those that the search may use, that fit
             best: what is gained over it is gained by cut and order alone. None: nothing fits, or it cannot run the job.
         is_as_asked: modules have the sub-microbatches and segments that the caller gave, if any; False: Megatron-LM's
-            cut, which has others, is faster.
+            cut, or that of the explored order, which has others, is faster.
+        explored: of the fastest explored schedule with whole backwards; None: nobody asked, or none fits.
     """
 
     job: TrainingJob
@@ -58,6 +59,7 @@ class SearchReport(Tabular):
     prepare_s: float
     alike: Report | None = None
     is_as_asked: bool = True
+    explored: Report | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -115,7 +117,8 @@ class SearchReport(Tabular):
     def _reports(self) -> list[tuple[str, Report | None]]:
         """The rows of the table; None: it cannot run."""
         alike = [] if self.alike is None else [("its order, best recompute", self.alike)]
-        return [("Megatron-LM", self.baseline), *alike, ("heuristic", self.default), ("search", self.report)]
+        explored = [] if self.explored is None else [("explored", self.explored)]
+        return [("Megatron-LM", self.baseline), *alike, *explored, ("heuristic", self.default), ("search", self.report)]
 
     def _holds(self, report: Report) -> bool:
         """Whether a schedule keeps the limits of the search."""
@@ -134,6 +137,7 @@ class SearchReport(Tabular):
             "gap": self.gap,
             "baseline": None if self.baseline is None else _figures(self.baseline),
             "baseline_alike": None if self.alike is None else _figures(self.alike),
+            **({} if self.explored is None else {"explored": _figures(self.explored)}),
             "heuristic": _figures(self.default),
             "search": _figures(self.report),
             "limit_bytes": self.limit_bytes,
@@ -185,9 +189,10 @@ class SearchReport(Tabular):
         if self.gain is not None:
             lines.append(self.gain_text())
         if not self.is_as_asked:
-            lines.append(
-                "Megatron-LM's cut is faster than the one asked for: sub-microbatches and segments are its own"
+            whose = (
+                "Megatron-LM's cut" if self.explored is None else "The cut of Megatron-LM, or of the explored order,"
             )
+            lines.append(f"{whose} is faster than the one asked for: sub-microbatches and segments are its own")
         makespan, counted = self.report.timeline.makespan_s, self.solution.makespan_s
         pipeline = f"pipeline {makespan:.4f} s"
         if makespan != counted:  # several replicas, sends that do not overlap, waits for parameters

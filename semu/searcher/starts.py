@@ -29,11 +29,12 @@ from semu.searcher.orders.interleave import evaluate
 from semu.searcher.orders.levels import search_levels
 from semu.searcher.orders.loop import Budget
 from semu.searcher.partitioning import Partition
-from semu.searcher.plain_jobs import plain_job
+from semu.searcher.plain_jobs import without_strategies
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.problem_arrays import I32
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.simulation import JobCheckpoint, prepare
+from semu.simulation.schedules.exploring import explore_schedules
 
 Cut = tuple[Partition, JobProblem]
 
@@ -96,6 +97,20 @@ def compared_with(job: TrainingJob) -> list[tuple[Baseline, Report]]:
     return found
 
 
+def explored_baselines(job: TrainingJob, progress: Callable[[str], None]) -> list[Baseline]:
+    """The fastest explored schedule that fits in memory, of those that a search can order: one copy of the model and
+    whole backwards; empty: none of them does.
+
+    Raises:
+        ConfigError, ScheduleError: as ``explore_schedules``.
+    """
+    for row in explore_schedules(job, progress=progress).rows:
+        is_one_copy = not any(row.stages.shape.chunk_flow)
+        if row.estimate.fits and is_one_copy and not row.stages.schedule.splits_backward:
+            return [Baseline("explored", "FlexPipe §6", row.job, dict(differences(job, row.job)))]
+    return []
+
+
 def heuristic_result(built: JobProblem) -> SearchResult:
     """The best of the default schedules of all levels of memory."""
     return search_levels(built.problem, Budget(rollouts=0), is_bounded=False)
@@ -145,12 +160,12 @@ def baseline_starts(
     memory_limit_bytes: int | None,
     has_heuristic: bool = True,
 ) -> tuple[list[Start], Start | None]:
-    """Megatron-LM's cut: its schedule as it is, its schedule with the memory strategies that fit best, and the
-    heuristic's schedule; those of them that fit in memory.
+    """The cut of Megatron-LM, or of an explored schedule: its schedule as it is, its schedule with the memory
+    strategies that fit best, and the heuristic's schedule; those of them that fit in memory.
 
     Args:
-        job: as it was given. baseline: Megatron-LM on it. like: a partition of the same batch. has_heuristic: with the
-            heuristic's schedule of that cut. Others: as ``search``.
+        job: as it was given. baseline: Megatron-LM, or an explored schedule, on it. like: a partition of the same
+            batch. has_heuristic: with the heuristic's schedule of that cut. Others: as ``search``.
     Returns:
         The starts, and the faster of the first two.
     """
@@ -158,7 +173,7 @@ def baseline_starts(
     own = _ordered(baseline.job, baseline.changes, StagePlan(), order, like, memory_limit_bytes)
     found = [own] if own is not None else []
     try:
-        plain = megatron(plain_job(job)[0], vpp=baseline.job.parallel.vpp).job
+        plain = without_strategies(baseline.job)
         plan = candidate_variants(plain, StagePlan(), strategies=strategies, most=candidates)
         changes = dict(differences(job, plain))
         chosen = _ordered(plain, changes, plan, order, like, memory_limit_bytes)

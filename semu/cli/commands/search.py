@@ -85,6 +85,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         "candidates": arguments.candidates,
         "memory_limit_bytes": None if arguments.memory_limit is None else _size(arguments.memory_limit),
         "exact": arguments.exact,
+        "explore": arguments.explore,
     }
 
 

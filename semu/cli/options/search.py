@@ -41,6 +41,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
     budget.add_argument(
         "--exact", action="store_true", help="afterwards let OR-Tools' CP-SAT go on for as long (60 s without --time)"
     )
+    budget.add_argument(
+        "--explore",
+        action="store_true",
+        help="also begin with the fastest order by rule (semu schedules RUN --explore) of those with whole backwards",
+    )
     what = parser.add_argument_group("what may be decided")
     what.add_argument(
         "--sub-batch",
