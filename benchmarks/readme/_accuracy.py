@@ -81,7 +81,7 @@ def summary() -> str:
 | kinds of runs that the factors were fitted on (`../shared/data/runs/runs.json`) | {time["n"]} | \
 {time["mape"]:.1f} % | {time["inside"]:.0f} % |
 | the dense ones of them, each group by factors fitted on the others | {n} | {error:.1f} % | {inside:.0f} % |
-| newer kinds, all but two numbers from elsewhere (`runs2.json`) | {newer["n"]} | {newer["mape"]:.1f} % | \
+| newer kinds, all but three numbers from elsewhere (`runs2.json`) | {newer["n"]} | {newer["mape"]:.1f} % | \
 {newer["inside"]:.0f} % |
 | one constant MFU per device and precision, on the rows of the first line | {time["n"]} | {time["null_mape"]:.1f} % | |
 """
