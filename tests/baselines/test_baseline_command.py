@@ -34,6 +34,10 @@ kind = "vlm"
 """
 
 
+OF_OTHER_MODELS = ("t-1f1b", "tessel", "tessel-fast", "distmm")
+"""Baselines of models of one module, and of dual encoders, which have tests of their own."""
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     file = tmp_path / "run.toml"
@@ -41,7 +45,7 @@ def path(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("name", [name for name in BASELINES if name != "distmm"])  # of dual encoders: test_distmm
+@pytest.mark.parametrize("name", [name for name in BASELINES if name not in OF_OTHER_MODELS])
 @pytest.mark.sampled(2)
 def test_the_command_is_the_function(path: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = BASELINES[name](load_run(path))
