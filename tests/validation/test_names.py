@@ -40,7 +40,7 @@ def test_no_name_of_a_row_occurs_in_the_code(collected: list[dict[str, Any]]) ->
 
 @pytest.mark.slow
 def test_renaming_everything_changes_no_prediction(collected: list[dict[str, Any]]) -> None:
-    free = {"id", "group", "source", "system", "gpu", "intra_net", "inter_net", "notes"}
+    free = {"id", "group", "source", "system", "gpu", "intra_net", "inter_net"}
     free |= {"precision", "recompute", "sharding", "schedule"}
     renamed = []
     for number, row in enumerate(collected):

@@ -130,7 +130,8 @@ class Floors:
 
     # -- what is shared ------------------------------------------------------------------------------------------
     def _table(self, point: Point) -> BlockTable:
-        key = (point.tp, point.ep, point.zero, point.recompute, point.attention_split, *_policy(point))
+        etp = job_at(self._job, point).parallel.expert_tensor_ranks  # follows dp where it is left open
+        key = (point.tp, point.ep, etp, point.zero, point.recompute, point.attention_split, *_policy(point))
         if key not in self._tables:
             self._tables[key] = BlockTable.of(self._job, point, self._sizes[_policy(point)])
         return self._tables[key]
