@@ -14,8 +14,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import product
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 
