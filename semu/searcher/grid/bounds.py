@@ -142,7 +142,7 @@ class Floors:
         if key not in self._cuts:
             parallel = self._job.parallel
             self._cuts[key] = None
-            if parallel.partition != "latency":
+            if not parallel.cuts_by_time:
                 chunks = _chunks(job_at(self._job, point), table)
                 rank = np.array([chunk.rank for chunk in chunks])
                 offset = np.cumsum([0, *table.blocks_per_module])

@@ -26,6 +26,7 @@ from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.saved import SavedActivations
 from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.estimated import estimate_iteration
+from semu.simulation.results.layers import layer_rows
 from semu.simulation.results.rank_timeline import build_timeline
 from semu.simulation.results.tables import add_outer, rank_row, top_operators
 
@@ -92,6 +93,7 @@ def assemble_report(iteration: Iteration) -> Report:
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
         split_peaks=partial(_split_peaks, memories, peaks),
+        find_layers=partial(layer_rows, iteration),
         find_uncertainty=partial(
             time_uncertainty,
             costs,
