@@ -24,6 +24,7 @@ from semu.simulation.memory.peaks import RankPeak
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.saved import SavedActivations
 from semu.simulation.results.estimated import estimate_iteration
+from semu.simulation.results.layers import layer_rows
 from semu.simulation.results.lived import LivedIteration
 from semu.simulation.results.tables import add_outer, rank_row, top_operators
 
@@ -88,6 +89,7 @@ def assemble_report(iteration: Iteration) -> Report:
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
         split_peaks=partial(_split_peaks, memories, peaks),
+        find_layers=partial(layer_rows, iteration),
         find_uncertainty=lived.uncertainty,
     )
 
