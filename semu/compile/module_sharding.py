@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from semu.errors import ConfigError
 from semu.job import TrainingJob
@@ -95,9 +96,20 @@ def landing(giver: ModuleSetting, taker: ModuleSetting, stream: str) -> TokenLay
     return TokenLayout(giver.sequences(stream), parts, giver.token_shards // shards, group, each // shards)
 
 
-def busiest_ports(giver: ModuleSetting, taker: ModuleSetting) -> tuple[Fraction, Fraction]:
-    """Bytes through the busiest port where a module on GPUs of its own hands tokens to another one, and where it gets
-    their gradients back; in units of what one GPU of the taker has as ``landing`` says.
+class PortLoad(NamedTuple):
+    """What a transfer between modules on GPUs of their own moves, in units of what one GPU of the taker has as
+    ``landing`` says.
+
+    Attributes:
+        busiest: through the port that sends or gets most. received: by one GPU.
+    """
+
+    busiest: Fraction
+    received: Fraction
+
+
+def port_loads(giver: ModuleSetting, taker: ModuleSetting) -> tuple[PortLoad, PortLoad]:
+    """Where a module hands tokens to another one, and where it gets their gradients back.
 
     Parts travel whole. GPUs that hold the same part send it in turn to those that want it, and so do gradients.
     """
@@ -105,7 +117,7 @@ def busiest_ports(giver: ModuleSetting, taker: ModuleSetting) -> tuple[Fraction,
     each, alike = giver.parts // ranks, giver.width // giver.parts
     forward = max(each, -(-(taker.width // ranks) // alike))
     backward = max(1, -(-giver.width // taker.width))
-    return Fraction(forward, each), Fraction(backward, each)
+    return PortLoad(Fraction(forward, each), Fraction(1)), PortLoad(Fraction(backward, each), Fraction(1, each))
 
 
 def vocabulary_options(job: TrainingJob, mesh: Mesh, base: TraceOptions) -> TraceOptions:

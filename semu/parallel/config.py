@@ -291,7 +291,8 @@ class Parallel(ParallelSizes):
         for name, sizes in self.modules.items():
             if sizes.gpus is not None:
                 self._check_own_gpus(name)
-            sizes.sizes(name, self.sizes, has_ranks=self.segments in OWN_RANKS)
+            if sizes.gpus is not None or not self.has_own_gpus:  # else its GPUs are still to be found
+                sizes.sizes(name, self.sizes, has_ranks=self.segments in OWN_RANKS)
 
     def _check_own_gpus(self, name: str) -> None:
         """What goes with a module on GPUs of its own."""

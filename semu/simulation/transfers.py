@@ -90,23 +90,28 @@ def leaving_positions(layout: Layout, source: int, target: int, phase: Phase) ->
     return layout.cut.handed.get(ends, [])
 
 
-def edge_bytes(costed: CostedJob, source: int, target: int, phase: Phase) -> NDArray[np.int64]:
-    """Bytes that chunk ``source`` sends to chunk ``target`` for every shape: the carry, or the gradients of the carry;
-    between modules on GPUs of their own those through the busiest port.
+def edge_bytes(
+    costed: CostedJob, source: int, target: int, phase: Phase, *, is_received: bool = False
+) -> NDArray[np.int64]:
+    """Bytes that chunk ``source`` sends to chunk ``target`` for every shape: the carry, or the gradients of the carry.
 
+    Args:
+        is_received: what one GPU of the target gets; else, between modules on GPUs of their own, what passes the
+            busiest port.
     Returns:
         int64[num_shapes].
     """
     is_forward = phase is Phase.FORWARD
     costs = costed.evaluation.chunks[target if is_forward else source]  # most chunks share theirs
     positions = leaving_positions(costed.layout, source, target, phase)
-    port = costed.layout.busiest_port(source, target, is_gradient=not is_forward)
+    load = costed.layout.port_load(source, target, is_gradient=not is_forward)
+    share = load.received if is_received else load.busiest
 
     def _make() -> NDArray[np.int64]:
         total: NDArray[np.int64] = (costs.arriving if is_forward else costs.gradient_leaving)[positions].sum(axis=0)
-        return total if port == 1 else -(-total * port.numerator // port.denominator)
+        return total if share == 1 else -(-total * share.numerator // share.denominator)
 
-    return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, port, *positions), _make)
+    return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, share, *positions), _make)
 
 
 def splitting_group(layout: Layout) -> CommGroup | None:
@@ -121,7 +126,7 @@ class ChunkTransfers(NamedTuple):
         source, consumer: chunk that sends, chunk that receives. phase: of both stages.
         transfers: int64[num_microbatches], numbers of the transfers. microbatch: int64[num_microbatches], whose: the
             sender's (sub-)microbatch.
-        size: int64[num_shapes] [bytes], what each transfer moves.
+        size: int64[num_shapes] [bytes], what each transfer moves. received: what the consumer's rank has of it.
         column: int64[num_microbatches], columns of the table of shapes of what they move.
     """
 
@@ -132,6 +137,7 @@ class ChunkTransfers(NamedTuple):
     microbatch: NDArray[np.int64]
     size: NDArray[np.int64]
     column: NDArray[np.int64]
+    received: NDArray[np.int64]
 
 
 def chunk_transfers(costed: CostedJob, problem: PipelineProblem) -> tuple[ChunkTransfers, ...]:
@@ -143,6 +149,13 @@ def _find_transfers(costed: CostedJob, problem: PipelineProblem) -> tuple[ChunkT
     programs = programs_of(costed.layout.recipe, problem.units)
     column = programs.column[problem.unit_of_nodes[problem.num_stages :]]
     return tuple(
-        ChunkTransfers(*key, transfers, microbatch, edge_bytes(costed, *key), column[transfers])
+        ChunkTransfers(
+            *key,
+            transfers,
+            microbatch,
+            edge_bytes(costed, *key),
+            column[transfers],
+            edge_bytes(costed, *key, is_received=True),
+        )
         for key, (transfers, microbatch) in zip(problem.transfer_edges[0], problem.edge_transfers, strict=True)
     )

@@ -15,10 +15,15 @@ from semu.parallel.config import Overlap, Parallel
 from semu.workload import AbstractBatch, Microbatch
 from semu_models.generation.dit import DiTConfig
 from semu_models.generation.t2v import T2VConfig, make_t2v
+from semu_models.multimodal.multimodal import make_multimodal
+from semu_models.multimodal.qwen_audio import audio_module
+from semu_models.multimodal.qwen_omni import OmniAudioProjector
 from semu_models.multimodal.vlm import VLMConfig, make_vlm
+from semu_models.multimodal.whisper import AudioConfig
 from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.language import language_model
 from semu_models.text.llama import LlamaConfig
-from semu_models.vision.vit import ViTConfig
+from semu_models.vision.vit import ViTConfig, vision_module
 
 PATCHES = 16
 """Patches of an image of the tiny vision transformer."""
@@ -94,6 +99,30 @@ def vlm(*, frozen: Sequence[str] = (), layers: int = 3) -> Model:
     """ViT and a grouped-query language model."""
     vision = ViTConfig(layers=layers, hidden=64, ffn=192, heads=4, image_size=56, patch_size=14, merge=2)
     return make_vlm("tiny-vlm", VLMConfig(vision, LANGUAGE)).freeze(frozen)
+
+
+def valm(*, frozen: Sequence[str] = (), layers: int = 2) -> Model:
+    """ViT, an audio encoder, and a language model that reads both."""
+    vision = ViTConfig(layers=layers, hidden=64, ffn=192, heads=4, image_size=56, patch_size=14, merge=2)
+    audio = AudioConfig(layers=layers, hidden=64, ffn=128, heads=4, mels=16, positions=400)
+    encoders = [
+        vision_module(vision, LANGUAGE.hidden, ModalityRole.ENCODER),
+        audio_module(audio, OmniAudioProjector(audio.hidden, LANGUAGE.hidden), is_padded=False),
+    ]
+    return make_multimodal("tiny-valm", encoders, language_model(LANGUAGE)).freeze(frozen)
+
+
+def valm_items(count: int, seed: int = 0) -> list[Microbatch]:
+    """``vlm_items`` with clips of sound: two mel frames make a step of the encoder, two steps a token."""
+    random = Random(seed)
+    items = []
+    for item in vlm_items(count, seed):
+        streams = {name: lengths.tolist() for name, lengths in item.lengths.items()}
+        tokens = [random.randint(8, 90) for _ in range(random.randint(1, 4))]
+        streams["text"][0] += sum(tokens)
+        streams |= {"audio": [4 * n for n in tokens], "audio_tokens": tokens}
+        items.append(Microbatch(streams, samples=2))
+    return items
 
 
 def t2v(*, frozen: Sequence[str] = (), layers: int = 3) -> Model:

@@ -309,7 +309,7 @@ class AllocationTape:
                 positions = tuple(leaving_positions(self.layout, source, target, Phase.FORWARD))
             self._allocate_arriving(when, target, part, code, positions)
             return
-        sizes = edge.size[self._shape_of[edge.column]]
+        sizes = edge.received[self._shape_of[edge.column]]
         for at, (given, taken, size) in enumerate(zip(edge.microbatch.tolist(), part.tolist(), sizes, strict=True)):
             if size > 0:
                 self._pieces[source, given, target, taken, code] = self._num_cells

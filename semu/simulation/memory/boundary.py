@@ -146,7 +146,7 @@ def _find_sizes(timed: TimedJob) -> NDArray[np.int64]:
         sizes += [_loaded_bytes(timed, chunk.chunk.index) for chunk in layout.chunks_of(rank)]
         for edge, is_received in at[rank]:
             if is_received:
-                sizes.append(edge.size)
+                sizes.append(edge.received)
             else:
                 sizes += [
                     -_released(timed, kind, edge.source, edge.consumer, edge.phase)

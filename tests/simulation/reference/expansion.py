@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from simulation.reference.costs import ATTENTION, latency_of, on_grid, symbols_of, value
 from simulation.reference.memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference.model import Block, CutModel, is_eager
-from simulation.reference.modules import module_symbols
+from simulation.reference.modules import block_of, busiest_port, module_symbols, most_spread
 from simulation.reference.network import collective_seconds
 from simulation.reference.sharding import COPY, GATHER, IN, OUT, REDUCE, REPLICATE, SHARD, Sharding, Unit, holds_all
 
@@ -171,7 +171,7 @@ def stage_orders(model: CutModel, num_microbatches: int) -> list[list[StageName]
     for rank in range(job.parallel.pp):
         held = [c for c in range(model.num_chunks) if model.chunk(c)[0].rank == rank]
         back = [c for c in reversed(held) if model.has_backward(c)]
-        warm_up = min(num_microbatches, job.parallel.pp - 1 - rank)
+        warm_up = min(num_microbatches, _ranks_behind(model, rank))
         if job.training.schedule == "gpipe":
             turns = [("F", i) for i in range(num_microbatches)] + [("B", i) for i in reversed(range(num_microbatches))]
         else:
@@ -182,6 +182,13 @@ def stage_orders(model: CutModel, num_microbatches: int) -> list[list[StageName]
             turns += [("B", i) for i in range(num_microbatches - warm_up, num_microbatches)]
         orders.append([(chunk, phase, i) for phase, i in turns for chunk in (held if phase == "F" else back)])
     return orders
+
+
+def _ranks_behind(model: CutModel, rank: int) -> int:
+    """Ranks on the longest way from a rank to the end of the data flow."""
+    ranks = {chunk: model.chunk(chunk)[0].rank for chunk in range(model.num_chunks)}
+    after = {ranks[c] for c in ranks if any(ranks[s] == rank for s in model.chunk_sources(c))} - {rank}
+    return max((1 + _ranks_behind(model, other) for other in after), default=0)
 
 
 def _interleaved_orders(model: CutModel, num_microbatches: int) -> list[list[StageName]]:
@@ -467,9 +474,11 @@ class Writer:
             if origin is not None and self.model.blocks[origin[0]].chunk == tail and tensor is not None:
                 storage = graph.storages[graph.tensors[tensor].storage]
                 size += value(storage.size_bytes, self.symbols[microbatch])  # type: ignore[index]
+        job = self.model.job
+        if any(own.gpus is not None for own in job.parallel.modules.values()):
+            return self._send_across(send, size, source, target)
         self.sent[send] = size
         gpus = [self.model.gpu(rank, self.number) for rank in (source, target)]
-        job = self.model.job
         group = job.cluster.place_group("pp", gpus)
         is_whole = job.parallel.tp == 1 or job.parallel.sequence_parallel
         if is_whole or job.training.software.value != "megatron-deepspeed":
@@ -479,6 +488,21 @@ class Writer:
         peers = job.cluster.place_group("tp", [self.model.gpu(target, self.number) + i for i in range(job.parallel.tp)])
         gathered = collective_seconds(job.profile, OpKind.ALL_GATHER, peers, size - share)
         return on_grid(collective_seconds(job.profile, OpKind.P2P, group, share)) + on_grid(gathered)
+
+    def _send_across(self, send: Key, size: int, source: int, target: int) -> float:
+        """The same between ranks of different width: what the busiest port sends or gets, over the longest link."""
+        _, maker, taker, phase, _ = send
+        ends = [self.model.chunk(chunk)[0].module for chunk in (maker, taker)]  # type: ignore[arg-type]
+        if ends[0] != ends[1]:
+            giver, getter = ends if phase == "F" else ends[::-1]
+            most, held = busiest_port(self.model.sizes[giver], self.model.sizes[getter], str(phase))
+            size = -(-size * most // held)
+        self.sent[send] = size
+        blocks = [block_of(self.model.job, rank, self.number) for rank in (source, target)]
+        count = max(map(len, blocks))
+        pairs = [[block[i * len(block) // count] for block in blocks] for i in range(count)]
+        group = most_spread(self.model.job.cluster.place_group("pp", pair) for pair in pairs)
+        return on_grid(collective_seconds(self.model.job.profile, OpKind.P2P, group, size))
 
     # -- times -----------------------------------------------------------------------------------------------------
     def _take_longest_paths(self) -> None:

@@ -43,6 +43,8 @@ class ExpertRanks:
         for (pipeline, seat), gpu in self.seats.items():
             if rank is None or pipeline == rank:
                 lists.setdefault((pipeline, *seat[:axis], -1, *seat[axis + 1 :]), []).append(gpu)
+        if not lists:  # the job's sizes are none of its modules'
+            lists[-1,] = [0]
         groups = [self.job.cluster.place_group(name, gpus) for gpus in lists.values()]
         return max(groups, key=lambda group: (group.num_nodes, group.local_port.value == "pcie", -group.ranks_per_node))
 

@@ -115,10 +115,13 @@ def module_groups(job: TrainingJob, module: list[int], weights: list[int]) -> li
         return min(map(score, combinations(range(1, len(own[number])), share * each - 1)))
 
     told = parallel.shares
+    together = [n for n, m in enumerate(job.model.modules) if m.role.value == "encoder"]
+    once = together[1:] if parallel.segments == "colocated" else []  # these have the ranks of the first encoder
     shares = [
         item
         for item in product(range(1, total + 1), repeat=count)
-        if sum(item) == total
+        if sum(share for n, share in enumerate(item) if n not in once) == total
+        and all(item[n] == item[together[0]] for n in once)
         and all(n * each <= len(blocks) for n, blocks in zip(item, own, strict=True))
         and (not told or list(item) == [told[m.name] for m in job.model.modules])
     ]
@@ -126,6 +129,7 @@ def module_groups(job: TrainingJob, module: list[int], weights: list[int]) -> li
     result: list[int] = []
     for number, share in enumerate(chosen):
         cuts = best(number, share)[2]
-        start = sum(chosen[:number]) * each
+        before = range(together[0] if number in once else number)
+        start = sum(chosen[n] for n in before if n not in once) * each
         result += [start + sum(place >= cut for cut in cuts) for place in range(len(own[number]))]
     return result

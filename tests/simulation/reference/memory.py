@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from simulation.reference import muon
 from simulation.reference.costs import value
 from simulation.reference.model import Block, CutModel, fp8_copies
+from simulation.reference.modules import sharers
 
 from semu.job import TrainingJob
 from semu.nn.trace.parameter_use import ParameterUse
@@ -74,9 +75,9 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     routed = sum(use.numel for use in uses.values() if use.parameter.requires_grad and model.experts.holds(use))
     own = trainable
     if zero:  # a module with smaller tensor-parallel groups shares its optimizer out to more ranks
-        own = sum(-(-sum(part.values()) // (shards * (job.parallel.tp // tp))) for tp, part in by_tp.items())
+        own = sum(-(-sum(part.values()) // sharers(job, rank, tp, shards)) for tp, part in by_tp.items())
         edp = shards * job.parallel.tp // (model.experts.ep * model.experts.etp) if zero == 3 else model.experts.edp
-        own += -(-routed // edp)
+        own += -(-routed // edp) if routed else 0
     state = {"adam": 2, "sgd": 1, "lion": 1, "muon": 0}[training.optimizer.value]
     state *= training.optimizer_state_dtype.size_bytes
     if training.master_dtype is not training.precision.tensor_dtype:
@@ -86,7 +87,7 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     if training.software.value == "megatron-deepspeed" and training.grad_dtype is not training.precision.tensor_dtype:
         gradients += trainable * tensor_bytes  # of the parameters' type, beside them
     if zero < 2 and training.software.value == "torch" and not training.gradient_as_bucket_view:  # DDP's buckets
-        copied = sum(sum(p.values()) for tp, p in by_tp.items() if shards * (job.parallel.tp // tp) > 1)
+        copied = sum(sum(p.values()) for tp, p in by_tp.items() if sharers(job, rank, tp, shards) > 1)
         copied += routed if model.experts.edp > 1 else 0
         gradients += copied * training.grad_dtype.size_bytes
     cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value != "microbatch" else 0

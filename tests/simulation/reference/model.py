@@ -13,7 +13,7 @@ from itertools import combinations, pairwise
 
 from simulation.reference.experts import ExpertRanks
 from simulation.reference.layout import module_groups, stage_of_blocks
-from simulation.reference.modules import group_of, sizes_of, spread_anew
+from simulation.reference.modules import block_of, group_of, has_own, sizes_of, spread_anew
 from simulation.reference.split import part
 from simulation.reference.trace import can_trace, trace_slowly
 
@@ -94,6 +94,8 @@ class CutModel:
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         tp, pp, dp, cp = job.parallel.tp, job.parallel.pp, job.parallel.dp, job.parallel.cp
+        if has_own(job):
+            tp = cp = 1  # every module has groups of its own
         groups = [
             job.cluster.place_group("tp", [self.gpu(rank, replica, t, c) for t in range(tp)])
             for rank in range(pp)
@@ -179,6 +181,8 @@ class CutModel:
         again = job.training.recompute.value == "full"
         self._trace_all([[(path, body, again) for path, body in module.blocks()] for module in job.model.modules])
         self._cut()
+        if job.parallel.segments == "replicated":
+            self._repeat()
         if job.training.recompute_layers is not None:
             self._trace_by_layers(job.training.recompute_layers)
         if job.parallel.placement == "bidirectional":
@@ -199,8 +203,7 @@ class CutModel:
 
     def gpu(self, rank: int, replica: int, tensor: int = 0, context: int = 0) -> int:
         """Number of a rank's GPU: tensor parallel fastest, then context, then data, then pipeline."""
-        parallel = self.job.parallel
-        return tensor + parallel.tp * (context + parallel.cp * (replica + parallel.dp * rank))
+        return block_of(self.job, rank, replica)[tensor + self.job.parallel.tp * context]
 
     def groups_for(self, block: Block) -> dict[str, CommGroup]:
         """Communicators of the block's operators, by the names of their streams."""
@@ -239,10 +242,9 @@ class CutModel:
         """The replicas of one rank of the others; of all such groups the most spread one."""
         p = self.job.parallel
         groups = [
-            self.job.cluster.place_group("replicas", [self.gpu(rank, r, t, c) for r in range(p.dp)])
+            self.job.cluster.place_group("replicas", [block_of(self.job, rank, r)[peer] for r in range(p.dp)])
             for rank in range(p.pp)
-            for c in range(p.cp)
-            for t in range(p.tp)
+            for peer in range(len(block_of(self.job, rank, 0)))
         ]
         return max(groups, key=lambda g: (g.num_nodes, g.local_port.value == "pcie", -g.ranks_per_node))
 
@@ -406,6 +408,8 @@ class CutModel:
             places = [(slot, pp - 1 - rank if slot % 2 else rank) for slot, rank in places]
         if self.job.parallel.layout is not None or self.job.parallel.partition == "layers":
             groups = stage_of_blocks(self.job, [(block.module, block.path) for block in self.blocks])
+        elif self.job.parallel.segments == "replicated":
+            groups = self._others_cut(weights)
         elif self.job.parallel.segments != "mixed":
             groups = module_groups(self.job, [block.module for block in self.blocks], weights)
         else:
@@ -418,6 +422,45 @@ class CutModel:
             if (group, block.module) != previous:
                 chunk, previous = chunk + 1, (group, block.module)
             block.chunk = chunk
+
+    def _others_cut(self, weights: list[int]) -> list[int]:
+        """Ranks of the blocks of the one module that is no encoder, by trying all cuts; encoders are on the first."""
+        roles = [module.role.value for module in self.job.model.modules]
+        assert roles.count("encoder") == len(roles) - 1
+        own = [w for w, block in zip(weights, self.blocks, strict=True) if roles[block.module] != "encoder"]
+
+        def score(cuts: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+            parts = [sum(own[a:b]) for a, b in pairwise((0, *cuts, len(own)))]
+            return max(parts), sum(part**2 for part in parts), cuts
+
+        cuts = min(combinations(range(1, len(own)), self.job.parallel.pp - 1), key=score)
+        first = len(self.blocks) - len(own)
+        return [sum(block.number - first >= cut for cut in cuts) for block in self.blocks]
+
+    def _repeat(self) -> None:
+        """All encoders on every rank, forwards alone behind the first one, module by module."""
+        old, self.blocks = self.blocks, []
+        chunk, place = -1, {}  # (old block, rank) -> new block
+        for number, module in enumerate(self.job.model.modules):
+            is_encoder = module.role.value == "encoder"
+            own = [block for block in old if block.module == number]
+            ranks = range(self.job.parallel.pp) if is_encoder else [-1]
+            for rank in ranks:
+                chunk, held = chunk + 1, own[0].rank
+                for block in own:
+                    chunk += not is_encoder and block.rank != held
+                    held, at = block.rank, rank if is_encoder else block.rank
+                    sources = [
+                        None if s is None else (place.get((s[0], at), place.get((s[0], -1), 0)), s[1])
+                        for s in block.sources
+                    ]
+                    trace = block.trace
+                    if is_encoder and rank:
+                        silent = [False] * len(trace.outputs)
+                        trace = self._trace(number, block.body, block.specs, block.path, silent, block.again)
+                    new = replace(block, number=len(self.blocks), sources=sources, rank=at, chunk=chunk, trace=trace)
+                    place[block.number, rank] = new.number
+                    self.blocks.append(new)
 
     def _double(self) -> None:
         """The whole model once more, from the last rank to the first."""

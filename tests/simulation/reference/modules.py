@@ -24,6 +24,13 @@ class Sizes:
     cp: int
     sp: bool
     groups: int
+    blocks: tuple[tuple[int, ...], ...] = ()
+    is_own: bool = False
+
+    @property
+    def width(self) -> int:
+        """GPUs of a replica's pipeline rank."""
+        return self.tp * self.cp * self.groups
 
     @property
     def cuts(self) -> int:
@@ -36,8 +43,13 @@ class Sizes:
         return 2 * self.cp if self.cp > 1 else 1
 
     def packing(self, stream: str) -> Sequences:
-        """Of a stream; a module with several groups has symbols of its own."""
-        return Sequences.of_stream(stream, self.tp * self.chunks, self.cp, self.name if self.groups > 1 else "")
+        """Of a stream; a module with several groups, or that pads otherwise than the job, has symbols of its own."""
+        return Sequences.of_stream(stream, self.tp * self.chunks, self.cp, self.name if self.is_own else "")
+
+    def part(self, gpu: int) -> int:
+        """Which part of a tensor's tokens the GPU with a number within its block has."""
+        tensor, others = gpu % self.tp, gpu // self.tp
+        return others * self.cuts + (tensor if self.cuts > 1 else 0)
 
 
 def sizes_of(job: TrainingJob, name: str) -> Sizes:
@@ -46,7 +58,55 @@ def sizes_of(job: TrainingJob, name: str) -> Sizes:
     tp = parallel.tp if told is None or told.tp is None else told.tp
     cp = parallel.cp if told is None or told.cp is None else told.cp
     sp = parallel.sequence_parallel if told is None or told.sequence_parallel is None else told.sequence_parallel
-    return Sizes(name, tp, cp, sp and tp > 1, parallel.tp * parallel.cp // (tp * cp))
+    blocks = blocks_of(job, name)
+    groups = len(blocks[0]) // (tp * cp)
+    is_own = groups > 1 or (tp, cp) != (parallel.tp, parallel.cp)
+    return Sizes(name, tp, cp, sp and tp > 1, groups, blocks, is_own)
+
+
+def blocks_of(job: TrainingJob, name: str) -> tuple[tuple[int, ...], ...]:
+    """GPUs of every replica's pipeline rank that may run a module, rank by rank."""
+    told = job.parallel.modules.get(name)
+    if told is None or told.gpus is None:
+        width, first, count = job.parallel.tp * job.parallel.cp, 0, job.parallel.dp * job.parallel.pp
+    else:
+        before: dict[int, int] = {}  # places in front, by first pipeline rank: encoders that share one count once
+        for other in job.parallel.modules.values():
+            assert other.first_rank is not None and other.gpus is not None
+            if other.first_rank < (told.first_rank or 0):
+                before[other.first_rank] = other.gpus
+        assert told.pp is not None
+        first, count = sum(before.values()), job.parallel.dp * told.pp
+        width = told.gpus // count
+    return tuple(tuple(range(first + k * width, first + (k + 1) * width)) for k in range(count))
+
+
+def block_of(job: TrainingJob, rank: int, replica: int) -> tuple[int, ...]:
+    """GPUs of a replica's pipeline rank."""
+    for told in job.parallel.modules.values():
+        if told.gpus is not None and told.first_rank is not None and told.pp is not None:
+            name = next(key for key, value in job.parallel.modules.items() if value is told)
+            if told.first_rank <= rank < told.first_rank + told.pp:
+                return blocks_of(job, name)[(rank - told.first_rank) * job.parallel.dp + replica]
+    width = job.parallel.tp * job.parallel.cp
+    first = width * (rank * job.parallel.dp + replica)
+    return tuple(range(first, first + width))
+
+
+def has_own(job: TrainingJob) -> bool:
+    """Whether modules have GPUs of their own."""
+    return any(told.gpus is not None for told in job.parallel.modules.values())
+
+
+def sharers(job: TrainingJob, rank: int, tp: int, usual: int) -> int:
+    """Ranks that share the gradients of a module with so many tensor-parallel ranks, on a pipeline rank.
+
+    Args:
+        usual: of a module with the job's sizes, where all share the GPUs.
+    """
+    if has_own(job):
+        return len(block_of(job, rank, 0)) * job.parallel.dp // tp
+    return usual * (job.parallel.tp // tp)
 
 
 def most_spread(groups: Iterable[CommGroup]) -> CommGroup:
@@ -56,10 +116,9 @@ def most_spread(groups: Iterable[CommGroup]) -> CommGroup:
 
 def group_of(job: TrainingJob, kind: str, sizes: Sizes, parts: int = 1) -> CommGroup:
     """A module's ``tp`` or ``cp`` group, or (``reshard``) the ranks that hold ``parts`` different parts."""
-    width = job.parallel.tp * job.parallel.cp
     found = []
-    for block in range(job.parallel.dp * job.parallel.pp):
-        gpus = list(range(block * width, (block + 1) * width))
+    for block in sizes.blocks:
+        gpus, width = list(block), len(block)
         if kind == "tp":
             lists = [gpus[first : first + sizes.tp] for first in range(0, width, sizes.tp)]
         elif kind == "cp":
@@ -77,29 +136,58 @@ def group_of(job: TrainingJob, kind: str, sizes: Sizes, parts: int = 1) -> CommG
 
 def spread_anew(job: TrainingJob, specs: list[CarrySpec], giver: Sizes, taker: Sizes) -> list[CarrySpec]:
     """What one module hands to another, with the change of layout."""
-    if (giver.tp, giver.cp, giver.cuts) == (taker.tp, taker.cp, taker.cuts):
+    if (giver.tp, giver.cp, giver.groups, giver.cuts) == (taker.tp, taker.cp, taker.groups, taker.cuts):
         return specs
-    same = (giver.tp, giver.cp) == (taker.tp, taker.cp)
+    same = (giver.tp, giver.cp, giver.groups) == (taker.tp, taker.cp, taker.groups)
 
-    def layout(side: Sizes, stream: str) -> TokenLayout:
+    def layout(side: Sizes, stream: str, held: int = 1) -> TokenLayout:
         if same:
-            group = group_of(job, "tp", side) if side.cuts > 1 else None
+            group = group_of(job, "tp", taker) if side.cuts > 1 else None
             return TokenLayout(side.packing(stream), 1, side.cuts, group)
         parts = side.groups * side.cp
-        several = parts * side.cuts
-        return TokenLayout(
-            side.packing(stream),
-            parts,
-            side.cuts,
-            group_of(job, "reshard", side, several) if several > 1 else None,
-        )
+        several = parts * side.cuts // held
+        group = group_of(job, "reshard", taker, several) if several > 1 else None
+        joint = max(n for n in range(1, side.cuts + 1) if side.cuts % n == 0 and held % n == 0)
+        return TokenLayout(side.packing(stream), parts, side.cuts // joint, group, held // joint)
 
     result = []
     for spec in specs:
         assert spec.sequences is not None
         stream = spec.sequences.stream
-        result.append(replace(spec, reshard=Resharding(layout(giver, stream), layout(taker, stream))))
+        change = Resharding(layout(giver, stream, held_parts(giver, taker)), layout(taker, stream))
+        shape, shards = spec.shape, spec.shards
+        if not same:
+            shape = (change.source.held * spec.sequences.tokens, *spec.shape[1:])
+            shards = (change.source.shards, *spec.shards[1:])
+        result.append(replace(spec, shape=shape, shards=shards, reshard=change))
     return result
+
+
+def held_parts(giver: Sizes, taker: Sizes) -> int:
+    """Parts that every GPU of the next module gets: so many that all get equally many, as few as that goes."""
+    parts, width = giver.groups * giver.cp * giver.cuts, taker.width
+    return next(n for n in range(1, parts + 1) if parts % n == 0 and width % (parts // n) == 0)
+
+
+def busiest_port(giver: Sizes, taker: Sizes, phase: str) -> tuple[int, int]:
+    """Parts that pass the busiest port, one for one GPU and message, and parts that a GPU of the taker has."""
+    held, wanted = held_parts(giver, taker), [giver.part(gpu) for gpu in range(giver.width)]
+    parts = max(wanted) + 1
+    classes = parts // held
+    has = [[gpu * classes // taker.width * held + n for n in range(held)] for gpu in range(taker.width)]
+    out, into = [0] * giver.width, [0] * taker.width
+    if phase == "F":
+        for gpu, own in enumerate(has):
+            for part in own:  # from the holder that has sent least
+                sender = min((g for g, mine in enumerate(wanted) if mine == part), key=lambda g: out[g])
+                out[sender] += 1
+                into[gpu] += 1
+    else:
+        for gpu, part in enumerate(wanted):
+            sender = min((g for g, own in enumerate(has) if part in own), key=lambda g: into[g])
+            into[sender] += 1
+            out[gpu] += 1
+    return max(*out, *into), held
 
 
 def dealt(lengths: list[int], groups: int) -> list[list[int]]:
@@ -115,7 +203,7 @@ def module_symbols(job: TrainingJob, microbatch: Microbatch) -> dict[str, int]:
     result: dict[str, int] = {}
     for module in job.model.modules:
         sizes = sizes_of(job, module.name)
-        if sizes.groups == 1:
+        if not sizes.is_own:
             continue
         streams = all_streams(microbatch)
         first = streams[module.inputs[0].stream]
@@ -129,8 +217,10 @@ def module_symbols(job: TrainingJob, microbatch: Microbatch) -> dict[str, int]:
         chunks = {
             name: [-(-lengths[i] // sizes.chunks) for i in own]
             for name, lengths in streams.items()
-            if len(lengths) == len(first)
+            if sizes.groups > 1 and len(lengths) == len(first)
         }
+        if sizes.groups == 1:  # all of every stream
+            chunks = {name: [-(-n // sizes.chunks) for n in lengths] for name, lengths in streams.items()}
         for name, lengths in chunks.items():
             divisor = sizes.tp * sizes.chunks
             result[f"{name}.{module.name}.shard"] = -(-sizes.chunks * sum(lengths) // divisor)
@@ -138,7 +228,7 @@ def module_symbols(job: TrainingJob, microbatch: Microbatch) -> dict[str, int]:
             result[f"{name}.{module.name}.sequences"] = len(lengths)
             result |= {f"{name}.{module.name}#{number}": length for number, length in enumerate(lengths)}
             for other, partners in chunks.items():
-                if other != name:
+                if other != name and len(partners) == len(lengths):
                     both = sum(a * b for a, b in zip(lengths, partners, strict=True))
                     result[f"{name}*{other}.{module.name}.pairs"] = both
     return result

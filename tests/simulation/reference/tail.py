@@ -11,7 +11,7 @@ from simulation.reference.expansion import Expansion
 from simulation.reference.interference import lost_s
 from simulation.reference.memory import scales
 from simulation.reference.model import CutModel, fp8_copies
-from simulation.reference.modules import group_of, most_spread
+from simulation.reference.modules import block_of, group_of, has_own, most_spread, sharers
 from simulation.reference.network import collective_seconds, wire_bytes
 from simulation.reference.sharding import holds_all
 
@@ -99,8 +99,8 @@ def tail_of(expansion: Expansion) -> Tail:
                 ready = max(item.ready_s for item in bucket) if overlap.grad_reduce else ends[rank]
                 size = sum(item.elements for item in bucket) * grad_bytes
                 tp = bucket[0].tp
-                peers = parallel.dp * parallel.cp * copies(job) * (parallel.tp // tp)
-                own = width * (parallel.tp // tp)
+                peers = sharers(job, rank, tp, parallel.dp * parallel.cp * copies(job))
+                own = sharers(job, rank, tp, width)
                 if bucket[0].is_routed:
                     kind = OpKind.REDUCE_SCATTER if is_cut else OpKind.ALL_REDUCE
                     slices.append(collective(expansion, kind, routed_group, size, max(now, ready)))
@@ -120,8 +120,10 @@ def tail_of(expansion: Expansion) -> Tail:
             if parallel.zero >= 2:
                 whole = -(-whole // width)
             if tp > 1 and whole:
-                sizes = next(sizes for sizes in model.sizes if sizes.tp == tp)
-                group = model.tp_group if tp == parallel.tp else group_of(job, "tp", sizes)
+                mine = {block.module for block in model.blocks if block.rank == rank}
+                sizes = next(sizes for n, sizes in enumerate(model.sizes) if sizes.tp == tp and n in mine)
+                is_own = tp != parallel.tp or has_own(job)
+                group = group_of(job, "tp", sizes) if is_own else model.tp_group
                 slices.append(collective(expansion, OpKind.ALL_REDUCE, group, whole * grad_bytes, done))
                 done = slices[-1].end_s
     _tie(expansion, held, ends, tail)
@@ -157,6 +159,9 @@ def worst_group(model: CutModel, rank: int, step: int, size: int, tp: int = 0) -
         both = [(r, d) for r in (rank, job.parallel.pp - 1 - rank) for d in range(size // 2)]
         lists = [[model.peer(r, d, t) for r, d in both] for t in range(job.parallel.tp)]
         return most_spread(job.cluster.place_group("dp", own) for own in lists)
+    if tp and has_own(job):
+        gpus = [gpu for replica in range(job.parallel.dp) for gpu in block_of(job, rank, replica)]
+        return most_spread(job.cluster.place_group("dp", gpus[t::tp]) for t in range(tp))
     if tp not in (0, job.parallel.tp):
         everyone = job.parallel.dp * job.parallel.cp * job.parallel.tp
         assert size * tp == everyone
@@ -164,8 +169,8 @@ def worst_group(model: CutModel, rank: int, step: int, size: int, tp: int = 0) -
         return most_spread(job.cluster.place_group("dp", own) for own in lists)
     peers = job.parallel.dp * job.parallel.cp
     first = [d for d in range(peers) if d // step % size == 0 and d + step * (size - 1) < peers]
-    gpus = [[model.peer(rank, d + step * k, t) for k in range(size)] for d in first for t in range(job.parallel.tp)]
-    groups = [job.cluster.place_group("dp", own) for own in gpus]
+    lists = [[model.peer(rank, d + step * k, t) for k in range(size)] for d in first for t in range(job.parallel.tp)]
+    groups = [job.cluster.place_group("dp", own) for own in lists]
     return max(groups, key=lambda group: (group.num_nodes, group.local_port.value == "pcie", -group.ranks_per_node))
 
 
@@ -224,7 +229,7 @@ def shared_buckets(model: CutModel, held: list[Held], several: bool) -> list[lis
     order = sorted(held, key=lambda item: item.ready_s)
     found: list[list[Held]] = []
     for tp, items in parts_of(held):
-        dp = parallel.dp * parallel.cp * copies(model.job) * (parallel.tp // tp)
+        dp = sharers(model.job, items[0].rank, tp, parallel.dp * parallel.cp * copies(model.job))
         dense = [item for item in items if not item.is_routed] if dp > 1 else []
         routed = [item for item in items if item.is_routed] if edp > 1 else []
         found += buckets(dense, dp, several) + buckets(routed, dp, several)
@@ -242,11 +247,11 @@ def stepped(model: CutModel, held: list[Held]) -> int:
         routed = sum(item.elements for item in items if item.is_routed)
         dense = sum(item.elements for item in items) - routed
         shards = (model.job.parallel.zero_group or model.job.parallel.dp) * model.job.parallel.cp * copies(model.job)
-        total += -(-dense // (shards * (model.job.parallel.tp // tp)))
+        total += -(-dense // sharers(model.job, items[0].rank, tp, shards))
         edp = model.experts.edp
         if model.job.parallel.zero_group:
             edp = shards * model.job.parallel.tp // (model.experts.ep * model.experts.etp)
-        total += -(-routed // edp)
+        total += -(-routed // edp) if routed else 0
     return total
 
 
@@ -302,14 +307,20 @@ def _check(expansion: Expansion, held: list[list[Held]], begin_s: float, tail: T
                 size = times * own * training.grad_dtype.size_bytes
                 slices.append(_kernel(expansion, OpKind.OPTIMIZER, size, now))
                 ends.append(slices[-1].end_s)
-            elif times is None and together > 1:
+            elif times is None and (together > 1 or has_own(job)):
                 places = itertools.product(range(stages), range(width), range(parallel.tp))
-                gpus = [model.peer(p, d, t) for p, d, t in places]
+                gpus = [model.peer(p, d, t) for p, d, t in places] if not has_own(job) else _everyone(job)
                 group = job.cluster.place_group("world", gpus)
                 slices.append(collective(expansion, OpKind.ALL_REDUCE, group, 4, now))
                 ends.append(slices[-1].end_s)
         now = max(ends)
     return now
+
+
+def _everyone(job: TrainingJob) -> list[int]:
+    """GPUs of all replicas, or of one where each has all gradients."""
+    replicas = range(job.parallel.dp if job.parallel.zero else 1)
+    return [gpu for rank in range(job.parallel.pp) for replica in replicas for gpu in block_of(job, rank, replica)]
 
 
 def _kernel(expansion: Expansion, kind: OpKind, size: int, start_s: float) -> Slice:
@@ -361,12 +372,13 @@ def _step(expansion: Expansion, rank: int, held: list[Held], barrier: float, sli
     kinds = [(tp, items, False) for tp, items in parts_of(held)] + [(job.parallel.tp, held, True)]
     for tp, items, is_routed in kinds:
         own = [item for item in items if item.is_routed is is_routed]
+        if not own:
+            continue
         elements = sum(item.elements for item in own)
         mine = [u for u in primary if any(u.parameter is item.parameter for item in own)]
         narrow = sum(u.numel - scales(job, u.numel) for u in mine)
-        several = job.parallel.tp // tp
-        group = worst_group(model, rank, 1, shards * several, tp)
-        ranks = job.parallel.dp * job.parallel.cp * several * copies(job)
+        ranks = sharers(job, rank, tp, job.parallel.dp * job.parallel.cp * copies(job))
+        group = worst_group(model, rank, 1, sharers(job, rank, tp, shards), tp)
         if is_routed:
             group, ranks = model.experts.groups("edp", 0, rank), model.experts.edp
         if elements:
@@ -434,7 +446,7 @@ def gather_times(expansion: Expansion) -> dict[int, float]:
         now = 0.0
         for bucket in shared_buckets(expansion.model, held, several=True):
             tp = bucket[0].tp
-            group = worst_group(expansion.model, rank, 1, width * (job.parallel.tp // tp), tp)
+            group = worst_group(expansion.model, rank, 1, sharers(job, rank, tp, width), tp)
             own = expansion.model.experts.groups("edp", 0, rank) if bucket[0].is_routed else group
             size = job.training.precision.tensor_dtype.size_bytes * sum(h.elements for h in bucket)
             now = collective(expansion, OpKind.ALL_GATHER, own, size, now).end_s
