@@ -82,7 +82,7 @@ class ChunkPlace:
 
 
 def chains_of(plan: ExecutionPlan, modules: Collection[str]) -> dict[tuple[str, int], list[int]]:
-    """(module, flow) -> numbers of the chunks of a module in one copy of the model, in order.
+    """(module, flow) -> numbers of the chunks of a module in one copy of the model, in order, but repetitions.
 
     Raises:
         ExecutorError: a module of the plan that is not among ``modules``.
@@ -96,7 +96,8 @@ def chains_of(plan: ExecutionPlan, modules: Collection[str]) -> dict[tuple[str, 
                 expected=", ".join(modules),
                 got=chunk.module,
             )
-        chains.setdefault((chunk.module, chunk.flow), []).append(number)
+        if not chunk.repeats:
+            chains.setdefault((chunk.module, chunk.flow), []).append(number)
     return chains
 
 
@@ -131,7 +132,7 @@ def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list
     chains = chains_of(plan, sources)
     found = []
     for number, chunk in enumerate(plan.chunks):
-        groups = groups_of(plan, chains[chunk.module, chunk.flow])
+        groups = [[number]] if chunk.repeats else groups_of(plan, chains[chunk.module, chunk.flow])
         at = next(place for place, group in enumerate(groups) if number in group)
         reads = []
         for name in sources[chunk.module] if at == 0 else ():
@@ -142,7 +143,8 @@ def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list
                     expected=", ".join(sorted({one.module for one in plan.chunks})),
                     got=name,
                 )
-            reads.append(chains[name, chunk.flow][-1])
+            beside = [n for n, one in enumerate(plan.chunks) if one.module == name and one.rank == chunk.rank]
+            reads.append(beside[0] if chunk.repeats else chains[name, chunk.flow][-1])
         before = _same_rank(plan, groups[at - 1], number) if at else -1
         is_exchanged, is_last = bool(at) and before < 0, at == len(groups) - 1
         reader = -1

@@ -129,13 +129,15 @@ def split_model(
                 got=len(modules[name].layers),
             )
     for number, chunk in enumerate(plan.chunks):
-        groups = groups_of(plan, chains[chunk.module, chunk.flow])
+        groups = [[number]] if chunk.repeats else groups_of(plan, chains[chunk.module, chunk.flow])
         module = modules[chunk.module]
         is_first, is_last = number in groups[0], number in groups[-1]
         parts.append((module, chunk.first_layer, chunk.num_layers, is_first, is_last))
         if chunk.rank == rank:
             own = layers_of(*parts[-1])
-            made[number] = (copy.deepcopy(own) if chunk.flow else own).to(device)
+            made[number] = (copy.deepcopy(own) if chunk.flow or chunk.repeats else own).to(device)
+            if chunk.repeats:
+                made[number].requires_grad_(False)
     _check_shared(plan, parts, rank)
     skeletons = {number: _skeleton(layers_of(*part)) for number, part in enumerate(parts)} if shapes is None else {}
     return PipelineModel(modules, made, shapes, plan.model_hash, skeletons)
@@ -146,7 +148,8 @@ def _check_shared(plan: ExecutionPlan, parts: Sequence[tuple[ModuleStages, int, 
     flows = {chunk.flow for chunk in plan.chunks}
     owner: dict[int, int] = {}
     for number, chunk in enumerate(plan.chunks):
-        if chunk.flow != min(flows) or (chunk.gang >= 0 and chunk.rank != rank):  # others have parts of their own
+        is_other = chunk.flow != min(flows) or (chunk.gang >= 0 and chunk.rank != rank)
+        if is_other or chunk.repeats:  # others have parts of their own, repetitions no gradients
             continue
         for name, parameter in layers_of(*parts[number]).named_parameters():
             other = owner.setdefault(id(parameter), number)

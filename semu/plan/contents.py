@@ -43,16 +43,17 @@ def plan_chunks(layout: Layout) -> tuple[PlanChunk, ...]:
             PlanChunk(
                 module=chunk.module,
                 rank=chunk.chunk.rank,
-                first_layer=before.get(key, 0),
+                first_layer=0 if chunk.chunk.repeats else before.get(key, 0),
                 num_layers=layers,
                 has_backward=chunk.backward is not None,
                 variants=tuple(variants),
                 flow=chunk.chunk.flow,
                 sources=tuple(sorted({source for source in chunk.arrivals if source >= 0})),
                 gang=chunk.chunk.gang,
+                repeats=chunk.chunk.repeats,
             )
         )
-        before[key] = before.get(key, 0) + layers
+        before[key] = before.get(key, 0) + (0 if chunk.chunk.repeats else layers)
     return tuple(found)
 
 

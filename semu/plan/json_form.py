@@ -35,7 +35,7 @@ _HEAD = re.compile(r"semu plan (\d{1,9})")
 _WORDS = ("F", "B", "I", "W", "s", "ws", "r", "wr", "x", "xg")
 """Words of actions, by ``ActionKind.code``."""
 _ACTION = re.compile(r"(F|B|I|W|ws|wr|s|r|xg|x)(0|[1-9]\d{0,8})(?:@(0|[1-9]\d{0,8}))?")
-_CHUNK = ("module", "rank", "layers", "has_backward", "variants", "flow", "sources", "gang")
+_CHUNK = ("module", "rank", "layers", "has_backward", "variants", "flow", "sources", "gang", "repeats")
 _PLAN = ("format", *(item.name for item in fields(PlanData)))
 _NEEDED = tuple(key for key in _PLAN if key not in ("problem", "estimates", "limit_bytes"))
 
@@ -88,6 +88,8 @@ def _chunk_table(chunk: PlanChunk) -> dict[str, Any]:
         table["flow"] = chunk.flow
     if chunk.gang >= 0:
         table["gang"] = chunk.gang
+    if chunk.repeats:
+        table["repeats"] = True
     return table if chunk.sources is None else {**table, "sources": list(chunk.sources)}
 
 
@@ -244,6 +246,7 @@ def _chunk(table: object, where: str) -> PlanChunk:
             variants=tuple(tuple(words) for words in variants),
             flow=table.get("flow", 0),
             gang=table.get("gang", -1),
+            repeats=table.get("repeats", False),
             sources=None if sources is None else tuple(_list(sources, f"{where}.sources", "numbers of chunks")),
         )
     except ScheduleError as error:

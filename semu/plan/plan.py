@@ -88,8 +88,8 @@ class ExecutionPlan(PlanData):
 
 def model_hash_of(chunks: Sequence[PlanChunk], num_ranks: int) -> str:
     """SHA-256 of what must be equal in a runtime: ranks, and of every chunk its module, rank, layers and copy."""
-    rows = [
-        [c.module, c.rank, c.first_layer, c.num_layers, c.has_backward, c.flow, *([c.gang] if c.gang >= 0 else [])]
-        for c in chunks
-    ]
+    rows: list[list[object]] = []
+    for c in chunks:
+        rows.append([c.module, c.rank, c.first_layer, c.num_layers, c.has_backward, c.flow])
+        rows[-1] += [*([c.gang] if c.gang >= 0 else []), *(["repeats"] if c.repeats else [])]
     return hashlib.sha256(json.dumps({"ranks": num_ranks, "chunks": rows}).encode()).hexdigest()

@@ -34,6 +34,7 @@ class PlanChunk:
         variants: memory strategies of its layers (``semu.schedule.stage_plan.STRATEGIES``), one list per variant.
         flow: which copy of the model it is part of (bidirectional pipelines).
         gang: number of the gang whose member it is, chunks of the same layers on several ranks; -1: of none.
+        repeats: an encoder that another rank has too, and whose forwards nobody reads; it has no backward.
         sources: chunks whose forward results it reads, for every (sub-)microbatch that both run; None: not said.
     Raises:
         ScheduleError: something that is no count, no strategy; a variant for another number of layers.
@@ -48,6 +49,7 @@ class PlanChunk:
     flow: int = 0
     sources: tuple[int, ...] | None = None
     gang: int = -1
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         where = "plan.chunks"
@@ -55,8 +57,9 @@ class PlanChunk:
         for name in ("rank", "first_layer", "num_layers", "flow"):
             object.__setattr__(self, name, check_int32(getattr(self, name), f"{where}.{name}"))
         object.__setattr__(self, "gang", check_int32(self.gang, f"{where}.gang", least=-1))
-        if not isinstance(self.has_backward, bool):
-            raise ScheduleError("neither true nor false", where=f"{where}.has_backward", got=repr(self.has_backward))
+        for name in ("has_backward", "repeats"):
+            if not isinstance(getattr(self, name), bool):
+                raise ScheduleError("neither true nor false", where=f"{where}.{name}", got=repr(getattr(self, name)))
         if not self.variants:
             raise ScheduleError("no variant", where=f"{where}.variants", expected="one list of strategies or more")
         for number, words in enumerate(self.variants):

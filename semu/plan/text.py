@@ -122,6 +122,7 @@ def _chunk_lines(plan: PlanData) -> list[str]:
         notes = [] if chunk.has_backward else ["no backward"]
         notes += [f"copy {chunk.flow}"] if chunk.flow else []
         notes += [f"gang {chunk.gang}"] if chunk.gang >= 0 else []
+        notes += ["read by nobody"] if chunk.repeats else []
         notes += [f"{len(chunk.variants)} variants" if len(chunk.variants) > 1 else strategy_words(chunk.variants[0])]
         lines.append(f"chunk {number}: {chunk.module}, {layers}, on rank {chunk.rank}; {'; '.join(notes)}")
     return lines

@@ -176,7 +176,8 @@ class DemoModel:
         torch.manual_seed(_SEED)
         found = {}
         for name, sources in self.sources.items():
-            chunks = [chunk for chunk in self.plan.chunks if chunk.module == name and chunk.flow == 0]
+            every = [chunk for chunk in self.plan.chunks if chunk.module == name and chunk.flow == 0]
+            chunks = [chunk for chunk in every if not chunk.repeats]
             stem = ItemStem(self.width) if name in self.cut else PackedStem(self.width)
             is_read = any(name in others for others in self.sources.values())
             module = found[name] = ModuleStages(

@@ -16,9 +16,10 @@ def with_fewer_layers(plan: ExecutionPlan, divisor: int) -> ExecutionPlan:
     chunks: list[PlanChunk] = []
     for chunk in plan.chunks:
         key = chunk.module, chunk.flow
-        first = begun.get(key, 0)
+        first = 0 if chunk.repeats else begun.get(key, 0)
         variants = tuple(words[::divisor] for words in chunk.variants)
         count = -(-chunk.num_layers // divisor)
         chunks.append(replace(chunk, first_layer=first, num_layers=count, variants=variants))
-        begun[key] = first + count
+        if not chunk.repeats:
+            begun[key] = first + count
     return replace(plan, chunks=tuple(chunks), model_hash=model_hash_of(chunks, plan.num_ranks), estimates=None)
