@@ -20,11 +20,14 @@ from typing import Any
 
 import semu_models
 from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
+from semu.job.modules import named_modules
 from semu.nn import Model
 from semu.nn.vocabulary import vocabulary_rows
-from semu.parallel.axes import MESH
+from semu.parallel.axes import FOLLOWING, MESH
 from semu.parallel.config import Overlap, Parallel
+from semu.parallel.own_gpus import on_own_gpus
 from semu.runfile.build import build_batch, build_with_reading, kind_read, streams_read
 from semu.runfile.complete import complete_run, keep_heads_whole, pad_for
 from semu.runfile.config import RunConfig, ordered
@@ -100,11 +103,16 @@ def resolve_tables(
         *named,
         *set_cut(resolved, written, places, lambda v: _count(resolved, places, setup, v)),
     ]
-    notes.append(_set_global_batch(resolved, places, setup))
+    divides = _divides_ranks(resolved)
+    if not divides:
+        notes.append(_set_global_batch(resolved, places, setup))
     with places.located():
         notes += _pad_named(resolved)
         model, read, told = build_with_reading(resolved, is_shared=shares_model)
         notes += told
+        if divides:
+            _place_modules(resolved, model, is_dp_written="dp" in written)
+            notes.append(_set_global_batch(resolved, places, setup))
         notes += keep_heads_whole(resolved, model)
         notes.append(_set_kind(resolved, model))
         batch = build_batch(resolved, model)
@@ -188,6 +196,22 @@ def _replicas(defaults: Mapping[str, Mapping[str, Any]], config: Mapping[str, An
     gpus = cluster["nodes"] * cluster["gpus_per_node"]
     rest = math.prod(parallel[name] for name in MESH if name != "dp")
     return int(gpus // rest) if rest > 0 and gpus > 0 and gpus % rest == 0 else 1
+
+
+def _divides_ranks(config: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether modules say which pipeline ranks or GPUs are theirs, so that pp and dp follow from the model."""
+    modules = config["parallel"].get("modules") or {}
+    return any(isinstance(own, Mapping) and own.keys() & {"gpus", "pp"} for own in modules.values())
+
+
+def _place_modules(config: dict[str, dict[str, Any]], model: Model, *, is_dp_written: bool) -> None:
+    """Decide pp, and dp where it is not given, by the modules that have ranks or GPUs of their own."""
+    parallel = config["parallel"]
+    told = Parallel(**(parallel if is_dp_written else parallel | {"dp": FOLLOWING}))
+    names = [module.name for module in model.modules]
+    gpus = Cluster(**config["cluster"]).num_gpus
+    found = on_own_gpus(named_modules(model, told), names, model.encoders, gpus)
+    parallel |= {"dp": int(found.dp), "pp": found.pp}
 
 
 def _set_global_batch(config: dict[str, dict[str, Any]], places: Places, setup: Setup | None) -> str | None:
