@@ -139,6 +139,17 @@ def test_equal_sizes_are_todays_result() -> None:
         )
 
 
+def test_the_model_s_work_is_the_same_in_every_placement() -> None:
+    """Encoders that are repeated for nobody are no work of the model."""
+    found = {
+        segments: simulate(job(valm(frozen=FROZEN), gpus, segments, parallel={"tp": 2, **parallel}))
+        for gpus, segments, parallel in ((4, "mixed", {"pp": 2}), (4, "replicated", {"pp": 2}), (8, "apart", {"pp": 4}))
+    }
+    assert len({report.model_flop for report in found.values()}) == 1
+    extra = {segments: report.hardware_flop - report.model_flop for segments, report in found.items()}
+    assert extra["replicated"] > extra["mixed"] == extra["apart"]
+
+
 def test_ranks_lie_one_behind_the_other() -> None:
     made = job(vlm(), 12, parallel={"tp": 2, "modules": {"vit": own(tp=1, gpus=4), "llm": own(pp=2)}})
     mesh = Mesh(made.parallel, made.cluster)

@@ -267,7 +267,7 @@ def _flop(
     """
     library = layout.library
     hardware = model = full = 0
-    for name, stages in _stages_by_module(layout, kinds).items():
+    for (name, repeats), stages in _stages_by_module(layout, kinds).items():
         calls = np.zeros(len(library.operators), dtype=np.int64)
         for stage, times in Counter(stages).items():
             calls += times * np.bincount(stage.rows, minlength=len(library.operators))
@@ -280,7 +280,7 @@ def _flop(
             for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
                 times = int(calls[row]) * peers // operator.copies
                 hardware += times * work[position]
-                if operator.phase is not Phase.RECOMPUTE:
+                if operator.phase is not Phase.RECOMPUTE and not repeats:
                     model += times * (work[position] - extra[position])
                     full += times * (work[position] - extra[position] + causal[position])
     return hardware, model, full
@@ -310,12 +310,13 @@ _FLOP = memo.Table[tuple[list[int], list[int], list[int]]](
 )
 
 
-def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[str, list[StageProgram]]:
-    """The stages of each modality module whose parallelism is not the job's, and under "" of all others."""
-    result: dict[str, list[StageProgram]] = {}
+def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[tuple[str, bool], list[StageProgram]]:
+    """The stages of each modality module whose parallelism is not the job's, and under "" of all others; apart from
+    them (True) those that repeat an encoder for nobody, which are no work of the model."""
+    result: dict[tuple[str, bool], list[StageProgram]] = {}
     for chunk in [layout.kinds[kind] for kind in kinds]:
         is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh
-        stages = result.setdefault(chunk.module if is_own else "", [])
+        stages = result.setdefault((chunk.module if is_own else "", chunk.chunk.repeats), [])
         stages += [stage for stage in (chunk.forward, chunk.backward) if stage is not None]
     return result
 
