@@ -18,6 +18,7 @@ from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import fitted, settled
+from semu.searcher.kept_places import keeps_places, kept_job, kept_problem
 from semu.searcher.memory import check_limits
 from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
@@ -121,14 +122,19 @@ def search(
     say = progress or (lambda _: None)
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
+    is_kept = keeps_places(job)
     given, beside, explored = job, compared_with(job), explored_baselines(job, say) if explore else []
-    job, changes = plain_job(job)
+    job, changes = kept_job(job) if is_kept else plain_job(job)
     options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
     again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
     is_least = goal is Objective.MIN
-    others = [*(one for one, _ in beside), *explored]
-    compared, more = (others, None if segments else again) if is_least else ([], None)
-    plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
+    others = [*(one for one, _ in beside if not is_kept), *explored]
+    compared, more = (others, None if segments or is_kept else again) if is_least else ([], None)
+    cut_first = partial(again, segments=segments, progress=say)
+    if is_kept:
+        asked_anew = [name for name, cut in (("sub_batch", sub_batch), ("segments", segments)) if cut]
+        cut_first = partial(kept_problem, job, asked=asked_anew, **options)  # type: ignore[arg-type]
+    plain = _heuristic(job, changes, cut_first, has_others=bool(compared))
     like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
     starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
     asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}

@@ -1,0 +1,76 @@
+"""Searches that keep a job's placement: modules on GPUs of their own, encoders that share ranks or are on every rank.
+
+Such a placement is what was asked for, and other cuts have other ranks: the chunks stay, and what is searched is the
+order of their stages, and how layers are recomputed where all modules have the job's sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from semu.baselines.baseline import NO_SCHEDULE, Baseline
+from semu.errors import ConfigError
+from semu.job import TrainingJob
+from semu.schedule.stage_plan import StagePlan
+from semu.searcher.candidates import candidate_variants
+from semu.searcher.memory import check_limits
+from semu.searcher.partitioning import ModulePartition, Partition
+from semu.searcher.plain_jobs import without_strategies
+from semu.searcher.problem.build import JobProblem, build_problem
+from semu.simulation import prepare
+
+
+def keeps_places(job: TrainingJob) -> bool:
+    """Whether a search keeps the chunks of a job where they are."""
+    return job.parallel.has_own_gpus or job.parallel.segments in ("colocated", "replicated")
+
+
+def kept_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
+    """The job under 1F1B, without recomputed or offloaded layers, and what was changed."""
+    plain = without_strategies(job)
+    made = Baseline.of("kept", "", plain, parallel={}, training={**NO_SCHEDULE, "schedule": "1f1b"})
+    return made.job, made.changes
+
+
+def kept_problem(
+    job: TrainingJob,
+    *,
+    asked: Sequence[str],
+    strategies: Sequence[str],
+    candidates: int,
+    memory_limit_bytes: int | None,
+) -> tuple[Partition, JobProblem]:
+    """What a search looks at.
+
+    Args:
+        job: of ``kept_job``. asked: options that cut modules anew, which were given. Others: as ``search``.
+    Raises:
+        ConfigError: a cut was asked for.
+    """
+    if asked:
+        raise ConfigError(
+            f"a search keeps the chunks of a placement where they are: {', '.join(asked)} would cut them anew",
+            where=asked[0],
+            expected="nothing, or parallel.segments = mixed",
+            got=asked[0],
+        )
+    plan = StagePlan()
+    if not job.parallel.modules:
+        plan = candidate_variants(job, plan, strategies=strategies, most=candidates)
+    built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
+    check_limits(built.problem)
+    chunks = built.checkpoint.layout.chunks
+    whole = tuple((1,) * job.parallel.replicas for _ in range(job.num_microbatches))
+    found = []
+    for module in job.model.modules:
+        mine = [chunk for chunk in chunks if chunk.module == module.name]
+        seconds = sum(_mean_seconds(built, chunk.chunk.index) for chunk in mine if not chunk.chunk.repeats)
+        layers = tuple(sum(block.is_layer for block in chunk.blocks) for chunk in mine)
+        found.append(ModulePartition(module.name, None, (), seconds, 1, layers, whole))
+    return Partition(tuple(found), job.parallel.pp), built
+
+
+def _mean_seconds(built: JobProblem, chunk: int) -> float:
+    """Forward and backward of a chunk on the mean microbatch, without recomputation [s]."""
+    own = built.checkpoint.evaluation.chunks[chunk]
+    return float(sum(stage.latency.mean() for stage in (own.forward, own.backward) if stage is not None))
