@@ -17,6 +17,8 @@ from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
 from semu.parallel.modules import ModuleParallel
+from semu.searcher.grid.grid_search import grid
+from semu.searcher.job_search import search
 from semu.simulation import prepare, simulate
 
 FROZEN = ("vit.embedding", "vit.layers", "audio.embedding", "audio.layers")
@@ -148,6 +150,34 @@ def test_the_model_s_work_is_the_same_in_every_placement() -> None:
     assert len({report.model_flop for report in found.values()}) == 1
     extra = {segments: report.hardware_flop - report.model_flop for segments, report in found.items()}
     assert extra["replicated"] > extra["mixed"] == extra["apart"]
+
+
+@pytest.mark.parametrize("place", ["on own GPUs", "colocated", "replicated"])
+def test_searches_keep_the_placement(place: str) -> None:
+    gpus, segments, parallel = VALM[place]
+    found = search(job(valm(frozen=FROZEN), gpus, segments, parallel=parallel), rollouts=64, workers=1)
+    assert found.job.parallel.segments == segments
+    assert found.job.parallel.rank_widths == job(valm(), gpus, segments, parallel=parallel).parallel.rank_widths
+    assert found.report.iteration_time_s <= found.default.iteration_time_s
+    assert found.solution.lower_bound_s <= found.solution.makespan_s
+    with pytest.raises(ConfigError, match="cut them anew"):
+        search(job(valm(), gpus, segments, parallel=parallel), rollouts=1, segments={"llm": 2})
+
+
+def test_grids_of_placements() -> None:
+    """All placements of a job that has encoders; of modules on GPUs of their own, the job's sizes alone."""
+    plain = job(valm(frozen=FROZEN), 8, "mixed", parallel={"tp": 2, "pp": 4, "dp": 1})
+    found = grid(plain, vary=("segments",), framework="any")
+    times = {row.point.segments: row.iteration_time_s for row in found.rows}
+    assert times.keys() == {"mixed", "apart", "colocated", "replicated"}
+    for segments, seconds in times.items():
+        same = replace(plain, parallel=replace(plain.parallel, segments=segments))
+        assert seconds == simulate(same).iteration_time_s
+    gpus, segments, parallel = VALM["on own GPUs"]
+    own_gpus = job(valm(frozen=FROZEN), gpus, segments, parallel=parallel)
+    schedules = grid(own_gpus, vary={"schedule": ("1f1b", "zb-h1")}, framework="any")
+    assert {row.point.schedule for row in schedules.rows} == {"1f1b", "zb-h1"}
+    assert {(row.point.tp, row.point.pp) for row in schedules.rows} == {(own_gpus.parallel.tp, own_gpus.parallel.pp)}
 
 
 def test_ranks_lie_one_behind_the_other() -> None:

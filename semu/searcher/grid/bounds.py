@@ -117,6 +117,8 @@ class Floors:
         training = self._job.training
         sizes = np.array(self._sizes[_policy(point)])
         rows = np.flatnonzero(training.global_batch % (point.dp * sizes) == 0)
+        if self._job.parallel.has_own_gpus:  # blocks cost what their module's sizes make of them
+            return dict.fromkeys(sizes[rows].tolist(), Floor(0.0, 0))
         table = self._table(point)
         costs, cut = table.costs.of_rows(rows), self._cut(point, table)
         if cut is None or point.placement == "bidirectional":
@@ -137,12 +139,12 @@ class Floors:
         return self._tables[key]
 
     def _cut(self, point: Point, table: BlockTable) -> _Cut | None:
-        """Where the blocks lie; None: that depends on more than the sizes."""
+        """Where the blocks lie; None: that depends on more than the sizes, or blocks lie on several ranks."""
         key = (point.pp, point.vpp, point.placement, point.segments, point.partition)
         if key not in self._cuts:
             own = job_at(self._job, point)
             self._cuts[key] = None
-            if not own.parallel.cuts_by_time:
+            if not own.parallel.cuts_by_time and own.parallel.segments != "replicated":
                 chunks = _chunks(own, table)
                 rank = np.array([chunk.rank for chunk in chunks])
                 offset = np.cumsum([0, *table.blocks_per_module])

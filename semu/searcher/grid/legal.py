@@ -192,7 +192,11 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
         if space.within_node and job.cluster.gpus_per_node % tp:
             cuts.add(Rule.NODE, rest * (1 if follows else len(v[Axis.DP])))
             continue
-        if follows:
+        own = job.parallel
+        if own.has_own_gpus:  # the modules' GPUs make these sizes, and no others
+            dps = [own.dp] if (tp, pp, cp) == (own.tp, own.pp, own.cp) else []
+            cuts.add(Rule.GPUS, 0 if dps else rest)
+        elif follows:
             dps = [gpus // width] if gpus % width == 0 else []
             cuts.add(Rule.GPUS, 0 if dps else rest)
         else:
@@ -202,8 +206,8 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
             if (counts_blocks and pp * vpp > blocks) or (vpp > 1 and pp == 1):
                 cuts.add(Rule.BLOCKS, len(options) * inner)
                 continue
-            for own in options:
-                sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *own)  # type: ignore[arg-type]
+            for chosen in options:
+                sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *chosen)  # type: ignore[arg-type]
                 if cp == 1 and sizes.cp_balance != v[Axis.CP_BALANCE][0]:
                     cuts.add(Rule.CONTEXT, inner)
                     continue
