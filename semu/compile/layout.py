@@ -27,6 +27,7 @@ from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
 from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.towers import deal_towers
 from semu.parallel.vocabulary import deal_between
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
@@ -353,6 +354,8 @@ def _deal(
         boundaries = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
     if parallel.spreads_vocabulary:
         return deal_between(parallel, weights, boundaries)
+    if parallel.gathers_towers:
+        return deal_towers(parallel, [module.name for module in job.model.modules], counts, weights, boundaries)
     if boundaries is not None:
         ranks = layout.ranks if layout is not None else None
         return deal_chunks(counts, boundaries, parallel.pp, parallel.placement, ranks)
@@ -432,6 +435,8 @@ def _join(
             arrivals = (source,) * num_arriving
         else:
             arrivals = _module_arrivals(module, last_chunk, library, blocks, job)
+        if chunk.gang >= 0 and not chunk.first:  # what is on other ranks comes within the stage
+            arrivals = tuple(s if s >= 0 and chunks[s].rank == chunk.rank else -1 for s in arrivals)
         is_last = chunks[last_chunk[module.name]].first == chunk.first
         has_consumer = not is_last or module.name in consumed
         if chunk.gang >= 0 and not is_last:
@@ -440,7 +445,7 @@ def _join(
             numbers,
             serial=not job.overlaps_tensor_parallel,
             has_consumer=has_consumer,
-            has_producer=not chunk.first or source >= 0,
+            produced=tuple(source >= 0 for source in arrivals),
             borrowed=borrowed_tensors(arrivals, chunk, result),
             exchanges=plans[chunk.index],
         )

@@ -185,6 +185,10 @@ class ModelTracer:
         if job.parallel.spreads_vocabulary:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
+        if job.parallel.gathers_towers:
+            group = self.mesh.worst_tower_group(len(job.model.modules) - 1)
+            options = replace(self.options, gang_group=group, gang_gathers=True)
+            self._traced_as[job.model.modules[-1].name] = options, _both_keys(options)
         self.spread_streams: dict[str, list[str]] = {}
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True

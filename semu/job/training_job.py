@@ -25,6 +25,7 @@ from semu.parallel.fsdp import SECOND_SINCE, Fsdp
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.towers import check_towers
 from semu.parallel.vocabulary import check_vocabulary
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
@@ -78,6 +79,7 @@ class TrainingJob:
         self._check_recompute()
         self._check_virtual_stages()
         check_vocabulary(self.model, self.parallel)
+        check_towers(self.model, self.parallel)
         self._check_layout()
         self._check_fp8_weights()
         self._check_muon()
