@@ -138,7 +138,7 @@ class _Joiner:
             before=saved | ({s for s in gradient_in if s >= 0} if has_consumer else set()),
             after={s for s in gradient_out if s >= 0} | (lent & saved),
             arriving=gradient_in if has_consumer else [],
-            leaving=gradient_out if any(produced) or not produced else [],
+            leaving=gradient_out,
             kept=set(),
         )
         return forward_stage, backward_stage

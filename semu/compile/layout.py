@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from semu import memo
+from semu.compile.arrivals import borrowed_tensors, module_arrivals, source_of
 from semu.compile.chunk import ChunkStages, combined_chunks
 from semu.compile.combined.layers import Hiding, hiding_of
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
@@ -21,7 +22,6 @@ from semu.compile.tracer import Block, HeldParameter, ModelTracer, parameters_on
 from semu.compile.zero_exchange import ExchangePlan
 from semu.compile.zero_exchange_plans import Costs, plan_exchanges
 from semu.job import Fp8Weights, Optimizer, TrainingJob
-from semu.nn.model import ModalityModule
 from semu.nn.module import Parameter
 from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
@@ -430,17 +430,17 @@ def _join(
         own = tuple(blocks[chunk.module][chunk.first : chunk.last])
         numbers = tuple(block.template for block in own)
         num_arriving = len(library.templates[numbers[0]].carry_in)
-        source = _source(chunks, chunk)
+        source = source_of(chunks, chunk)
         if chunk.first:
             arrivals = (source,) * num_arriving
         else:
-            arrivals = _module_arrivals(module, last_chunk, library, blocks, job)
+            arrivals = module_arrivals(module, last_chunk, library, blocks, job)
         if chunk.gang >= 0 and not chunk.first:  # what is on other ranks comes within the stage
             arrivals = tuple(s if s >= 0 and chunks[s].rank == chunk.rank else -1 for s in arrivals)
         is_last = chunks[last_chunk[module.name]].first == chunk.first
         has_consumer = not is_last or module.name in consumed
         if chunk.gang >= 0 and not is_last:
-            has_consumer = any(_source(chunks, other) == chunk.index for other in chunks)
+            has_consumer = any(source_of(chunks, other) == chunk.index for other in chunks)
         forward, backward = joined.stages(
             numbers,
             serial=not job.overlaps_tensor_parallel,
@@ -451,18 +451,6 @@ def _join(
         )
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
     return result
-
-
-def _source(chunks: Sequence[Chunk], chunk: Chunk) -> int:
-    """The chunk whose result a chunk reads within its module; -1: the module's first, or a member of a gang that gets
-    it within the stage from the member that is on the same rank as the chunk before."""
-    if not chunk.first:
-        return -1
-    before = [other for other in chunks[: chunk.index] if other.module == chunk.module and other.last == chunk.first]
-    before = [other for other in before if other.flow == chunk.flow]
-    if len(before) == 1 and chunk.gang < 0:
-        return before[0].index
-    return next((other.index for other in before if other.rank == chunk.rank), -1)
 
 
 def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkStages]:
@@ -476,30 +464,3 @@ def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkS
         )
         for own in stages
     ]
-
-
-def borrowed_tensors(arrivals: Sequence[int], chunk: Chunk, earlier: Sequence[ChunkStages]) -> tuple[bool, ...]:
-    """Per arriving tensor: it comes from a chunk of the same rank that keeps it for its own backward."""
-    result = []
-    for k, source in enumerate(arrivals):
-        if source < 0 or earlier[source].chunk.rank != chunk.rank:
-            result.append(False)
-        else:
-            position = sum(1 for other in arrivals[:k] if other == source)
-            result.append(earlier[source].forward.leaving_kept[position])
-    return tuple(result)
-
-
-def _module_arrivals(
-    module: ModalityModule,
-    last_chunk: dict[str, int],
-    library: TemplateLibrary,
-    blocks: Sequence[Sequence[Block]],
-    job: TrainingJob,
-) -> tuple[int, ...]:
-    arrivals = [-1] * len(module.inputs)
-    names = [m.name for m in job.model.modules]
-    for source in module.sources:
-        last_block = blocks[names.index(source)][-1]
-        arrivals += [last_chunk[source]] * len(library.templates[last_block.template].carry_out)
-    return tuple(arrivals)

@@ -23,9 +23,8 @@ from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
 from semu.parallel.fsdp import SECOND_SINCE, Fsdp
 from semu.parallel.pipeline import nearest_multiple
-from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
-from semu.parallel.towers import check_towers
+from semu.parallel.towers import check_modules_apart, check_towers
 from semu.parallel.vocabulary import check_vocabulary
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
@@ -165,9 +164,7 @@ class TrainingJob:
             stage_boundaries(self.model, layout, self.parallel.pp, self.parallel.vpp)
         parallel = self.parallel
         if parallel.segments != "mixed":
-            names = [module.name for module in self.model.modules]
-            counts = [len(module.blocks()) for module in self.model.modules]
-            check_places(parallel.segments, names, counts, parallel.pp, parallel.vpp, parallel.shares)
+            check_modules_apart(self.model, parallel)
 
     def _check_fp8_weights(self) -> None:
         chosen = self.training.fp8_weights

@@ -15,7 +15,7 @@ from semu.errors import ConfigError
 from semu.nn.model import Model
 from semu.parallel.config import Parallel
 from semu.parallel.pipeline import Chunk, deal_chunks
-from semu.parallel.segments import place_modules
+from semu.parallel.segments import check_places, place_modules
 
 _WHERE = "parallel.loss"
 
@@ -54,6 +54,34 @@ def check_towers(model: Model, parallel: Parallel) -> None:
                 got=getattr(parallel, name),
                 nearest=nearest,
             )
+
+
+def check_modules_apart(model: Model, parallel: Parallel) -> None:
+    """Whether every module has room by itself; what towers' last ranks run together needs none.
+
+    Raises:
+        ConfigError: as ``check_places``.
+    """
+    modules = model.modules[:-1] if parallel.gathers_towers else model.modules
+    counts = [len(module.blocks()) for module in modules]
+    names = [module.name for module in modules]
+    check_places(parallel.segments, names, counts, parallel.pp, parallel.vpp, parallel.shares)
+
+
+def refuse_towers(parallel: Parallel, what: str) -> None:
+    """Refuse what orders every chunk by itself. ``what``: it does.
+
+    Raises:
+        ConfigError: towers run their loss together.
+    """
+    if parallel.gathers_towers:
+        raise ConfigError(
+            f"{what} of a loss on the towers' last ranks is not modelled by this version",
+            where=_WHERE,
+            expected='"head", or a named schedule',
+            got=parallel.loss,
+            nearest="head",
+        )
 
 
 def deal_towers(

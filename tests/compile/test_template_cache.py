@@ -256,6 +256,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "replica_group": CommGroup("replicas", 4, 2),
     "stop_early": True,
     "gang_group": CommGroup("gang", 2, 1),
+    "gang_gathers": True,
     "masking": Masking("document"),
     "eager_modules": True,
     "channels_first": True,

@@ -119,7 +119,7 @@ class Floors:
         rows = np.flatnonzero(training.global_batch % (point.dp * sizes) == 0)
         table = self._table(point)
         costs, cut = table.costs.of_rows(rows), self._cut(point, table)
-        if cut is None or point.placement == "bidirectional":
+        if cut is None or point.placement.endswith("bidirectional"):
             times, memories = costs.all_s[:, -1] / (point.dp * point.pp), np.zeros(len(rows))
         else:
             outer = self._outside(point, table, cut)
@@ -142,7 +142,7 @@ class Floors:
         if key not in self._cuts:
             parallel = self._job.parallel
             self._cuts[key] = None
-            if parallel.partition != "latency":
+            if parallel.partition != "latency" and not (parallel.spreads_vocabulary or parallel.gathers_towers):
                 chunks = _chunks(job_at(self._job, point), table)
                 rank = np.array([chunk.rank for chunk in chunks])
                 offset = np.cumsum([0, *table.blocks_per_module])

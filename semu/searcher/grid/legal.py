@@ -218,17 +218,10 @@ def _ints(values: tuple[int | str, ...]) -> list[int]:
 
 def _misfit(job: TrainingJob, sizes: Point) -> SemuError | None:
     """What is wrong with sizes whatever the batch: they are tried with two microbatches for each pipeline rank."""
-    from semu.parallel.segments import check_places
-
-    pp, vpp = sizes.pp, sizes.vpp
     try:
         parallel = replace(job.parallel, **parallel_of(sizes))
-        training = replace(job.training, micro_batch=1, global_batch=2 * sizes.dp * pp)
+        training = replace(job.training, micro_batch=1, global_batch=2 * sizes.dp * sizes.pp)
         replace(job, parallel=parallel, training=training)
-        if parallel.segments != "mixed":
-            names = [module.name for module in job.model.modules]
-            blocks = [len(module.blocks()) for module in job.model.modules]
-            check_places(parallel.segments, names, blocks, pp, vpp, parallel.shares)
     except ConfigError as error:
         return error
     return None
