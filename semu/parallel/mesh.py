@@ -216,8 +216,8 @@ class Mesh:
         return self._worst_across("vocabulary", [(0, pp) for pp in range(self.parallel.pp)])
 
     def worst_tower_group(self, count: int) -> CommGroup:
-        """So many pipeline ranks of one replica, from the first to the last, evenly apart (where towers end is not known
-        before the model is cut); the group that spans the most nodes."""
+        """So many pipeline ranks of one replica, from the first to the last, evenly apart: where towers end is not
+        known before the model is cut; the group that spans the most nodes."""
         apart = [number * (self.parallel.pp - 1) // (count - 1) for number in range(count)]
         return self._worst_across("towers", [(0, pp) for pp in apart])
 

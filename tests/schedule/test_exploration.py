@@ -16,7 +16,7 @@ from semu.schedule.files import from_csv, to_csv
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES, REGISTRY, schedule_family
 from semu.schedule.rules.priority import Priority
-from semu.schedule.rules.separated import Separated
+from semu.schedule.rules.separation import Separated
 from semu.schedule.rules.traversal import Depth
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape

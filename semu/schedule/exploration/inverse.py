@@ -17,7 +17,7 @@ from semu.schedule.registry import REGISTRY
 from semu.schedule.rules.priority import PREFER, Priority
 from semu.schedule.rules.program import program_text
 from semu.schedule.rules.rule import Rule
-from semu.schedule.rules.separated import Separated
+from semu.schedule.rules.separation import Separated
 from semu.schedule.rules.traversal import Breadth, Depth, Oldest
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape

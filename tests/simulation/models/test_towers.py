@@ -43,7 +43,8 @@ patches_per_image = 49
 
 def job(schedule: str = "1f1b", model: Any = None, **sizes: Any) -> semu.TrainingJob:
     parallel = semu.Parallel(**{"dp": 2, "pp": 4, "segments": "apart", "loss": "towers", **sizes})
-    training = semu.Training(global_batch=32 * parallel.dp, micro_batch=4, schedule=schedule)
+    overlap = semu.Overlap(param_gather=False, pipeline=True)
+    training = semu.Training(global_batch=32 * parallel.dp, micro_batch=4, schedule=schedule, overlap=overlap)
     cluster = semu.Cluster("h100", -(-parallel.num_gpus // 8), min(parallel.num_gpus, 8))
     return semu.TrainingJob(
         model or semu_models.clip_vit_b_32(), cluster, parallel, training, pair_batch(patches_per_image=49)
@@ -72,16 +73,15 @@ def test_stages_run_as_the_slow_reference(schedule: str, sizes: dict[str, Any]) 
         for move, lasts in zip(problem.transfers, latency[problem.num_stages :].tolist(), strict=True)
     }
     assert not {chunk for ends in delays for chunk in ends[:2]} & {*shape.gangs[0]}, "features are gathered, not sent"
-    if checkpoint.job.overlaps_sends:
-        expected = reference_times(
-            order,
-            shape,
-            lambda stage: seconds[stage],
-            lambda source, reader, is_forward, _: delays.get((source, reader, is_forward), 0.0),
-        )
-        found = dict(zip(problem.stages, zip(run.start[0].tolist(), run.end[0].tolist(), strict=False), strict=False))
-        for stage, times in expected.items():
-            assert found[stage] == pytest.approx(times, abs=1e-12), stage
+    expected = reference_times(
+        order,
+        shape,
+        lambda stage: seconds[stage],
+        lambda source, reader, is_forward, _: delays.get((source, reader, is_forward), 0.0),
+    )
+    found = dict(zip(problem.stages, zip(run.start[0].tolist(), run.end[0].tolist(), strict=False), strict=False))
+    for stage, times in expected.items():
+        assert found[stage] == pytest.approx(times, abs=1e-12), stage
     start = dict(zip(problem.stages, run.start[0].tolist(), strict=False))
     for m in range(shape.num_microbatches):
         for phase in (Phase.FORWARD, Phase.BACKWARD):
