@@ -31,7 +31,11 @@ class Cut:
         return f"{self.placement.value}/{self.num_slots}"
 
 
-def cuts_of(num_ranks: int, num_microbatches: int, most_slots: int = 4) -> list[Cut]:
+MOST_SLOTS = 4
+"""Chunks per rank that are tried, of one copy of the model."""
+
+
+def cuts_of(num_ranks: int, num_microbatches: int, most_slots: int = MOST_SLOTS) -> list[Cut]:
     """The cuts that are tried: one chunk per rank, several in turn, a V or a wave, both directions, and a V in both (p and
     m even)."""
     found = [Cut(Placement.ONE_TO_ONE, 1)]
