@@ -16,6 +16,7 @@ from semu.costs.result_cache import ResultCache as ResultCache
 from semu.door.comparing import compare as compare
 from semu.door.contexts import context as context
 from semu.door.contexts import write_permutations as write_permutations
+from semu.door.long_runs import goodput as goodput
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
 from semu.door.simulating import evaluate as evaluate
@@ -97,6 +98,7 @@ __all__ = [
     "context",
     "evaluate",
     "explore_schedules",
+    "goodput",
     "grid",
     "nn",
     "prepare",

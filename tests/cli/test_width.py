@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "lm-7b --cluster h100:1x8 --parallel cp4-tp2 --policies zigzag,lpt,snake --set training.global_batch=2",
         "lm-7b --cp 3",
     ),
+    "goodput": ("lm-7b --mtbf 3h --days 2 --seeds 2 --tokens 1T --gpu-hour-usd 2", "lm-7b --mtbf nan"),
     "compare": ("lm-7b llama3-8b", "lm-7b"),
     "plan": ("lm-7b -o plan.json", "vlm-s --rank 0", "--show plan.json --rank 1", "--verify plan.json"),
     "run": ("nothing.json --demo",),

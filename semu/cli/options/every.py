@@ -16,6 +16,7 @@ from semu.cli.options.completion import COMPLETION
 from semu.cli.options.context import CONTEXT
 from semu.cli.options.doctor import DOCTOR
 from semu.cli.options.exporting import EXPORT
+from semu.cli.options.goodput import GOODPUT
 from semu.cli.options.grid import GRID
 from semu.cli.options.importing import IMPORT
 from semu.cli.options.init import INIT
@@ -52,6 +53,7 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "grid": GRID,
     "what-if": WHAT_IF,
     "context": CONTEXT,
+    "goodput": GOODPUT,
     "compare": COMPARE,
     "plan": PLAN,
     "run": RUN,
