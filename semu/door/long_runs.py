@@ -24,7 +24,7 @@ def failures_of(given: object) -> dict[str, object]:
     as a number of seconds or a text like ``3h``, or the path of a file of events."""
     if isinstance(given, str) and re.fullmatch(r"[^/]*/\s*\d[^/]*", given) and not os.path.exists(given):
         return {"rate": given}
-    if isinstance(given, str) and _TIME.fullmatch(given) or not isinstance(given, str | os.PathLike):
+    if (isinstance(given, str) and _TIME.fullmatch(given)) or not isinstance(given, str | os.PathLike):
         return {"mtbf": given}
     return {"trace": os.fspath(given)}
 

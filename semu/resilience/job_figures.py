@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.cost import collective_latency
 from semu.hardware.network.group import CommGroup
-from semu.hardware.profile import DeviceProfile
 from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.resilience.options import CheckpointOptions
@@ -16,7 +16,7 @@ NODE_GB_PER_S = 1.0
 """What a node writes to storage and reads from it where nobody says [GB/s]: 2 TB/s sustained for 2,048 nodes (Llama 3
 herd of models, 2407.21783 §3.3.1), a default."""
 RESTART_S = 600.0
-"""From a failure until training goes on where nobody says [s]: new processes, communicators, data loaders; a default."""
+"""From a failure until training goes on where nobody says [s]: processes, communicators, data loaders; a default."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ NUM_TIER_COLUMNS = 6
 (
     CLOCK, ALIVE, ACTIVE, IDLE, FREE, RUNNING, CAN_RUN, PHASE, PENDING, ITERATIONS,
     LEFT_DETECT, LEFT_SAVE, LEFT_RECONFIGURE, LEFT_COPY, LEFT_LOAD, MUST_LOAD, SAVING, SAVING_TIER,
-    NOW_ITERATION, NOW_REDUNDANT, FAILURES, INTERRUPTIONS, CHANGES, SAVES, FROM_START, LOGGED, GPUS_PER_NODE, MOST, RANKS,
+    NOW_ITERATION, NOW_REDUNDANT, FAILURES, INTERRUPTIONS, CHANGES, SAVES, FROM_START, LOGGED, GPUS_PER_NODE, MOST,
+    RANKS,
 ) = range(29)  # fmt: skip
 NUM_STATE = 29
 # columns of ``tier_state``
@@ -70,8 +71,8 @@ def _pass_time(state: I64, account: I64, time: int, what: int) -> None:
 def _interval(tiers: I64, tier: int, iteration: int) -> int:
     """Iterations between two saves."""
     if tiers[tier, EVERY_ITERATIONS] > 0:
-        return tiers[tier, EVERY_ITERATIONS]
-    return max(1, (2 * tiers[tier, EVERY] + iteration) // (2 * iteration))
+        return int(tiers[tier, EVERY_ITERATIONS])
+    return max(1, int((2 * tiers[tier, EVERY] + iteration) // (2 * iteration)))
 
 
 @part
@@ -274,7 +275,7 @@ def _holds(world: Group, tiers: I64, tier: int, rank: int) -> bool:
     ranks = state[RANKS]
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
     since = tier_state[tier, DURABLE_AT]
-    return ranks > 2 and failed_at[after] < since and failed_at[before] < since
+    return bool(ranks > 2 and failed_at[after] < since and failed_at[before] < since)
 
 
 @part
@@ -403,7 +404,7 @@ def run_events(world: Group, rows: I64, tiers: I64, events: I64, until: int) -> 
         rows, tiers: as above. events: int64[num_events, 4]: time [us], node, FAIL or JOIN, notice [us]; in order of
             time, none of them before the clock. until: not before the last event [us].
     """
-    state, status = world[1], world[4]
+    status = world[4]
     for k in range(len(events)):
         time, node, kind, notice = events[k, 0], events[k, 1], events[k, 2], events[k, 3]
         if kind == FAIL and notice > 0 and status[node] == IN_USE:

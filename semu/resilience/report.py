@@ -31,7 +31,8 @@ class StrategyResult:
     """A strategy's runs.
 
     Attributes:
-        name, title: of the strategy. nodes: of its cluster, spares too; job_nodes: of the job. iteration_s: of the job without failures [s].
+        name, title: of the strategy. nodes: of its cluster, spares too; job_nodes: of the job.
+        iteration_s: of the job without failures [s].
         job_gpus: of the job. tokens: of an iteration. outcomes: by seed. settings: what it chose.
         refusal: why it cannot run this job; then there are no outcomes.
     """
@@ -188,8 +189,7 @@ class GoodputReport(Tabular):
             "mtbf_s": self.mtbf_s if math.isfinite(self.mtbf_s) else None,
             "best": self.best.name,
             "strategies": [
-                one.to_json()
-                | ({} if self.tokens is None else {"budget": one.budget(self.tokens, self.gpu_hour_usd)})
+                one.to_json() | ({} if self.tokens is None else {"budget": one.budget(self.tokens, self.gpu_hour_usd)})
                 for one in self.strategies
             ],
             "helps": [vars(one) for one in self.helps],
@@ -199,10 +199,15 @@ class GoodputReport(Tabular):
     def __repr__(self) -> str:
         ran = [one for one in self.strategies if one.outcomes]
         columns = [self._columns(one) for one in ran]
-        heads = [head for head in columns[0] if any(found[head] not in ("0.0%", "-") for found in columns)] if ran else []
+        heads = (
+            [head for head in columns[0] if any(found[head] not in ("0.0%", "-") for found in columns)] if ran else []
+        )
         if ran and all(one.gpus == one.job_gpus for one in ran):
             heads.remove("per GPU")
-        rows = [["strategy", *heads], *([one.name, *map(found.get, heads)] for one, found in zip(ran, columns, strict=True))]
+        rows = [
+            ["strategy", *heads],
+            *([one.name, *(found[head] for head in heads)] for one, found in zip(ran, columns, strict=True)),
+        ]
         mtbf = f"one every {_time(self.mtbf_s)}" if math.isfinite(self.mtbf_s) else "none"
         runs = "1 run" if self.seeds == 1 else f"{self.seeds} runs"
         lines = [f"{self.title}: {self.days:g} days, {runs}", f"failures: {self.failures} ({mtbf})", ""]

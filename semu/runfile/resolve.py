@@ -168,7 +168,7 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
         "training": options_table(Training(), "training"),
         "overlap": options_table(Overlap(), "overlap"),
         "batch": {},
-        **dict.fromkeys(_ASKED, {}),
+        **{name: {} for name in _ASKED},
     }
     del defaults["training"]["global_batch"]
     defaults["parallel"]["dp"] = _replicas(defaults, config)

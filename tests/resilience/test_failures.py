@@ -68,7 +68,9 @@ def written(path: Path, text: str) -> str:
 
 
 def test_own_form(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", "time_s,node,event,notice_s\n# first\n10.5,1,fail,30\n20,1,join,\n20,0,preempt\n")
+    path = written(
+        tmp_path / "a.csv", "time_s,node,event,notice_s\n# first\n10.5,1,fail,30\n20,1,join,\n20,0,preempt\n"
+    )
     assert read_events(path, 2).rows.tolist() == [
         [10_500_000, 1, FAIL, 30_000_000],
         [20_000_000, 1, JOIN, 0],

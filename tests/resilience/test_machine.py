@@ -136,7 +136,9 @@ def test_reference_point(save: float, best: float, goodput: float) -> None:
 
 
 @pytest.mark.parametrize("work", [60.0, 300.0, 2000.0])
-@pytest.mark.parametrize(("save", "restart", "mtbf"), [(10.0, 600.0, 11134.0), (60.0, 100.0, 1500.0), (5.0, 0.0, 300.0)])
+@pytest.mark.parametrize(
+    ("save", "restart", "mtbf"), [(10.0, 600.0, 11134.0), (60.0, 100.0, 1500.0), (5.0, 0.0, 300.0)]
+)
 def test_closed_form(work: float, save: float, restart: float, mtbf: float) -> None:
     """E = e^(R/M) (e^((W + C)/M) - 1) M, within 1 % or what the drawn failures leave open."""
     found = goodput_of(1.0, mtbf, Tier(work, save, 0.0, 0.0), Conduct(1.0, 4, reconfigure_s=restart), days=540.0)
@@ -183,7 +185,7 @@ def test_asynchronous_saves() -> None:
 
 
 def test_memory_of_a_peer() -> None:
-    """One node's failure leaves its peer's copy; two neighbours' leave storage, two that are no neighbours the copies."""
+    """One node's failure leaves its peer's copy; two neighbours' leave storage, two apart the copies."""
     conducts = fixed(4, iteration_s=1.0, reconfigure_s=1.0)
     memory = Tier(0.0, 0.0, 0.0, 0.0, is_memory=True, every_iterations=1)
     storage = Tier(0.0, 0.0, 0.0, 5.0, every_iterations=4)

@@ -24,8 +24,9 @@ class RunCurve:
     """A run of a strategy over time.
 
     Attributes:
-        name: of the strategy. days: float64[n + 1], edges of windows [d]. speed: float64[n], progress in each, over that
-            of the job without failures. nodes: int64[n], nodes alive at the end of each.
+        name: of the strategy. days: float64[n + 1], edges of windows [d].
+        speed: float64[n], progress in each, over that of the job without failures.
+        nodes: int64[n], nodes alive at the end of each.
     """
 
     name: str

@@ -80,15 +80,13 @@ def _renewals(
     return (np.concatenate(found_times) * US_PER_S).astype(np.int64), np.concatenate(found).astype(np.int64)
 
 
-def _with_repairs(
-    times: NDArray[np.int64], nodes: NDArray[np.int64], source: DrawnFailures, end_us: int
-) -> NodeEvents:
+def _with_repairs(times: NDArray[np.int64], nodes: NDArray[np.int64], source: DrawnFailures, end_us: int) -> NodeEvents:
     """Failures with the notice and the repair of each; those of nodes that are down are left out."""
     notice = to_us(source.notice_s)
     count = len(times)
-    failures = np.stack(
-        (times, nodes, np.full(count, NodeChange.FAIL.value), np.full(count, notice)), axis=1
-    ).astype(np.int64)
+    failures = np.stack((times, nodes, np.full(count, NodeChange.FAIL.value), np.full(count, notice)), axis=1).astype(
+        np.int64
+    )
     if source.repair_s == 0.0:
         rows = np.repeat(failures, 2, axis=0)
         rows[1::2, 2], rows[1::2, 3] = NodeChange.JOIN.value, 0

@@ -64,7 +64,7 @@ def read_events(path: str | os.PathLike[str], nodes: int) -> NodeEvents:
     raise ConfigError(
         "not a trace of nodes",
         where=f"{path}:1",
-        expected="a first line time_s,node,event,notice_s or timestamp,count or hours,count, or sacct's JobID|State|...",
+        expected="a first line time_s,node,event,notice_s, timestamp,count, hours,count or JobID|State|Start|End",
         got=first,
     )
 

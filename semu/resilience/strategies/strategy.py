@@ -82,7 +82,11 @@ class Strategy(ABC):
         found: dict[str, float] = {}
         for tier in self.tiers():
             where = "memory" if tier.is_memory else "storage"
-            found |= {f"{where}_every_s": tier.every_s, f"{where}_stall_s": tier.stall_s, f"{where}_load_s": tier.load_s}
+            found |= {
+                f"{where}_every_s": tier.every_s,
+                f"{where}_stall_s": tier.stall_s,
+                f"{where}_load_s": tier.load_s,
+            }
         return found
 
     def table(self) -> NDArray[np.int64]:

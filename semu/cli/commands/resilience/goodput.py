@@ -44,7 +44,9 @@ def goodput_command(arguments: argparse.Namespace) -> int:
         say_notes(run)
         tokens = None if arguments.tokens is None else read_tokens(arguments.tokens, where="--tokens")
         changes = {key: getattr(arguments, option) for key, option in _KEYS.items()}
-        given = {f"resilience.{key}": f"--{_KEYS[key].replace('_', '-')}" for key in changes if changes[key] is not None}
+        given = {
+            f"resilience.{key}": f"--{_KEYS[key].replace('_', '-')}" for key in changes if changes[key] is not None
+        }
         if arguments.strategy is not None:
             given["resilience.strategies"] = "--strategy"
         with replace(run.places, flags=run.places.flags | given).located():

@@ -1,4 +1,4 @@
-"""Options of ``semu goodput``."""
+"""Options of the commands about long runs: ``semu goodput``."""
 
 from __future__ import annotations
 
