@@ -296,7 +296,7 @@ def build_layout(
 
     Args:
         job: the job.
-        weigh: weight of each template for balancing by latency; called only where ``parallel.partition`` asks.
+        weigh: weight of each template for balancing by simulated times; called only where ``parallel.partition`` asks.
         check: told which streams every module reads that spreads its items over groups of ranks.
     """
     mesh = Mesh(job.parallel, job.cluster)
@@ -343,7 +343,7 @@ def _deal(
     flat = [block for group in blocks for block in group]
     counts = [len(group) for group in blocks]
     parallel, layout = job.parallel, job.parallel.stage_layout
-    if layout is None and parallel.partition == "latency":
+    if parallel.cuts_by_time:
         by_template = weigh(library)
         weights = [by_template[block.template] for block in flat]
     else:

@@ -157,7 +157,7 @@ def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:
     no ``trace_key``."""
     parallel = job.parallel
     training = job.training
-    if parallel.zero > 1 or parallel.partition == "latency" or training.recompute_layers is not None:
+    if parallel.zero > 1 or parallel.cuts_by_time or training.recompute_layers is not None:
         return None
     if "weights" in (training.offload or ()):
         return None

@@ -15,6 +15,7 @@ from semu.parallel.axes import ParallelSizes
 from semu.parallel.context import Balance, check_balance, check_exchange, sequence_parts
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
+from semu.parallel.pipeline import PARTITIONS, TIMED_PARTITIONS
 from semu.parallel.segments import check_segments
 
 PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
@@ -70,8 +71,10 @@ class Parallel(ParallelSizes):
         sequence_parallel: shard activations over the sequence between tensor-parallel regions (2205.05198).
         zero: 0 replicates the optimizer, 1 shards it over dp (Megatron's distributed optimizer), 2 | 3 shard
             gradients | parameters too; experts over the ranks that hold the same ones.
-        partition: how layers are cut into pipeline stages: balanced by ``"parameters"`` or ``"latency"``, or evenly by
-            ``"layers"``, the embedding with the first and the head with the last of them (Megatron-LM's default).
+        partition: how layers are cut into pipeline stages: balanced by ``"parameters"``; by ``"latency"``, simulated
+            forward plus backward, which knows what is frozen; by ``"forward"``, simulated forward alone, as tools do
+            that take a backward for a fixed multiple of it; or evenly by ``"layers"``, the embedding with the first and
+            the head with the last of them (Megatron-LM's default).
         zero_group: ZeRO-1 shards the optimizer, ZeRO-3 the parameters too, within groups of so many consecutive dp
             ranks, all their context ranks among them; gradients are all-reduced across the groups (Megatron-LM's
             distributed-optimizer instances; HSDP); None: one group of all dp ranks.
@@ -140,8 +143,7 @@ class Parallel(ParallelSizes):
         for name in ("sequence_parallel", "reshard_after_forward"):
             check_switch(getattr(self, name), f"parallel.{name}")
         self._check_zero_group()
-        cuts = ("parameters", "latency", "layers")
-        check_word(self.partition, cuts, "way to cut layers into stages", "parallel.partition")
+        check_word(self.partition, PARTITIONS, "way to cut layers into stages", "parallel.partition")
         check_word(self.rank_order, (DATA_FIRST, PIPELINE_FIRST), "order of ranks", "parallel.rank_order")
         self._check_placement()
         if self.layout is not None:
@@ -241,9 +243,9 @@ class Parallel(ParallelSizes):
         if layout == PipelineLayout():
             object.__setattr__(self, "layout", None)
             return
-        if self.partition == "latency":
+        if self.partition in TIMED_PARTITIONS:
             raise ConfigError(
-                "a layout leaves nothing to balance by latency",
+                f"a layout leaves nothing to balance by {self.partition}",
                 where="parallel.partition",
                 expected="no partition beside [parallel.layout]",
                 got=self.partition,
@@ -310,6 +312,11 @@ class Parallel(ParallelSizes):
         if self.layout is None and self.partition == "layers":
             return PipelineLayout()
         return self.layout
+
+    @property
+    def cuts_by_time(self) -> bool:
+        """Whether the stages depend on simulated times."""
+        return self.layout is None and self.partition in TIMED_PARTITIONS
 
     @property
     def spreads_vocabulary(self) -> bool:

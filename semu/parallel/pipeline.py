@@ -1,4 +1,4 @@
-"""Cutting a model into pipeline stages: contiguous groups of blocks, balanced by parameters or by latency."""
+"""Cutting a model into pipeline stages: contiguous groups of blocks, balanced by parameters or by simulated times."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ConfigError
+
+PARTITIONS = ("parameters", "latency", "forward", "layers")
+"""What stages are balanced by; the first is the default."""
+TIMED_PARTITIONS = ("latency", "forward")
+"""Those of simulated times: forward plus backward as autograd has it (aware of what is frozen), or forward alone, which
+every tool that takes backward for a fixed multiple of forward balances."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
     Raises:
         ConfigError: fewer blocks than parts, or no parts.
     Source:
-        Linear partition problem, exact by dynamic programming, O(num_parts x blocks^2); DIP §2.2 enumerates instead.
+        Linear partition problem, exact by dynamic programming, O(num_parts x blocks^2): Cornstarch eq. 3.5, which says
+        nothing of equals; DIP §2.2 enumerates instead.
     """
     n = len(weights)
     if num_parts < 1:

@@ -49,7 +49,7 @@ def check_segments(kind: object, shares: object, *, vpp: int, has_layout: bool, 
         raise ConfigError(
             f"modules that are {kind} are cut by weight, and the layers are laid out already",
             where="parallel.layout" if has_layout else "parallel.partition",
-            expected="no layout, or segments = mixed" if has_layout else "'parameters' or 'latency'",
+            expected="no layout, or segments = mixed" if has_layout else "parameters, latency or forward",
             got="a layout" if has_layout else partition_by,
             nearest=None if has_layout else "parameters",
         )

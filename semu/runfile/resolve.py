@@ -79,11 +79,14 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     return run
 
 
-def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | None = None) -> RunConfig:
+def resolve_tables(
+    config: Mapping[str, Any], places: Places, setup: Setup | None = None, *, shares_model: bool = False
+) -> RunConfig:
     """Check tables and fill in defaults.
 
     Args:
         config: tables of a run file. places: where they came from. setup: the setup they were, if they were one.
+        shares_model: as ``build_with_reading``'s ``is_shared``.
     Raises:
         ConfigError: as ``load_run``.
     """
@@ -100,7 +103,7 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     notes.append(_set_global_batch(resolved, places, setup))
     with places.located():
         notes += _pad_named(resolved)
-        model, read, told = build_with_reading(resolved)
+        model, read, told = build_with_reading(resolved, is_shared=shares_model)
         notes += told
         notes += keep_heads_whole(resolved, model)
         notes.append(_set_kind(resolved, model))

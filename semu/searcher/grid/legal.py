@@ -29,6 +29,7 @@ class Rule(StrEnum):
     BLOCKS = "blocks"
     SIZES = "sizes"
     CONTEXT = "context"
+    PIPELINE = "pipeline"
     BATCH = "batch"
     FRAMEWORK = "framework"
     GROUPS = "groups"
@@ -43,6 +44,7 @@ SENTENCES = {
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
     Rule.CONTEXT: "without context ranks all their policies are one",
+    Rule.PIPELINE: "without a pipeline all cuts into stages are one",
     Rule.BATCH: "the global batch does not divide by dp x micro_batch",
     Rule.FRAMEWORK: "the framework cannot run it",
     Rule.GROUPS: "interleaving needs a multiple of pp microbatches",
@@ -204,6 +206,9 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *own)  # type: ignore[arg-type]
                 if cp == 1 and sizes.cp_balance != v[Axis.CP_BALANCE][0]:
                     cuts.add(Rule.CONTEXT, inner)
+                    continue
+                if pp == 1 and sizes.partition != v[Axis.PARTITION][0]:
+                    cuts.add(Rule.PIPELINE, inner)
                     continue
                 error = _misfit(job, sizes)
                 if error is not None:

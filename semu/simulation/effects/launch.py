@@ -167,13 +167,10 @@ def _issued(
     return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
 
 
-def _reads_counts(insides: StageInsides, unit: int) -> bool:
-    """Whether a stage routes tokens: how many go where, its host reads back before it launches what follows."""
-    operators = insides.layout.library.operators
-    return any(
-        operators[row].kind is OpKind.TOP_K and operators[row].phase in (Phase.FORWARD, Phase.RECOMPUTE)
-        for row in insides.of(unit).program.rows.tolist()
-    )
+def _reads_counts(insides: StageInsides, unit: int, is_routing: NDArray[np.bool_]) -> bool:
+    """Whether a stage routes tokens: how many go where, its host reads back before it launches what follows.
+    ``is_routing``: bool[num_operators] of the library."""
+    return bool(is_routing[insides.of(unit).program.rows].any())
 
 
 def _synchronising(
@@ -185,7 +182,10 @@ def _synchronising(
     waits_for_sends = not job.overlaps_sends or job.training.launch_blocking
     waits = np.zeros(nodes.num_units, dtype=np.bool_)
     if job.has_bound_mixture:
-        waits[[unit for unit in np.flatnonzero(host >= 0).tolist() if _reads_counts(insides, unit)]] = True
+        passes = (Phase.FORWARD, Phase.RECOMPUTE)
+        every = insides.layout.library.operators
+        is_routing = np.array([op.kind is OpKind.TOP_K and op.phase in passes for op in every], dtype=np.bool_)
+        waits[[unit for unit in np.flatnonzero(host >= 0).tolist() if _reads_counts(insides, unit, is_routing)]] = True
     elif not waits_for_sends:
         return np.zeros((0, 2), dtype=np.int64)
     given = np.stack((nodes.edges.source, nodes.edges.target), axis=1)

@@ -100,6 +100,17 @@ def test_values_of_axes_that_a_job_may_have() -> None:
     assert set(values[Axis.CP_BALANCE]) == {policy.value for policy in Balance}
 
 
+def test_without_a_pipeline_all_cuts_are_one() -> None:
+    job = vision()
+    found = legal_points(job, Space.of(job, {"partition": ("parameters", "latency"), "pp": (1, 2)}, {"micro_batch": 1}))
+    assert {(point.pp, point.partition) for point in found.points} == {
+        (1, "parameters"),
+        (2, "parameters"),
+        (2, "latency"),
+    }
+    assert {cut.rule: cut.count for cut in found.cuts}[Rule.PIPELINE] == 1
+
+
 def test_other_numbers_of_gpus() -> None:
     job = dense()
     assert with_gpus(job, 4).cluster.label() == "h800:1x4"
