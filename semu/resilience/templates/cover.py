@@ -1,7 +1,7 @@
 """Which sizes of templates cover every number of nodes that failures may leave.
 
-Source: Oobleck (2309.08125 §4.1.1, appendix A). Its equation A.2 lacks a factor n0, and its condition p > n0 - 1 is more
-than is needed: with at least f + 1 pipelines, consecutive sizes n0 .. n_max cover every N' >= (f + 1) n0 if and only if
+Source: Oobleck (2309.08125 §4.1.1, appendix A). Its equation A.2 lacks a factor n0, and its condition p > n0 - 1 is
+more than is needed: with at least f + 1 pipelines, consecutive sizes n0 .. n_max cover every N' >= (f + 1) n0 if and only if
 n_max >= n0 + ceil((n0 - 1) / (f + 1)).
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 def least_largest(smallest: int, faults: int) -> int:
     """The least n_max that covers every number of nodes from (f + 1) n0 on.
 
-    k pipelines hold from k n0 to k n_max nodes; the gap between k and k + 1 of them closes if k n_max >= (k + 1) n0 - 1,
-    first of all for k = f + 1.
+    k pipelines hold from k n0 to k n_max nodes; the gap between k and k + 1 of them closes if
+    k n_max >= (k + 1) n0 - 1, last of all for k = f + 1.
 
     Args:
         smallest: n0, nodes of the smallest template. faults: f, failures at once.

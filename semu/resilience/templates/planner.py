@@ -1,7 +1,7 @@
 """``cut_pipeline``: the cut of layers and GPUs with the least iteration time, exactly.
 
-With stages of times t_0 .. t_{S-1} (forward and backward of a microbatch) and the slowest stage k*, Oobleck's time of N_b
-microbatches is
+With stages of times t_0 .. t_{S-1} (forward and backward of a microbatch) and the slowest stage k*, Oobleck's time of
+N_b microbatches is
 
     T = T1 + T2 + T3 = sum t_k + (N_b - S + k* - 1) t_k* + sum_{k >= k*} t_k .
 

@@ -211,14 +211,14 @@ class TemplateSet(Tabular):
         }
 
     def __repr__(self) -> str:
-        first, last = self.templates[0].nodes, self.templates[-1].nodes
+        first, last, fewest = self.templates[0].nodes, self.templates[-1].nodes, self.fewest_nodes
         rows = [["nodes", "stages", "a microbatch", "fill", "layers x GPUs of each stage"]]
         for one in self.templates:
             period, fill = format_time(one.speed.period_s), format_time(one.speed.fill_s)
             rows.append([str(one.nodes), str(len(one.stages)), period, fill, one.text()])
         lines = [
             f"{self.title}: pipeline templates of {first} to {last} nodes",
-            f"{self.faults} failures at once of {self.nodes} nodes; any number from {self.fewest_nodes} nodes on is used",
+            f"{self.faults} failures at once of {self.nodes} nodes; any number from {fewest} nodes on is used",
             "",
             *fit_columns(rows, [True, True, True, True, False]),
         ]
