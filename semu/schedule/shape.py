@@ -202,8 +202,8 @@ class PipelineShape:
 
     @cached_property
     def is_cut(self) -> bool:
-        """Whether any module cuts a microbatch, or has nothing to do for one."""
-        return any(split > 1 for split in self.chunk_split) or bool(self.part_counts)
+        """Whether any module cuts a microbatch, has nothing to do for one, or is read by other microbatches."""
+        return any(split > 1 for split in self.chunk_split) or bool(self.part_counts or self.reads)
 
     def every_part(self, chunk: int) -> list[int]:
         """Numbers of all of a chunk's stages of one phase, in order."""
