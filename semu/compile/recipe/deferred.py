@@ -4,18 +4,15 @@ and ``StagePlan.items``."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.recipe.cut_module import CutModule
 from semu.errors import ScheduleError
 from semu.nn.model import Model
 from semu.schedule.stage_plan import Items, Parts, Reads
 from semu.workload.batch import Microbatch
-
-if TYPE_CHECKING:
-    from semu.compile.recipe.sub_microbatches import CutModule
 
 I64 = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
-from semu.searcher.assignment.deferring import deferring, deferring_plan, item_streams, parts_of
+from semu.searcher.assignment.deferring import deferring_job, deferring_plan, item_streams, parts_of
 from semu.searcher.assignment.pipeline import Pipelines
 from semu.searcher.assignment.problem import TICK_S, AssignmentProblem, Dealt
 from semu.simulation.checkpoint import JobCheckpoint
@@ -159,7 +159,7 @@ class Assignment:
         if not self.defers:
             return prepared_with(self.job, self.batch.items, count)
         plan = deferring_plan(self._item_counts, count)
-        return deferring(self.job, self.batch.items, plan, self.pipelines.base(count), count)
+        return deferring_job(self.job, self.batch.items, plan, self.pipelines.base(count), count)
 
     @property
     def assigned_job(self) -> TrainingJob:

@@ -64,7 +64,7 @@ def item_streams(job: TrainingJob) -> dict[str, str]:
     return found
 
 
-def deferring(
+def deferring_job(
     job: TrainingJob, items: Sequence[Microbatch], plan: StagePlan, base: JobCheckpoint, count: int
 ) -> JobCheckpoint:
     """The job under a plan that defers, prepared.

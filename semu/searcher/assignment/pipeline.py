@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from semu.engine.unit_graph import Edges, UnitGraph
 from semu.job import TrainingJob
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
-from semu.searcher.assignment.deferring import deferring, deferring_plan, item_streams, parts_of
+from semu.searcher.assignment.deferring import deferring_job, deferring_plan, item_streams, parts_of
 from semu.searcher.assignment.problem import Dealt
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.pipeline import unit_graph
@@ -130,7 +130,7 @@ class Pipelines:
             ]
             for module, stream in item_streams(self._job).items()
         }
-        return deferring(self._job, items, deferring_plan(cut, count), self.base(count), count)
+        return deferring_job(self._job, items, deferring_plan(cut, count), self.base(count), count)
 
     def seconds(self, dealt: Dealt, features: I64) -> F64:
         """End of every replica's last stage: float64[dp] [s]. ``features``: of every sample."""
