@@ -1,8 +1,8 @@
 """Which sizes of templates cover every number of nodes that failures may leave.
 
 Source: Oobleck (2309.08125 §4.1.1, appendix A). Its equation A.2 lacks a factor n0, and its condition p > n0 - 1 is
-more than is needed: with at least f + 1 pipelines, consecutive sizes n0 .. n_max cover every N' >= (f + 1) n0 if and only if
-n_max >= n0 + ceil((n0 - 1) / (f + 1)).
+more than is needed: with at least f + 1 pipelines, consecutive sizes n0 .. n_max cover every N' >= (f + 1) n0 if and
+only if n_max >= n0 + ceil((n0 - 1) / (f + 1)).
 """
 
 from __future__ import annotations
