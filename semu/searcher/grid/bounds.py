@@ -228,7 +228,8 @@ class Floors:
             counts: int64[num_sizes], microbatches of a replica.
         """
         family = ALL_SCHEDULES[point.schedule]
-        if not self._knows_static or not family.is_bounded or point.placement != "circular" or point.zero >= 2:
+        is_known = self._is_chain and family.is_bounded and point.placement == "circular" and point.zero < 2
+        if not self._knows_static or not is_known:
             return np.full(len(counts), outer.static.max())
         p, v, m = point.pp, point.vpp, counts[:, np.newaxis]
         steps = np.array([family.activations(p, count, v) for count in counts.tolist()], dtype=np.int64)[:, cut.rank]
@@ -285,4 +286,6 @@ def _chunks(job: TrainingJob, table: BlockTable) -> list[Chunk]:
         parallel.vpp,
         parallel.placement,
         parallel.shares,
+        [module.sources for module in job.model.modules],
+        job.model.encoders,
     )

@@ -233,7 +233,7 @@ def _misfit(job: TrainingJob, sizes: Point) -> SemuError | None:
         if parallel.segments != "mixed":
             names = [module.name for module in job.model.modules]
             blocks = [len(module.blocks()) for module in job.model.modules]
-            check_places(parallel.segments, names, blocks, pp, vpp, parallel.shares)
+            check_places(parallel.segments, names, blocks, pp, vpp, parallel.shares, job.model.encoders)
     except ConfigError as error:
         return error
     return None

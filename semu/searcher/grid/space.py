@@ -236,6 +236,9 @@ def every_value(axis: Axis, job: TrainingJob) -> tuple[Value, ...]:
     words = _words(axis)
     if axis is Axis.SEGMENTS and len(job.model.modules) == 1:
         return (own_value(axis, job),)
+    if axis is Axis.SEGMENTS:  # encoders that share ranks with one another, or with the others
+        fewest = {"colocated": 2, "replicated": 1}
+        return tuple(word for word in SEGMENTS if len(job.model.encoders) >= fewest.get(word, 0))
     if words is not None:
         return tuple(words)
     if axis is Axis.ATTENTION_SPLIT:

@@ -96,7 +96,12 @@ def test_values_of_axes_that_a_job_may_have() -> None:
     values = Space.of(documents(), ("attention_split", "segments", "cp_balance")).values
     assert values[Axis.ATTENTION_SPLIT] == (0, 2, 4, 8)
     assert values[Axis.SEGMENTS] == ("mixed",)
-    assert Space.of(vision(), ("segments",)).values[Axis.SEGMENTS] == ("mixed", "separated", "apart")
+    assert Space.of(vision(), ("segments",)).values[Axis.SEGMENTS] == (
+        "mixed",
+        "separated",
+        "apart",
+        "replicated",
+    )
     assert set(values[Axis.CP_BALANCE]) == {policy.value for policy in Balance}
 
 
