@@ -97,7 +97,8 @@ def _by_template(prepared: JobCheckpoint) -> tuple[list[float], list[NDArray[np.
     distinct microbatch: float64[num_shapes] [bytes]."""
     layout, evaluation = prepared.layout, prepared.evaluation
     serial = not layout.job.overlaps_tensor_parallel
-    seconds = template_latencies(layout.library, evaluation.shapes, evaluation.by_shape.model, serial=serial)
+    model, parallel = evaluation.by_shape.model, layout.job.parallel
+    seconds = template_latencies(layout.library, evaluation.shapes, model, parallel=parallel, serial=serial)
     streams = stream_names(layout.library)
     kept = [np.zeros(evaluation.num_shapes) for _ in layout.library.templates]
     for number in range(len(kept)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from semu import memo
 from semu.compile.layout import build_layout
@@ -20,6 +21,7 @@ from semu.costs.evaluation import (
     evaluate,
     template_latencies,
 )
+from semu.costs.exchanges import fastest_exchanges
 from semu.costs.phases import check_split
 from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
@@ -27,6 +29,7 @@ from semu.costs.roofline import LatencyRules
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn.streams import derived_in
+from semu.nn.trace.sharding import ContextKind
 from semu.nn.window import Window, windows_in
 from semu.schedule.stage_plan import StagePlan, first_difference
 from semu.schedule.units import Merged, units_of
@@ -100,13 +103,16 @@ def prepare(
     if plan is not None:
         cutting = cut_batch(job.model, plan, microbatches, parallel.replicas)
 
-    def _shapes_of(library: TemplateLibrary) -> BatchShapes:
+    def _shapes_of(library: TemplateLibrary, chosen: Sequence[ContextKind] = ()) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
-        ranked = Ranked.of(job, library.symbols)
+        ranked = Ranked.of(job, library.symbols, chosen)
         return _shapes_with(windows, derived, ranked) if windows or derived or ranked is not None else plain
 
     def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
         """With those of sub-microbatches."""
+        if not cutting.modules and parallel.context_kind is ContextKind.AUTO and parallel.cp > 1:
+            model = cost_model_of(library, job.profile, latency_rules)
+            return _shapes_of(library, fastest_exchanges(layout, model, partial(_shapes_of, library), count))
         if not cutting.modules:
             return _shapes_of(library)
         refuse_ranked(job, library.symbols)
@@ -119,8 +125,9 @@ def prepare(
         job,
         lambda library: template_latencies(
             library,
-            _shapes_of(library),
+            _shapes_of(library, [ContextKind.NEEDED] * count),
             cost_model_of(library, job.profile, latency_rules),
+            parallel=parallel,
             serial=serial,
             cache=results,
         ),

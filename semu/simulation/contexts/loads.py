@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import stages_of_chunk
-from semu.costs.ranked import RankedCosts, exchange_of
+from semu.costs.ranked import RankedCosts, is_context
 from semu.graph.dim import symbols_of
 from semu.hardware.kinds import OpKind
 
@@ -45,8 +45,7 @@ class Loads:
             for op in library.operators
         ]
         rows = np.array(is_over_text) & (calls > 0)
-        exchange = [exchange_of(*of) for of in zip(library.operators, library.groups, strict=True)]
-        sent = (np.array(exchange) > 0) & (calls > 0)
+        sent = np.array([is_context(group) for group in library.groups], np.bool_) & (calls > 0)
         latency = by_shape.on_ranks if isinstance(by_shape, RankedCosts) else by_shape.latency[None]
         attention = latency[:, :, rows] @ calls[rows]
         wire = calls[sent] @ by_shape.columns.net_bytes[sent]
