@@ -31,7 +31,7 @@ POLICIES = {
     Balance.SNAKE: "blocks by falling work, dealt to and fro (PyTorch's PTRR)",
     Balance.RANDOM: "blocks in a drawn order, dealt",
     Balance.LOCAL: "blocks where most of what they read is: few keys leave their rank, and no rank has more than"
-    " 1 + parallel.cp_slack times the mean work, or than lpt leaves (DCP, SOSP '25)",
+    " 1 + parallel.cp_slack times the mean work and tokens, or than lpt leaves (DCP, SOSP '25)",
 }
 """The policies, in words."""
 
@@ -144,10 +144,10 @@ def deal_blocks(policy: Balance, weight: IntArray, num_ranks: int) -> NDArray[np
 def deal_near(
     weight: IntArray, ptr: IntArray, block: NDArray[np.int32], size: IntArray, num_ranks: int, slack: float
 ) -> NDArray[np.int32]:
-    """The rank of every block such that few keys leave their rank, within a limit on the work of a rank.
+    """The rank of every block such that few keys leave their rank, within limits on a rank's work and tokens.
 
     Blocks are moved one by one, and, where they are few, swapped, from two starts: as LPT deals them, and in stretches
-    of equal work. The limit is (1 + slack) times the mean work, or what LPT leaves on the busiest rank.
+    of equal work. The limits are (1 + slack) times the mean, or what LPT leaves on the fullest rank.
 
     Args:
         weight: int64[num_blocks], work >= 0. ptr, block: what every block reads, see ``reads_of_blocks``.
@@ -158,14 +158,15 @@ def deal_near(
     from semu.masks.kernels import bring_near
 
     dealt = deal_blocks(Balance.LPT, weight, num_ranks)
-    most = int(np.bincount(dealt, weights=weight, minlength=num_ranks).max())
-    limit = max(most, int(weight.sum() * (1.0 + slack) / num_ranks))
+    both = np.stack((weight * int(size.sum()), size * int(weight.sum())), axis=1)  # alike in sum
+    most = [np.bincount(dealt, weights=column, minlength=num_ranks).max() for column in both.T]
+    limit = np.maximum(np.array(most, np.int64), (both.sum(axis=0) * (1.0 + slack) / num_ranks).astype(np.int64))
     middle = np.cumsum(weight) - weight / 2
     stretches = np.minimum(middle * num_ranks // max(int(weight.sum()), 1), num_ranks - 1).astype(np.int32)
     found = []
     for start in (stretches, dealt):
         rank = start.copy()
-        moved, excess = bring_near(weight, (ptr, block), size, limit, num_ranks, len(weight) <= _FEW_BLOCKS, rank)
+        moved, excess = bring_near(both, (ptr, block), size, limit, num_ranks, len(weight) <= _FEW_BLOCKS, rank)
         found.append((excess, moved, rank))
     return min(found, key=lambda way: way[:2])[2]
 

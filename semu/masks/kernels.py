@@ -399,45 +399,42 @@ def _move(b: int, to: int, reads: Group, weight: I64, rank: I32, uses: I32, load
     for at in range(ptr[b], ptr[b + 1]):
         uses[rank[b], block[at]] -= 1
         uses[to, block[at]] += 1
-    load[rank[b]] -= weight[b]
-    load[to] += weight[b]
+    for kind in range(2):
+        load[rank[b], kind] -= weight[b, kind]
+        load[to, kind] += weight[b, kind]
     rank[b] = to
 
 
 @part
-def _above(load: int, limit: int) -> int:
-    """What a load is above the limit."""
-    return max(load - limit, 0)
-
-
-@part
-def _more_above(b: int, to: int, weight: I64, rank: I32, load: I64, limit: int) -> int:
-    """How much more loads are above the limit if a block moves."""
-    r, w = rank[b], weight[b]
-    after = _above(load[r] - w, limit) + _above(load[to] + w, limit)
-    return after - _above(load[r], limit) - _above(load[to], limit)
+def _more_above(b: int, c: int, to: int, weight: I64, rank: I32, load: I64, limit: I64) -> int:
+    """How much more loads are above their limits if block b goes to another rank, and c, if it is one, comes back."""
+    r, more = rank[b], 0
+    for kind in range(2):
+        step = weight[b, kind] - (weight[c, kind] if c >= 0 else 0)
+        before = max(load[r, kind] - limit[kind], 0) + max(load[to, kind] - limit[kind], 0)
+        more += max(load[r, kind] - step - limit[kind], 0) + max(load[to, kind] + step - limit[kind], 0) - before
+    return more
 
 
 @kernel
-def bring_near(
-    weight: I64, reads: Group, size: I64, limit: int, ranks: int, swaps: bool, rank: I32
-) -> tuple[int, int]:
-    """Move blocks, or swap two, as long as less is above the limit, or as much and fewer tokens travel.
+def bring_near(weight: I64, reads: Group, size: I64, limit: I64, ranks: int, swaps: bool, rank: I32) -> tuple[int, int]:
+    """Move blocks, or swap two, as long as less is above the limits, or as much and fewer tokens travel.
 
     A block of keys travels to every rank but its own that has a block of queries which reads it.
 
     Args:
-        weight: int64[num_blocks], work. reads: see ``reads_of_blocks``. size: int64[num_blocks] [tokens].
-        limit: of a rank's work. ranks: how many. swaps: blocks are swapped.
+        weight: int64[num_blocks, 2], what blocks weigh in two ways. limit: int64[2], of a rank's weight.
+        reads: see ``reads_of_blocks``. size: int64[num_blocks] [tokens]. ranks: how many. swaps: blocks are swapped.
         rank: int32[num_blocks], written.
     Returns:
-        Tokens that travel, work above the limit.
+        Tokens that travel, weight above the limits.
     """
     ptr, block = reads
     num_blocks = len(weight)
-    uses, load = zeros((ranks, num_blocks), np.int32), zeros(ranks, np.int64)
+    uses, load = zeros((ranks, num_blocks), np.int32), zeros((ranks, 2), np.int64)
     for b in range(num_blocks):
-        load[rank[b]] += weight[b]
+        for kind in range(2):
+            load[rank[b], kind] += weight[b, kind]
         for at in range(ptr[b], ptr[b + 1]):
             uses[rank[b], block[at]] += 1
     is_better, passes = True, 0
@@ -448,7 +445,7 @@ def bring_near(
             for to in range(ranks):
                 if to == rank[b]:
                     continue
-                above = _more_above(b, to, weight, rank, load, limit)
+                above = _more_above(b, -1, to, weight, rank, load, limit)
                 if above > best_above:
                     continue
                 change = _change(b, to, reads, size, rank, uses)
@@ -464,9 +461,7 @@ def bring_near(
                 here, there = rank[b], rank[c]
                 if here == there:
                     continue
-                step = weight[b] - weight[c]
-                above = _above(load[here] - step, limit) + _above(load[there] + step, limit)
-                above -= _above(load[here], limit) + _above(load[there], limit)
+                above = _more_above(b, c, there, weight, rank, load, limit)
                 if above > 0:
                     continue
                 change = _change(b, there, reads, size, rank, uses)
@@ -479,7 +474,8 @@ def bring_near(
                     _move(b, here, reads, weight, rank, uses, load)
     moved, excess = 0, 0
     for r in range(ranks):
-        excess += _above(load[r], limit)
+        for kind in range(2):
+            excess += max(load[r, kind] - limit[kind], 0)
         for b in range(num_blocks):
             if uses[r, b] > 0 and rank[b] != r:
                 moved += size[b]

@@ -83,9 +83,9 @@ class Parallel(ParallelSizes):
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
-            ``"all_gather"``, ``"all_to_all"`` (``a2a``), ``"needed"`` (what a rank's tiles of the text read), or
-            ``"auto"``: of these the fastest for every microbatch, heads for tokens left out; without meaning where
-            cp = 1.
+            ``"all_gather"``, ``"all_to_all"`` (``a2a``), ``"needed"`` (what a rank's tiles of the text read; a ring
+            for other streams), or ``"auto"``: ring, all_gather or needed, the fastest for every microbatch; without
+            meaning where cp = 1.
         cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
             ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
         cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word

@@ -78,7 +78,7 @@ class ContextPlan:
         def _work(bounds: IntArray) -> IntArray:
             return work_of_blocks(self.seen(spans, self.label), spans.starts, bounds)
 
-        def _reads(bounds: IntArray) -> tuple[IntArray, IntArray]:
+        def _reads(bounds: IntArray) -> tuple[IntArray, NDArray[np.int32]]:
             return reads_of_blocks(self.seen(spans, self.label), spans.starts, bounds)
 
         return cut_tokens(policy, spans, self.cp, self.block, _work, self.seed, reads=_reads, slack=self.slack)
@@ -121,7 +121,7 @@ def _of_microbatch(spans: dict[str, Spans], kernels: Sequence[MaskedKernel], pla
     cuts = {stream: plan.cut(own, is_text=stream == "text") for stream, own in spans.items()}
     if "text" in spans and plan.cp > 1 and plan.balance is not Balance.ZIGZAG:
         found["text.shard"] = -(-cuts["text"].tokens // plan.token_multiple)
-    counted: dict[tuple[str, str, str, str], Tiles] = {}
+    counted: dict[tuple[str, str, str, int, bool], Tiles] = {}
     for kernel in kernels:
         own = spans.get(kernel.stream)
         if own is None:

@@ -70,7 +70,8 @@ def _in_one_piece(q, k, v, mask, grad):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ranks_together_make_the_whole(policy: Balance, kind: MaskKind, way: str) -> None:
     """Every rank attends with its own queries, to all keys, to those of one rank after the other, or to its own and to
-    those of the others' tiles that it reads, merged by their log-sum-exps; outputs, put in order, and gradients are those of attention in one piece."""
+    those of the others' tiles that it reads, merged by their log-sum-exps; outputs, put in order, and gradients are
+    those of attention in one piece."""
     ranks = 3
     spans = drawn_spans(np.random.default_rng(5), 400)
     mask = _mask(kind, spans)

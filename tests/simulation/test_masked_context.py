@@ -74,8 +74,11 @@ KINDS = ("ring", "all_gather", "needed")
 POLICIES = ("zigzag", "document-zigzag", "contiguous", "striped", "lpt", "lpt-equal", "snake", "random", "local")
 
 
-def timed_one_by_one(program: StageProgram, latency: NDArray[np.float64], exchange: list[str]) -> NDArray[np.float64]:
-    """Ends of operators on every rank, each again and again until nothing changes: float64[cp, num_ops] [s]."""
+def timed_one_by_one(
+    program: StageProgram, latency: NDArray[np.float64], exchange: list[str], step: int = 1
+) -> NDArray[np.float64]:
+    """Ends of operators on every rank, each again and again until nothing changes: float64[cp, num_ops] [s]. ``step``:
+    ranks of a group, where a ring runs between groups."""
     ranks, ops = latency.shape
     end = np.zeros((ranks, ops))
     after = [list(program.pred[program.pred_ptr[op] : program.pred_ptr[op + 1]]) for op in range(ops)]
@@ -91,9 +94,12 @@ def timed_one_by_one(program: StageProgram, latency: NDArray[np.float64], exchan
             if exchange[op] == "all":
                 ready[:], lasts[:] = ready.max(), lasts.max()
             elif exchange[op] == "next":
-                ready, lasts[:] = np.maximum(ready, np.roll(ready, 1)), lasts.max()
+                ready, lasts[:] = np.maximum(ready, np.roll(ready, step)), lasts.max()
             elif exchange[op] == "back":
-                ready, lasts[:] = np.maximum(ready, np.roll(ready, -1)), lasts.max()
+                ready, lasts[:] = np.maximum(ready, np.roll(ready, -step)), lasts.max()
+            elif exchange[op] == "pair":
+                for table in (ready, lasts):
+                    table[:] = np.repeat(table.reshape(-1, step).max(axis=1), step)
             end[:, op] = ready + lasts
         if np.array_equal(before, end):
             return end

@@ -101,6 +101,7 @@ def built(job: TrainingJob, point: Point) -> TrainingJob:
         cp_block=job.parallel.cp_block,
         cp_balance=point.cp_balance,
         attention_split=point.attention_split,
+        cp_kind=point.cp_kind,
     )
     own = replace(
         training,

@@ -85,6 +85,9 @@ AXES: list[tuple[int, Model, dict[str, Any], dict[str, Any], str | None]] = [
     (13, LLAMA, {"cp_kind": "all_to_all"}, {"cp": 4}, "no all-to-all"),
     (13, LLAMA, {"cp_inner": 2}, {"cp": 4}, "no all-to-all"),
     (13, MIXTRAL, {"cp_kind": "all_to_all"}, {"cp": 1}, None),
+    (13, LLAMA, {}, {"cp": 4, "cp_kind": "needed"}, "exchange all keys"),
+    (14, LLAMA, {}, {"cp": 4, "cp_kind": "auto"}, "exchange all keys"),
+    (14, LLAMA, {}, {"cp": 4, "cp_kind": "all_to_all"}, None),
 ]
 
 

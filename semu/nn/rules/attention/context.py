@@ -45,12 +45,12 @@ def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: P
         ConfigError: heads that the group does not divide (all-to-all).
     """
     kind, group = q.trace.options.cp_kind, q.trace.options.cp_group
-    if kind is ContextKind.ALL_GATHER or kind.sends_tiles:  # without a mask whose tiles are counted, all are needed
+    if kind is ContextKind.ALL_GATHER:
         return _gathered(q, k, v, causal=causal, sinks=sinks)
     if kind is ContextKind.ALL_TO_ALL:
         return by_heads(q, k, v, group, partial(fused_attention, causal=causal, sinks=sinks))
     levels = q.trace.options.cp_levels
-    if levels is None:
+    if levels is None:  # also where what is needed is sent: no tiles are counted here, and all keys are needed
         return _ring(q, k, v, group, causal=causal, sinks=sinks)
     inner, ring = levels
     return by_heads(q, k, v, inner, partial(_ring, group=ring, causal=causal, sinks=sinks))

@@ -117,11 +117,8 @@ def _of_several(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Tensor:
     (log_sum_exp,) = trace.side_outputs(1)
     backwards = []
     for kind in EXCHANGES:
-        parts = []
-        for x in (q, k, v):
-            tokens = gated(x.shape[0], packing.stream, kind.value)
-            parts.append(replace(x, shape=(tokens, *x.shape[1:]), sequences=replace(packing, tokens=tokens)))
-        backwards.append(_exchanged(kind, *parts, reach, (y, log_sum_exp))[1])
+        a, b, c = (_gated(x, kind) for x in (q, k, v))
+        backwards.append(_exchanged(kind, a, b, c, reach, (y, log_sum_exp))[1])
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         every = [backward(grad) for backward in backwards]
@@ -131,6 +128,13 @@ def _of_several(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Tensor:
         return found
 
     return trace.recorded([q, k, v], y, _backward)
+
+
+def _gated(x: Tensor, kind: ContextKind) -> Tensor:
+    """A tensor that has no tokens where another exchange is chosen."""
+    assert x.sequences is not None
+    tokens = gated(x.shape[0], x.sequences.stream, kind.value)
+    return replace(x, shape=(tokens, *x.shape[1:]), sequences=replace(x.sequences, tokens=tokens))
 
 
 def _whole(
