@@ -42,7 +42,7 @@ def check_towers(model: Model, parallel: Parallel) -> None:
     for name, expected, fits, nearest in (
         ("pp", f">= {len(towers)}, a rank for every tower", parallel.pp >= len(towers), len(towers)),
         ("placement", "circular or v-shape", parallel.copies == 1, "circular"),
-        ("segments", "mixed or apart", parallel.segments != "separated", "apart"),
+        ("segments", "mixed or apart", parallel.segments in ("mixed", "apart"), "apart"),
         ("zero", "0 or 1", parallel.zero <= 1, 1),
     ):
         if not fits:
@@ -65,7 +65,7 @@ def check_modules_apart(model: Model, parallel: Parallel) -> None:
     modules = model.modules[:-1] if parallel.gathers_towers else model.modules
     counts = [len(module.blocks()) for module in modules]
     names = [module.name for module in modules]
-    check_places(parallel.segments, names, counts, parallel.pp, parallel.vpp, parallel.shares)
+    check_places(parallel.segments, names, counts, parallel.pp, parallel.vpp, parallel.shares, model.encoders)
 
 
 def refuse_towers(parallel: Parallel, what: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from semu.compile.arrivals import borrowed_tensors
 from semu.compile.chunk import ChunkStages
+from semu.compile.chunk_joining import borrowed_tensors
 from semu.compile.layout import Layout, library_of
 from semu.compile.recipe.sub_microbatches import SubMicrobatches
 from semu.compile.template_cache import JoinedLibrary

@@ -36,8 +36,10 @@ MOST_SLOTS = 4
 
 
 def cuts_of(num_ranks: int, num_microbatches: int, most_slots: int = MOST_SLOTS) -> list[Cut]:
-    """The cuts that are tried: one chunk per rank, several in turn, a V or a wave; both directions, and a V in both, with
-    p and m even."""
+    """The cuts that are tried: one chunk per rank, several in turn, a V or a wave; with p and m even both directions.
+
+    Both directions are tried with one chunk per rank and copy, and in a V.
+    """
     found = [Cut(Placement.ONE_TO_ONE, 1)]
     if num_ranks == 1:
         return found
