@@ -18,6 +18,7 @@ from semu.door.assigning import assignment_study as assignment_study
 from semu.door.comparing import compare as compare
 from semu.door.contexts import context as context
 from semu.door.contexts import write_permutations as write_permutations
+from semu.door.long_runs import goodput as goodput
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
 from semu.door.simulating import evaluate as evaluate
@@ -103,6 +104,7 @@ __all__ = [
     "context",
     "evaluate",
     "explore_schedules",
+    "goodput",
     "grid",
     "nn",
     "prepare",

@@ -211,6 +211,25 @@ class PipelineShape:
         return list(self._held.get((rank, slot), ()))
 
     @cached_property
+    def chain_places(self) -> tuple[int, ...]:
+        """Per rank, its number in a chain of all ranks that lies as far from the end of the data flow, counted in ranks
+        on the longest way: the rank itself where the data flows from rank to rank. Modules side by side (two encoders
+        on ranks of their own) have equal places."""
+        ranks = tuple(range(self.num_ranks))
+        reads_earlier = all(source < chunk for chunk, own in enumerate(self.sources) for source in own)
+        if self.num_slots > 1 or self.chunk_gang or any(self.chunk_flow) or not reads_earlier:
+            return ranks
+        behind = [0] * self.num_chunks
+        for chunk in reversed(range(self.num_chunks)):
+            for source in self.sources[chunk]:
+                moves = self.chunk_rank[source] != self.chunk_rank[chunk]
+                behind[source] = max(behind[source], behind[chunk] + moves)
+        return tuple(
+            self.num_ranks - 1 - max((behind[chunk] for chunk in self.chunks_of(rank)), default=ranks[-1] - rank)
+            for rank in ranks
+        )
+
+    @cached_property
     def _held(self) -> dict[tuple[int, int | None], list[int]]:
         """Chunks by (rank, slot), and of all slots by (rank, None)."""
         held: dict[tuple[int, int | None], list[int]] = {}
