@@ -40,7 +40,7 @@ _ADAM = (
     *("adamw", "adam", "paged_adamw_32bit", "paged_adamw", "adamw_anyprecision", "stable_adamw", "adamw_bnb_32bit"),
 )
 _BY_OPERATION = ("adamw_torch", "adamw_hf", "adamw_anyprecision", "stable_adamw")
-"""Those of them that run a kernel for each operation: PyTorch's without ``fused``, and such as are written in Python."""
+"""Those that run a kernel for each operation: PyTorch's without ``fused``, and such as are written in Python."""
 
 
 @dataclass
