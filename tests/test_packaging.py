@@ -84,12 +84,13 @@ def test_every_module_imports_alone_and_only_kernels_load_numba() -> None:
 
 
 NAMES = """
-    Assigner Assignment Checkpoint Cluster ConfigError DType Estimate ExecutionPlan Graph GraphError GraphTimeline GridResult Input
-    InputSpec IterationTimeline JobCheckpoint Level MemoryCurve ModalityModule ModalityRole Model ModuleParallel
-    OpKind Overlap Parallel Phase PipelineLayout Planner Port Precision Provenance Recompute Replication Report
-    ResultCache Role Schedule ScheduleError SearchReport SemuError ShapeSweep Simulation Span StagePlan Training
-    TrainingJob __version__ assign assignment_study baselines compare_schedules compile_plan context engine errors evaluate explore_schedules
-    goodput graph grid hardware include nn parallel prepare run schedule search simulate sweep trace what_if workload
+    Assigner Assignment Checkpoint Cluster ConfigError DType Estimate ExecutionPlan Graph GraphError GraphTimeline
+    GridResult Input InputSpec IterationTimeline JobCheckpoint Level MemoryCurve ModalityModule ModalityRole Model
+    ModuleParallel OpKind Overlap Parallel Phase PipelineLayout Planner Port Precision Provenance Recompute
+    Replication Report ResultCache Role Schedule ScheduleError SearchReport SemuError ShapeSweep Simulation Span
+    StagePlan Training TrainingJob __version__ assign assignment_study baselines compare_schedules compile_plan
+    context engine errors evaluate explore_schedules goodput graph grid hardware include nn parallel prepare run
+    schedule search simulate sweep trace what_if workload
 """.split()  # noqa: SIM905
 """What users may import from semu: a name may be added, none may go."""
 

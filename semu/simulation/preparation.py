@@ -97,10 +97,11 @@ def prepare(
 
     plain = _shapes_with({})
     check_streams(job, plain)
-    check_modality_inputs(job, microbatches, plain)
     cutting = SubMicrobatches.whole(job.num_microbatches)
     if plan is not None:
         cutting = cut_batch(job.model, plan, microbatches, parallel.replicas)
+    read = cutting.read
+    check_modality_inputs(job, read or microbatches, distinct_shapes(read, *sizes) if read else plain)
 
     def _shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
