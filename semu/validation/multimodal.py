@@ -11,12 +11,13 @@
 ``software`` of the row is that of the run.
 
 Defaults, said as remarks: a feed-forward network is 4 hidden wide (``mlp_ratio``), a caption has 77 tokens (behind T5
-120), latents have an eighth of the image's side, patches are 2 x 2. A frozen text encoder or autoencoder is in the loop
-only where the object says that it runs there; an autoencoder also where the source does not tell ("not told"), since
-public trainers encode their images in the loop (DiT's and Open-Sora's ``train.py``). A text encoder is T5 1.1 XXL where one is called T5, else OpenCLIP's
-ViT-H/14. ``frozen`` parts are frozen where they are a tower, an encoder, or the language model. A sample of a
-vision-language model is one image and ``text_tokens``, where a source does not say them as many as ``max_length``
-leaves, at most ``CHAT_TOKENS``; where the language model is frozen, captions of ``CAPTION_TOKENS``.
+120), latents have an eighth of the image's side, patches are 2 x 2. A frozen text encoder or autoencoder is in the
+loop only where the object says that it runs there; an autoencoder also where the source does not tell ("not told"),
+since public trainers encode their images in the loop (DiT's and Open-Sora's ``train.py``). A text encoder is T5 1.1
+XXL where one is called T5, else OpenCLIP's ViT-H/14. ``frozen`` parts are frozen where they are a tower, an encoder,
+or the language model. A sample of a vision-language model is one image and ``text_tokens``, where a source does not
+say them as many as ``max_length`` leaves, at most ``CHAT_TOKENS``; where the language model is frozen, captions of
+``CAPTION_TOKENS``.
 """
 
 from __future__ import annotations
