@@ -3,7 +3,7 @@
 ``numpy.savez`` with the arrays of ``Seen``, tokens counted from the beginning of a sequence: ``ptr`` int64[runs + 1],
 ``first`` int64[runs + 1], ``low`` and ``high`` int64[intervals], ``is_causal`` bool[runs], and, where intervals have
 windows, ``reach`` int64[intervals]. A lambda mask (sinks and a window, 2309.17453) is one causal run with the intervals
-[0, sinks) and [sinks, length), the second with a reach; a shared question is seen by answers that do not see one another.
+[0, sinks) and [sinks, length), the second with a reach; answers that share a question see it, and not one another.
 """
 
 from __future__ import annotations
