@@ -50,13 +50,13 @@ Keys and values of Cornstarch travel for all query heads, head by head; DCP's fo
 alone that a rank's tiles read. Sizes of the masks are choices; the network is one NIC of 200 Gbit/s for four GPUs.
 
 The sign at 32k agrees: DCP is several times faster, by 4.8, 6.1 and 6.8 (printed: 3.9, 5.6, 5.0), and three of its
-eight layers up to 64k lie within a quarter of ours. The crossover at 128k does not come out. Printed times of DCP grow
-faster than its tiles do; the paper blames a ring, which is not what DCP's paper describes and not what is simulated. Ours of
-Cornstarch grow with the bytes of 32 heads over a quarter of a NIC, and are twice the printed ones from 64k on: its
-gathers must have cost less than that. The lambda mask takes Cornstarch as long as the causal one in print (1,193 and
-1,190 ms), DCP 0.83 times as long: its window must span most of the sequence, or empty tiles are not skipped. Ours has
-4,096 tokens. Table 3.5 has DCP's planning in it, and printed iterations of Cornstarch are longer than what a layer of
-Table 3.4 leaves room for (16 x 0.38 s of 37 s at 128k): what the rest is, is not said.
+eight layers up to 64k lie within a quarter of ours. The crossover at 128k does not come out. Printed times of DCP
+grow faster than its tiles do; the paper blames a ring, which is not what DCP's paper describes and not what is
+simulated. Ours of Cornstarch grow with the bytes of 32 heads over a quarter of a NIC, and are twice the printed ones
+from 64k on: its gathers must have cost less than that. The lambda mask takes Cornstarch as long as the causal one in
+print (1,193 and 1,190 ms), DCP 0.83 times as long: its window must span most of the sequence, or empty tiles are not
+skipped. Ours has 4,096 tokens. Table 3.5 has DCP's planning in it, and printed iterations of Cornstarch are longer
+than what a layer of Table 3.4 leaves room for (16 x 0.38 s of 37 s at 128k): what the rest is, is not said.
 """
 
 
