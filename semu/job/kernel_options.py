@@ -73,7 +73,7 @@ class KernelOptions(AbstractOptions):
     attention_mask: Converted[str, str] = option(
         MASK_WORDS[0],
         Value(ValueKind.STRING, read_mask),
-        f"who sees whom in the text, {', '.join(MASK_WORDS)} (semu list masks), or a file of int64 bits, .npy",
+        f"who sees whom in the text, {', '.join(MASK_WORDS)} (semu list masks), or a file: bits .npy, intervals .npz",
     )
     software_date: str | None = option(
         None,
