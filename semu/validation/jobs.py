@@ -80,6 +80,9 @@ PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
 _TORCH = frozenset(item.value for item in Software if item.kernels is Software.TORCH)
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
+_FLASH_ATTN = frozenset({"fa2", "fa3"})
+"""Attention kernels of the package flash-attn. A framework that calls them is taken to call its other kernels too, as
+nanotron does; HuggingFace's models do not, which their run files say."""
 _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "grad_reduce": ("dp_grad_reduce",),
@@ -142,6 +145,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "gradient_accumulation_fusion": row.gradient_accumulation_fusion,
         "launch_blocking": True if _blocks(row) else None,
         "eager_modules": True if is_eager else None,
+        "eager_kernels": "flash-attn" if is_eager and row.attention_kernel in _FLASH_ATTN else None,
         "optimizer_kernels": "foreach" if is_torch_fsdp else None,
         "fp8_recipe": row.fp8_recipe,
         "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
