@@ -96,7 +96,7 @@ def fit(device: str, options: tuple[str, ...], data: Path, date: str) -> None:
     command = " ".join(["semu calibrate", *FILES, "--device", device, *options])
     calibration = calibrate(measured, load_profile(device), beside=beside)
     path = profiles.PROFILE_DIR / f"{device}.toml"
-    text = update_profile(path.read_text(encoding="utf-8"), calibration, Provenances(command, date))
+    text = update_profile(path.read_text(encoding="utf-8"), calibration, Provenances(command, date), has_factors=False)
     path.write_text(text, encoding="utf-8")
 
 

@@ -188,7 +188,7 @@ def chosen_job(row: Row) -> TrainingJob:
 
     def _simulate(settings: Settings) -> Run:
         checkpoint = prepare(make_job(run_tables(row, settings, row.profile)))
-        return Run(checkpoint, checkpoint.estimate())
+        return Run(checkpoint, checkpoint.lived())
 
     return choose(row, _simulate).run.checkpoint.job
 

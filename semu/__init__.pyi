@@ -13,9 +13,12 @@ from semu import parallel as parallel
 from semu import schedule as schedule
 from semu import workload as workload
 from semu.costs.result_cache import ResultCache as ResultCache
+from semu.door.assigning import assign as assign
+from semu.door.assigning import assignment_study as assignment_study
 from semu.door.comparing import compare as compare
 from semu.door.contexts import context as context
 from semu.door.contexts import write_permutations as write_permutations
+from semu.door.long_runs import goodput as goodput
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
 from semu.door.simulating import evaluate as evaluate
@@ -66,6 +69,8 @@ from semu.present.report import Report as Report
 from semu.runfile.resolve import load_run as load_run
 from semu.schedule.schedule import Schedule as Schedule
 from semu.schedule.stage_plan import StagePlan as StagePlan
+from semu.searcher.assignment.assigner import Assigner as Assigner
+from semu.searcher.assignment.assignment import Assignment as Assignment
 from semu.searcher.grid.result import GridResult as GridResult
 from semu.searcher.planner.planner import Planner as Planner
 from semu.searcher.report import SearchReport as SearchReport
@@ -77,6 +82,7 @@ from semu.simulation.schedules.exploring import explore_schedules as explore_sch
 __version__: str
 
 __all__ = [
+    "Assigner",
     "Cluster",
     "Estimate",
     "ExecutionPlan",
@@ -91,12 +97,14 @@ __all__ = [
     "Training",
     "TrainingJob",
     "__version__",
+    "assign",
     "baselines",
     "compare_schedules",
     "compile_plan",
     "context",
     "evaluate",
     "explore_schedules",
+    "goodput",
     "grid",
     "nn",
     "prepare",

@@ -93,6 +93,17 @@ class Choices:
     )
     cornstarch_packed: Choice[int] = Choice(8, "documents of the packed mask of Fig. 3.5c; not printed", (4, 32))
     cornstarch_split: Choice[int] = Choice(16, "subblocks of a block: 16 to 32 perform well (3.3.2.2)", (32,))
+    cornstarch_stage: Choice[tuple[int, int]] = Choice(
+        (4, 1),
+        "tensor and context ranks of a pipeline stage of Table 3.2, which prints none: a node of four GPUs, so that 24 "
+        "GPUs are six stages, with which 1F1B of the printed stage times comes nearest to the printed iterations",
+        ((2, 2), (1, 4)),
+    )
+    cornstarch_recompute: Choice[str] = Choice(
+        "full",
+        "Fig. 3.1b enables activation checkpointing; Table 3.2 does not say, and its memory needs it",
+        ("none",),
+    )
 
     # -- baselines -----------------------------------------------------------------------------------------------------
     vpp: Choice[int] = Choice(

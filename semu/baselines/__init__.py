@@ -16,6 +16,7 @@ from semu.baselines.contrastive_towers import distmm
 from semu.baselines.fully_sharded import fsdp
 from semu.baselines.list_scheduled import greedy
 from semu.baselines.megatron_lm import megatron, megatron_1f1b
+from semu.baselines.modules_in_parallel import cornstarch, cornstarch_unaware
 from semu.baselines.nn_scaler import nnscaler
 from semu.baselines.optimus_coarse import optimus
 from semu.baselines.vocabulary_parallel import t_1f1b
@@ -32,6 +33,8 @@ BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
         "greedy": greedy,
         "t-1f1b": t_1f1b,
         "distmm": distmm,
+        "cornstarch": cornstarch,
+        "cornstarch-unaware": cornstarch_unaware,
     }
 )
 """Every baseline by the name that ``--baseline`` uses."""
@@ -39,6 +42,8 @@ BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
 __all__ = [
     "BASELINES",
     "Baseline",
+    "cornstarch",
+    "cornstarch_unaware",
     "distmm",
     "find_baseline",
     "fsdp",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from semu.compile.join import build_stages
 from semu.compile.template import stream_names
 from semu.compile.tracer import Block
-from semu.costs.evaluation import template_latencies
+from semu.costs.layer_times import template_times
 from semu.job import Optimizer, Recompute, TrainingJob
 from semu.parallel.stage_layers import layer_parts
 from semu.simulation import JobCheckpoint, prepare
@@ -97,7 +97,7 @@ def _by_template(prepared: JobCheckpoint) -> tuple[list[float], list[NDArray[np.
     distinct microbatch: float64[num_shapes] [bytes]."""
     layout, evaluation = prepared.layout, prepared.evaluation
     serial = not layout.job.overlaps_tensor_parallel
-    seconds = template_latencies(layout.library, evaluation.shapes, evaluation.by_shape.model, serial=serial)
+    times = template_times(layout.library, evaluation.shapes, evaluation.by_shape, serial=serial)
     streams = stream_names(layout.library)
     kept = [np.zeros(evaluation.num_shapes) for _ in layout.library.templates]
     for number in range(len(kept)):
@@ -108,7 +108,7 @@ def _by_template(prepared: JobCheckpoint) -> tuple[list[float], list[NDArray[np.
         rows = backward.size_row[backward.alive_before & ~arriving].tolist()
         if rows:
             kept[number] += evaluation.by_shape.sizes_of_rows(rows).sum(axis=0)
-    return seconds, kept
+    return times.weights("latency"), kept
 
 
 def _state_bytes(prepared: JobCheckpoint, block: Block) -> float:

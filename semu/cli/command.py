@@ -60,6 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return known.exit_code
 
 
+_MODULES = {
+    "import": "importing",
+    "export": "exporting",
+    "list": "listing",
+    "assign": "samples.assign",
+    "goodput": "resilience.goodput",
+}
+"""Commands whose module has another name."""
 WITHOUT_COLLECTOR = ("simulate", "schedules", "what-if")
 """Commands in which the garbage collector does not run."""
 
@@ -71,7 +79,7 @@ def _run(words: list[str]) -> int:
         emit(f"semu {__version__}")
         return 0
     word = arguments.command.replace("-", "_")
-    module = {"import": "importing", "export": "exporting", "list": "listing"}.get(word, word)
+    module = _MODULES.get(word, word)
     Progress.is_quiet = arguments.quiet
     with (
         compiled_ahead(arguments.command),

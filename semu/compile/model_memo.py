@@ -149,7 +149,8 @@ def trace_key(
     gang = (mesh.worst_vocabulary_group, mesh.worst_pipeline_group) if job.parallel.spreads_vocabulary else None
     groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None, gang)
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
-    return (*own, job.fp8_weights.name, job.fp8_copies, job.overlaps_tensor_parallel, groups)
+    is_replicated = job.parallel.segments == "replicated"
+    return (*own, job.fp8_weights.name, job.fp8_copies, job.overlaps_tensor_parallel, groups, is_replicated)
 
 
 def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:
@@ -157,7 +158,7 @@ def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:
     no ``trace_key``."""
     parallel = job.parallel
     training = job.training
-    if parallel.zero > 1 or parallel.partition == "latency" or training.recompute_layers is not None:
+    if parallel.zero > 1 or parallel.cuts_by_time or training.recompute_layers is not None:
         return None
     if "weights" in (training.offload or ()):
         return None

@@ -187,6 +187,7 @@ class ModelTracer:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
         self.spread_streams: dict[str, list[str]] = {}
+        self.silent: list[list[Block]] = []
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
         self._most_layers = 0
@@ -219,8 +220,8 @@ class ModelTracer:
             specs = tuple(self._input_spec(spec, setting) for spec in module.inputs)
             for source in module.sources:
                 given = outputs[source]
-                specs += resharded(given, source, module.name, self._settings[source], setting, self.mesh)
-            if setting.groups > 1:
+                specs += resharded(given, source, module.name, self._settings[source], setting)
+            if setting.name:
                 read = [spec.sequences.stream for spec in specs if spec.sequences is not None]
                 self.spread_streams[module.name] = list(dict.fromkeys(read))
             group = []
@@ -243,7 +244,10 @@ class ModelTracer:
                 self._leave_in_bf16(group)
             placed.append(group)
         self._check_bf16_layers()
-        return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+        found = self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+        if self.job.parallel.segments == "replicated":
+            self.silent = [[self._silent(place) for place in group] for group in placed]
+        return found
 
     def _between(self, number: int, count: int, specs: tuple[CarrySpec, ...]) -> tuple[CarrySpec, ...]:
         """Choose the options of a module's block; what arrives at it, spread as these want it.
@@ -313,6 +317,12 @@ class ModelTracer:
                 offset += num_outputs[source]
             result.append(blocks[::-1])
         return result[::-1]
+
+    def _silent(self, place: _Placed) -> Block:
+        """A block whose outputs get no gradient."""
+        compiled = self._compile(place, (False,) * len(self._made(place, None).output_gradients))
+        is_layer = _is_layer(place, compiled)
+        return Block(place.path, self._number(compiled), _held(place, compiled, is_layer), is_layer, place.is_streamed)
 
     def _input_spec(self, spec: InputSpec, setting: ModuleSetting) -> CarrySpec:
         sequences = setting.sequences(spec.stream)

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
-from semu.compile.join import build_stages
 from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts, StageProgram
-from semu.compile.template import TemplateLibrary, stream_names
+from semu.compile.template import TemplateLibrary
 from semu.costs.ranked import RankedCosts
 from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
@@ -280,21 +279,3 @@ def _stage_costs(
 
 
 _STAGES = memo.ScopedTable[StageCosts]("costs of stages for a batch's shapes, by stage", 512, is_large=True)
-
-
-def template_latencies(
-    library: TemplateLibrary,
-    shapes: BatchShapes,
-    cost_model: CostModel,
-    *,
-    serial: bool,
-    cache: ResultCache | None = None,
-) -> list[float]:
-    """Mean forward plus backward latency [s] of each template over all microbatches, for balancing stages."""
-    uses = np.bincount(shapes.index.ravel()) / shapes.index.size
-    streams = stream_names(library)
-    halves = [build_stages(library, [number], streams, serial=serial) for number in range(len(library.templates))]
-    programs = [stage for stages in halves for stage in stages if stage is not None]
-    columns = with_rounded(shapes.columns, library.symbols)
-    costs = dict(zip(programs, stage_costs(programs, ShapeCosts(cost_model, columns), cache), strict=True))
-    return [sum(float(uses @ costs[stage].latency) for stage in stages if stage is not None) for stages in halves]

@@ -5,6 +5,7 @@ Files:
     programs.py              ``PROGRAMS``: the programs; ``export``
     exported.py              ``Exported``: a file, and what it cannot say
     transformer_sizes.py     the sizes of a model that is a plain decoder
+    searched.py              what of a searched schedule a program can be told: ``launchable``
     unsaid.py                what a file cannot say, found by reading it back
     megatron.py              arguments of Megatron-LM
     torchtitan.py            a configuration of torchtitan

@@ -356,9 +356,9 @@ def _kernels(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         words = [graphs] if isinstance(graphs, str) else graphs
         yield "cuda-graph-impl", "local" if "iteration" in words else "transformer_engine"
         yield "cuda-graph-scope", " ".join(names.get(word, word) for word in words)
-    if training.get("cross_entropy") == "fused":
+    if (loss := training.get("cross_entropy")) in ("fused", "compiled"):
         yield "cross-entropy-loss-fusion", ""
-        yield "cross-entropy-fusion-impl", "te"
+        yield "cross-entropy-fusion-impl", "te" if loss == "fused" else "native"
     if not training.get("gradient_accumulation_fusion", True):
         yield "no-gradient-accumulation-fusion", ""
 

@@ -87,6 +87,7 @@ def _document(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
             section = next((key for key, names in _SECTIONS.items() if dest in names), "model")
             kept = flag.type != "off" if flag.is_switch else _plain(value)
             document.setdefault(section, {})[_RENAMED.get(dest, dest)] = kept
+    document["model"].setdefault("cross_entropy_loss_fusion", False)  # which is true where nothing is said
     document["model"] |= {
         "gated_linear_unit": is_gated,
         "activation_func": {"_target_": function, "_call_": False},

@@ -14,6 +14,7 @@ from semu.fitting.calibration import CAST, CalibratedSection, Calibration
 from semu.fitting.forms import QUANTISE
 from semu.fitting.models import CACHE, RATES, SMALL_BYTES, SMALL_PRODUCT, defaults_of
 from semu.fitting.samples import HELD_OUT_RULE, Family
+from semu.hardware.attention_kernels import PASSES, AttentionKernel
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import COEFFICIENTS
 
@@ -47,6 +48,9 @@ def number_text(value: float) -> str:
 def profile_text(calibration: Calibration, name: str, base: str, origin: Provenances) -> str:
     """A new profile: the fitted sections on top of a base.
 
+    The base's factors of attention kernels are relative to the base's attention. Where attention was measured, the new
+    profile says that a run's kernel is what was measured, whichever of FlashAttention-2 and cuDNN that is.
+
     Args:
         calibration: the fits. name: of the profile. base: name or path of the profile that has the rest.
     """
@@ -58,16 +62,18 @@ def profile_text(calibration: Calibration, name: str, base: str, origin: Provena
         f"base = {toml_string(base)}",
         "",
     ]
-    return "\n".join(lines) + "\n" + "\n".join(f"{block}\n" for block in _blocks(calibration, origin).values())
+    blocks = _blocks(calibration, origin) | _kernel_blocks(calibration)
+    return "\n".join(lines) + "\n" + "\n".join(f"{block}\n" for block in blocks.values())
 
 
-def update_profile(text: str, calibration: Calibration, origin: Provenances) -> str:
+def update_profile(text: str, calibration: Calibration, origin: Provenances, *, has_factors: bool = True) -> str:
     """A profile's text with the fitted sections replaced; everything else stays, comments included.
 
     Args:
-        text: of the profile. calibration: the fits.
+        text: of the profile. calibration: the fits. has_factors: attention that was measured is what runs call, as in
+            ``profile_text``; false: the profile's factors of attention kernels stay.
     """
-    blocks = _blocks(calibration, origin)
+    blocks = _blocks(calibration, origin) | (_kernel_blocks(calibration) if has_factors else {})
     return replace_blocks(text, blocks, drop=("site.", "calibration"))
 
 
@@ -134,6 +140,20 @@ def _blocks(calibration: Calibration, origin: Provenances) -> dict[str, str]:
         ]
     )
     return blocks
+
+
+def _kernel_blocks(calibration: Calibration) -> dict[str, str]:
+    """Factors of 1 for the passes of attention that were measured; other kernels keep theirs relative to these two."""
+    numbers = []
+    for name in PASSES:
+        section = calibration.sections.get(f"efficiency.attention_{name}")
+        if section is not None and section.fit.fitted:
+            numbers.append(f'{name} = {{ value = 1, provenance = "measured", source = "attention as measured here" }}')
+    if not numbers:
+        return {}
+    kernels = (AttentionKernel.FA2, AttentionKernel.CUDNN)
+    headers = [f"attention_kernel.{kernel.value}" for kernel in kernels]
+    return {header: "\n".join([f"[{header}]", *numbers]) for header in headers}
 
 
 def _section_text(name: str, section: CalibratedSection) -> str:

@@ -44,11 +44,14 @@ class RecomputePolicy(Enum):
 
 
 class CrossEntropy(Enum):
-    """How the token loss is made: PyTorch's kernels over fp32 copies of the logits, one fp32 copy that becomes the
-    softmax (Megatron-LM), or one kernel that writes the gradient over the logits (Transformer Engine, Liger)."""
+    """How the token loss is made: PyTorch's kernels over fp32 copies of the logits; one fp32 copy that becomes the
+    softmax (Megatron-LM); the same in pieces that PyTorch compiles, where copy and softmax are two tensors
+    (``--cross-entropy-loss-fusion``); or one kernel that writes the gradient over the logits (Transformer Engine,
+    Liger)."""
 
     UNFUSED = "unfused"
     IN_PLACE = "in_place"
+    COMPILED = "compiled"
     FUSED = "fused"
 
 

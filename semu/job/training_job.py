@@ -23,6 +23,7 @@ from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
 from semu.parallel.data import DDP_BUCKET_BYTES
 from semu.parallel.fsdp import SECOND_SINCE, Fsdp
+from semu.parallel.own_gpus import on_own_gpus
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
@@ -71,7 +72,9 @@ class TrainingJob:
         object.__setattr__(self, "model", wrapped)
         object.__setattr__(self, "cluster", cluster)
         chosen = parallel if parallel is not None else Parallel()
-        object.__setattr__(self, "parallel", named_modules(wrapped, chosen.on(cluster.num_gpus)))
+        named = named_modules(wrapped, chosen)
+        names = [module.name for module in wrapped.modules]
+        object.__setattr__(self, "parallel", on_own_gpus(named, names, wrapped.encoders, cluster.num_gpus))
         object.__setattr__(self, "training", training if training is not None else Training())
         object.__setattr__(self, "batch", batch if batch is not None else text_batch())
         self._check_cluster()
@@ -166,7 +169,8 @@ class TrainingJob:
         if parallel.segments != "mixed":
             names = [module.name for module in self.model.modules]
             counts = [len(module.blocks()) for module in self.model.modules]
-            check_places(parallel.segments, names, counts, parallel.pp, parallel.vpp, parallel.shares)
+            places = parallel.pp, parallel.vpp, parallel.shares, self.model.encoders
+            check_places(parallel.segments, names, counts, *places)
 
     def _check_fp8_weights(self) -> None:
         chosen = self.training.fp8_weights

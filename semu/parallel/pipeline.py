@@ -1,4 +1,4 @@
-"""Cutting a model into pipeline stages: contiguous groups of blocks, balanced by parameters or by latency."""
+"""Cutting a model into pipeline stages: contiguous groups of blocks, balanced by parameters or by simulated times."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.errors import ConfigError
 
+PARTITIONS = ("parameters", "latency", "forward", "layers")
+"""What stages are balanced by; the first is the default."""
+TIMED_PARTITIONS = ("latency", "forward")
+"""Those of simulated times: forward plus backward as autograd has it (aware of what is frozen), or forward alone, which
+every tool that takes backward for a fixed multiple of forward balances."""
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -22,6 +28,7 @@ class Chunk:
         first, last: its blocks are ``first <= i < last`` of the module's blocks.
         slot: which of its rank's virtual stages it belongs to. flow: of which copy of the model it is.
         gang: number of the gang of which it is the rank's member, as ``PipelineShape.chunk_gang``; -1: of none.
+        repeats: an encoder that runs on this rank too, where no other module reads it: forwards alone.
     """
 
     index: int
@@ -32,6 +39,7 @@ class Chunk:
     slot: int = 0
     flow: int = 0
     gang: int = -1
+    repeats: bool = False
 
 
 def partition(weights: Sequence[float], num_parts: int) -> list[int]:
@@ -45,7 +53,8 @@ def partition(weights: Sequence[float], num_parts: int) -> list[int]:
     Raises:
         ConfigError: fewer blocks than parts, or no parts.
     Source:
-        Linear partition problem, exact by dynamic programming, O(num_parts x blocks^2); DIP §2.2 enumerates instead.
+        Linear partition problem, exact by dynamic programming, O(num_parts x blocks^2): Cornstarch eq. 3.5, which says
+        nothing of equals; DIP §2.2 enumerates instead.
     """
     n = len(weights)
     if num_parts < 1:

@@ -41,6 +41,32 @@ class TopOperator:
 
 
 @dataclass(frozen=True)
+class LayerRow:
+    """Equal layers behind one another, and what one of them takes alone, on the mean microbatch.
+
+    Attributes:
+        module: modality module. first, last: paths of the first and the last one. layers: how many they are.
+        ranks: pipeline ranks that hold them. state: trained, partly trained, frozen or no parameters.
+        forward_s, backward_s: [s]; the backward is 0 where nothing needs a gradient.
+        recompute_s: what of the backward runs again [s], its operators one after another.
+    """
+
+    module: str
+    first: str
+    last: str
+    layers: int
+    ranks: tuple[int, ...]
+    state: str
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+
+    def to_json(self) -> dict[str, object]:
+        """An entry of ``layers`` of ``simulate --json``."""
+        return {**vars(self), "ranks": list(self.ranks)}
+
+
+@dataclass(frozen=True)
 class RankMemoryRow:
     """Memory of one pipeline rank [bytes].
 
@@ -196,6 +222,7 @@ class ReportData(MemoryFigures):
         host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
         contention: what sharing links cost, where it was simulated.
         find_uncertainty: finds ``uncertainty``. split_peaks: finds what is allocated at each rank's peak, by kind.
+        find_layers: finds ``layers``.
         reasons, advice: why the iteration is slow and what makes it faster, where that was looked for (``advise``).
         settings: of a run, by dotted key, ``value`` and ``source`` (``RunConfig.settings``); empty: a job in Python.
     """
@@ -240,6 +267,7 @@ class ReportData(MemoryFigures):
     advice: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False, compare=False)
     split_peaks: Callable[[], list[tuple[int, ...]]] | None = field(default=None, repr=False, compare=False)
+    find_layers: Callable[[], tuple[LayerRow, ...]] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def memory(self) -> tuple[RankMemoryKinds, ...]:
@@ -253,6 +281,11 @@ class ReportData(MemoryFigures):
     def uncertainty(self) -> Uncertainty | None:
         """How far the errors of the coefficients move the iteration time; computed on first use."""
         return None if self.find_uncertainty is None else self.find_uncertainty()
+
+    @cached_property
+    def layers(self) -> tuple[LayerRow, ...]:
+        """Forward, backward and recomputation of every layer; computed on first use."""
+        return () if self.find_layers is None else self.find_layers()
 
     @property
     def num_gpus(self) -> int:
@@ -315,6 +348,7 @@ class ReportData(MemoryFigures):
             "active_parameters": self.active_parameters if self.has_idle_parameters else None,
             "breakdown_s": dict(self.breakdown_s),
             "ranks": [vars(row).copy() for row in self.ranks],
+            "layers": [row.to_json() for row in self.layers] or None,
             "top_operators": [vars(row).copy() for row in self.top_operators],
             "provenance": dict(self.provenance),
             "coverage": self.coverage,

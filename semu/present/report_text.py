@@ -12,6 +12,7 @@ from semu.present.report_data import (
     CONTENTION_SCOPE,
     CONVENTION,
     ContentionSummary,
+    LayerRow,
     RankMemoryRow,
     ReportData,
     TopOperator,
@@ -32,7 +33,7 @@ _LABEL = 22
 
 def render(report: ReportData) -> str:
     """The table behind ``report.details()``, without a newline at its end."""
-    parts = (_summary, _breakdown, _ranks, _nearest_fit, _operators, _notes)
+    parts = (_summary, _breakdown, _layers, _ranks, _nearest_fit, _operators, _notes)
     sections = [[report.title], *(list(part(report)) for part in parts)]
     return _joined(line for section in sections if section for line in (*section, ""))
 
@@ -133,6 +134,24 @@ def _breakdown_rows(breakdown: Mapping[str, object]) -> Iterator[tuple[str, floa
             yield from ((f"{name.replace('_', ' ')}, {kind}", float(time)) for kind, time in value.items())
         elif isinstance(value, int | float) and (value or name != "other"):
             yield name.replace("_", " "), float(value)
+
+
+def _layers(report: ReportData) -> Iterator[str]:
+    """What every layer costs: the numbers by which ``parallel.partition`` cuts."""
+    if not report.layers:
+        return
+    yield "layers (time of one, alone, on the mean microbatch; the backward with what runs again)"
+    rows: list[Sequence[str]] = [("  layers", "of", "ranks", "forward", "backward", "runs again", "B / F", "")]
+    rows += [_layer_cells(row) for row in report.layers]
+    yield from fit_columns(rows, (True, False, False, True, True, True, True, False))
+
+
+def _layer_cells(row: LayerRow) -> tuple[str, ...]:
+    name = row.first if row.layers == 1 else f"{row.first} to {row.last.rpartition('.')[2]}"
+    ranks = f"{row.ranks[0]} to {row.ranks[-1]}" if len(row.ranks) > 1 else str(row.ranks[0])
+    times = [format_time(time) if time else "0 s" for time in (row.forward_s, row.backward_s, row.recompute_s)]
+    ratio = f"{row.backward_s / row.forward_s:.2f}" if row.forward_s else ""
+    return str(row.layers), _cut_left(name, 36), ranks, *times, ratio, row.state
 
 
 def _ranks(report: ReportData) -> Iterator[str]:

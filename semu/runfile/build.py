@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import semu_models
+from semu import memo
 from semu.checks import check_integer
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
@@ -46,16 +47,31 @@ def _vocab_step(config: Tables) -> int:
     return check_integer(multiple, "model.vocab_multiple", "a size") * int(config.get("parallel", {}).get("tp", 1))
 
 
-def build_with_reading(config: Tables) -> tuple[Model, HfModel | None, list[str]]:
+ModelWithReading = tuple[Model, HfModel | None, list[str]]
+_SHARED = memo.Table[ModelWithReading]("models that jobs share, by [model] and tensor-parallel size", 16)
+
+
+def build_with_reading(config: Tables, *, is_shared: bool = False) -> ModelWithReading:
     """The model of ``[model]``, its frozen parts frozen; beside it, what was read of its file, where it has one, and
     what to say about a model of parts.
+
+    Args:
+        config: resolved tables. is_shared: the model of equal tables is one object, which nobody may change; a model
+            of a file is read anew all the same.
+    Raises:
+        ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
+    """
+    if not is_shared or "hf_config" in config["model"]:
+        return _build(config)
+    return _SHARED.get(repr((config["model"], config["parallel"]["tp"])), lambda: _build(config))
+
+
+def _build(config: Tables) -> ModelWithReading:
+    """``build_with_reading`` without what is shared.
 
     ``frozen`` names modality modules, roles and module paths; everything below them is frozen, an encoder's adapter
     too: ``["vit.embedding", "vit.layers"]`` instead of ``["encoder"]`` keeps the adapter of a vision-language model.
     With ``[model.lora]`` everything but the adapters of low rank, and what it names as trainable, is frozen before.
-
-    Raises:
-        ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
     """
     table = config["model"]
     read: HfModel | None = None

@@ -28,7 +28,7 @@ _SAYS: Mapping[str, str] = {
     "parallel.etp": "tensor parallel of experts",
     "parallel.sequence_parallel": "activations are sharded between tensor-parallel regions",
     "parallel.zero": "0, 1 (distributed optimizer), 2, 3 (FSDP)",
-    "parallel.partition": "stages balanced by parameters or latency, or evenly by layers",
+    "parallel.partition": "stages balanced by parameters, latency or forward, or evenly by layers",
     "parallel.placement": "circular, v-shape or bidirectional; schedules bring their own",
     "parallel.vocabulary": "embedding and head at the ends, or split over the pipeline's ranks",
     "overlap.grad_reduce": "gradients are reduced while the last backward computes",

@@ -79,11 +79,14 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     return run
 
 
-def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | None = None) -> RunConfig:
+def resolve_tables(
+    config: Mapping[str, Any], places: Places, setup: Setup | None = None, *, shares_model: bool = False
+) -> RunConfig:
     """Check tables and fill in defaults.
 
     Args:
         config: tables of a run file. places: where they came from. setup: the setup they were, if they were one.
+        shares_model: as ``build_with_reading``'s ``is_shared``.
     Raises:
         ConfigError: as ``load_run``.
     """
@@ -100,7 +103,7 @@ def resolve_tables(config: Mapping[str, Any], places: Places, setup: Setup | Non
     notes.append(_set_global_batch(resolved, places, setup))
     with places.located():
         notes += _pad_named(resolved)
-        model, read, told = build_with_reading(resolved)
+        model, read, told = build_with_reading(resolved, is_shared=shares_model)
         notes += told
         notes += keep_heads_whole(resolved, model)
         notes.append(_set_kind(resolved, model))
@@ -155,6 +158,10 @@ def _require(config: Mapping[str, Any], places: Places) -> None:
         )
 
 
+_ASKED = ("cost", "resilience")
+"""Tables about a long run, which are there only where they are given."""
+
+
 def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[str, Any]]:
     """All tables, complete but for ``training.global_batch``."""
     defaults: dict[str, dict[str, Any]] = {
@@ -164,11 +171,11 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
         "training": options_table(Training(), "training"),
         "overlap": options_table(Overlap(), "overlap"),
         "batch": {},
-        "cost": {},
+        **{name: {} for name in _ASKED},
     }
     del defaults["training"]["global_batch"]
     defaults["parallel"]["dp"] = _replicas(defaults, config)
-    names = [name for name in TABLES if name != "cost" or "cost" in config]
+    names = [name for name in TABLES if name not in _ASKED or name in config]
     resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in names}
     if is_own(resolved["model"]):
         with places.located():

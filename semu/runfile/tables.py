@@ -13,13 +13,14 @@ from semu.runfile.resolve import resolve_tables
 from semu.runfile.schema import SCHEMA
 
 
-def make_job(tables: Mapping[str, Mapping[str, Any]]) -> TrainingJob:
+def make_job(tables: Mapping[str, Mapping[str, Any]], *, shares_model: bool = False) -> TrainingJob:
     """The training job of a run file's tables.
 
     A key that run files do not have is refused as a setting that is not modelled, after the keys that run files have.
 
     Args:
         tables: table -> key -> value, ``{"model": {"transformer": {...}}, "cluster": {...}, ...}``.
+        shares_model: jobs whose models are described alike hold one model, which nobody may change.
     Raises:
         ConfigError: as ``load_run``; ``where`` is the dotted key.
     """
@@ -31,7 +32,7 @@ def make_job(tables: Mapping[str, Mapping[str, Any]]) -> TrainingJob:
         raise ConfigError(
             f"{key} = {value} is not modelled by this version", where=key, expected=f"no {key}", got=value
         )
-    return resolve_tables(known, places).job()
+    return resolve_tables(known, places, shares_model=shares_model).job()
 
 
 def _known(table: Mapping[str, Any], path: str, unknown: dict[str, Any]) -> dict[str, Any]:

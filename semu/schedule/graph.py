@@ -237,7 +237,8 @@ class PipelineGraph:
             module, split, count = (
                 [of[chunk] for chunk in ends] for of in (shape.chunk_module, shape.chunk_split, counts)
             )
-            groups.setdefault((module[0] == module[1], *split, *count), []).append(number)
+            named = module[0] if shape.reads else module[0] == module[1]
+            groups.setdefault((named, module[0] == module[1], *split, *count), []).append(number)
         return [np.array(own, dtype=np.int64) for own in groups.values()]
 
     @cached_property

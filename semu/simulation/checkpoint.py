@@ -39,6 +39,7 @@ from semu.simulation.iteration import Iteration, time_iteration
 from semu.simulation.pipeline import consolidated_units, run_pipeline
 from semu.simulation.results.assemble import assemble_report
 from semu.simulation.results.estimated import estimate_iteration, stage_table
+from semu.simulation.results.lived import LivedIteration
 from semu.simulation.schedules.costs_of_pairs import PairCosts, pair_costs
 from semu.simulation.schedules.named import named_schedule
 
@@ -85,7 +86,7 @@ class JobCheckpoint(SimulatedJob):
         """
         prepared_for = self.layout.recipe.plan
         prepared = prepared_for if prepared_for is not None else StagePlan()
-        for name in ("parts", "layers", "variants"):
+        for name in ("parts", "layers", "variants", "items", "reads"):
             if getattr(plan, name) != getattr(prepared, name):
                 raise ScheduleError(
                     "a plan with other parts, chunks or variants",
@@ -215,6 +216,11 @@ class JobCheckpoint(SimulatedJob):
     def estimate(self, schedule: Schedule | str | None = None) -> Estimate:
         """The metrics under a schedule, without the tables and the timeline of ``report``."""
         return estimate_iteration(self.iteration(schedule)).estimate
+
+    def lived(self, schedule: Schedule | str | None = None) -> LivedIteration:
+        """The iteration under a schedule with its metrics, and the slowest replica's timeline for whoever asks."""
+        iteration = self.iteration(schedule)
+        return LivedIteration(iteration, estimate_iteration(iteration))
 
     def staged(self, schedule: Schedule | str | None = None) -> tuple[Estimate, StageTable]:
         """The metrics under a schedule, and when each stage of the slowest replica runs."""

@@ -92,11 +92,11 @@ def consolidated_units(
     column = programs_of(costed.layout.recipe, units).column
     for links in {id(links): links for links in replicas.links}.values():
         alike = [number for number, other in enumerate(replicas.links) if other is links]
-        by_row, row = _distinct_latencies(costed, units, links)
+        by_row, row = distinct_latencies(costed, units, links)
         place = row * by_row.shape[1] + replicas.shape[alike].take(column, axis=1)
         latency[alike, : units.num_units] = by_row.ravel().take(place)
     latency[:, units.num_units :] = [piece.end_s - piece.start_s for piece in slices]
-    graph = _GRAPHS.get(units, (len(latency), num_gathers), lambda: _graph(units, num_gathers, latency.shape))
+    graph = _GRAPHS.get(units, (len(latency), num_gathers), lambda: unit_graph(units, num_gathers, latency.shape))
     return replace(graph, latency=latency, name=partial(_name, units, slices))
 
 
@@ -105,7 +105,7 @@ def _name(units: PipelineUnits, gathers: Sequence[OuterSlice], unit: int) -> str
     return units.name(unit) if unit < units.num_units else gathers[unit - units.num_units].name
 
 
-def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ...]) -> UnitGraph:
+def unit_graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ...]) -> UnitGraph:
     """A graph of ``units`` followed by ``num_gathers[rank]`` gathers of each rank, without latencies or names. The
     gathers of a rank run one after another."""
     gather_rank = np.repeat(np.arange(len(num_gathers)), num_gathers)
@@ -123,7 +123,7 @@ def _graph(units: PipelineUnits, num_gathers: Sequence[int], size: tuple[int, ..
     )
 
 
-def _distinct_latencies(
+def distinct_latencies(
     costed: CostedJob, units: PipelineUnits, links: tuple[CommGroup, ...]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Latencies of all distinct stages and transfers for every shape: float64[num_distinct, num_shapes] [s]; and

@@ -18,13 +18,15 @@ from semu.costs.evaluation import (
     cost_model_of,
     distinct_shapes,
     evaluate,
-    template_latencies,
 )
+from semu.costs.layer_times import template_times
 from semu.costs.phases import check_split
 from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
+from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError
+from semu.graph.rounding import with_rounded
 from semu.job import TrainingJob
 from semu.nn.streams import derived_in
 from semu.nn.window import Window, windows_in
@@ -95,10 +97,11 @@ def prepare(
 
     plain = _shapes_with({})
     check_streams(job, plain)
-    check_modality_inputs(job, microbatches, plain)
     cutting = SubMicrobatches.whole(job.num_microbatches)
     if plan is not None:
         cutting = cut_batch(job.model, plan, microbatches, parallel.replicas)
+    read = cutting.read
+    check_modality_inputs(job, read or microbatches, distinct_shapes(read, *sizes) if read else plain)
 
     def _shapes_of(library: TemplateLibrary) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
@@ -113,19 +116,16 @@ def prepare(
         derived = with_derived(cutting.microbatches, derived_in(library.symbols))
         return distinct_shapes(derived, *sizes, (), windows_in(library.symbols)).with_idle()
 
+    def weigh(library: TemplateLibrary) -> list[float]:
+        """What ``parallel.partition`` balances, by template."""
+        shapes = _shapes_of(library)
+        columns = with_rounded(shapes.columns, library.symbols)
+        costs = ShapeCosts(cost_model_of(library, job.profile, latency_rules), columns)
+        serial = not job.overlaps_tensor_parallel
+        return template_times(library, shapes, costs, serial=serial, cache=results).weights(parallel.partition)
+
     say("tracing the model")
-    serial = not job.overlaps_tensor_parallel
-    layout = build_layout(
-        job,
-        lambda library: template_latencies(
-            library,
-            _shapes_of(library),
-            cost_model_of(library, job.profile, latency_rules),
-            serial=serial,
-            cache=results,
-        ),
-        lambda streams: check_spread(job, streams, plain.columns),
-    )
+    layout = build_layout(job, weigh, lambda streams: check_spread(job, streams, plain.columns))
     if plan is not None:
         if plan.problem is not None:
             first_difference(plan.problem, described(job, layout, microbatches))

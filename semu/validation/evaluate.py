@@ -68,7 +68,7 @@ def _run(row: Row, make_job: JobMaker, device: str, *, pass_times: bool) -> RowR
         checkpoint = prepare(make_job(run_tables(row, settings, device)))
         if given is not None:
             checkpoint = with_pass_times(checkpoint, given)
-        return Run(checkpoint, checkpoint.estimate())
+        return Run(checkpoint, checkpoint.lived())
 
     choice = choose(row, _simulate)
     report = choice.run.report
@@ -80,7 +80,7 @@ def _run(row: Row, make_job: JobMaker, device: str, *, pass_times: bool) -> RowR
     if row.iteration_time_s is not None:
         measured_mfu = report.mfu * report.iteration_time_s / row.iteration_time_s
     has_time = compared[Quantity.TIME].error is not None
-    uncertainty = choice.run.whole.uncertainty if has_time and given is None else None
+    uncertainty = choice.run.lived.uncertainty() if has_time and given is None else None
     return RowResult(
         id=row.id,
         group=row.group,
@@ -107,7 +107,7 @@ def _predicted(row: Row, run: Run) -> dict[Quantity, float | None]:
     report = run.report
     if row.measure is Measure.ANALYTIC:
         scope = row.scope or Scope.FIRST_STAGE
-        ranks = run.timeline.ranks
+        ranks = run.lived.timeline.ranks
         activation = max(activation_bytes(run.checkpoint, ranks[rank]) for rank in ranks_of(scope, len(ranks)))
         static = static_bytes(report, scope)
         return {

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
 
-from semu.engine.timeline import IterationTimeline
 from semu.errors import ConfigError, ScheduleError
 from semu.present.estimate import Estimate
-from semu.present.report import Report
 from semu.simulation import JobCheckpoint
+from semu.simulation.results.lived import LivedIteration
 from semu.validation.jobs import PARTIAL, Settings, divides, is_v_shaped
 from semu.validation.row import Row
 
@@ -41,17 +39,12 @@ class Run:
     """A simulated row: the job before its schedule, and what came of it."""
 
     checkpoint: JobCheckpoint
-    report: Estimate
-
-    @cached_property
-    def whole(self) -> Report:
-        """The report with its tables and timeline, for the row that is chosen."""
-        return self.checkpoint.report()
+    lived: LivedIteration
 
     @property
-    def timeline(self) -> IterationTimeline:
-        """The whole iteration, for the few rows that ask for it."""
-        return self.whole.timeline
+    def report(self) -> Estimate:
+        """Time, memory and use of the devices."""
+        return self.lived.head.estimate
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from semu.hardware.profile import list_fabrics, list_profiles
 from semu.hardware.software import Software
 from semu.simulation.effects.pass_times import PassTimes
 from semu.validation.adapters import lora_table
+from semu.validation.launch_arguments import told_by_arguments
 from semu.validation.multimodal import run_of_multimodal
 from semu.validation.multimodal_training import training_of_multimodal
 from semu.validation.open_sizes import complete_sizes
@@ -83,7 +84,7 @@ def _parse_row(item: object, number: int) -> Row | BadRow:
         return BadRow(f"row {number}", "", "", f"not an object: {type(item).__name__}")
     name, group, trust = (item.get(key) for key in ("id", "group", "trust"))
     try:
-        return _row(_Fields(item, ""))
+        return _row(_Fields({**item, **told_by_arguments(item)}, ""))
     except ConfigError as error:
         return BadRow(
             name if isinstance(name, str) and name else f"row {number}",

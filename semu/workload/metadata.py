@@ -6,8 +6,10 @@ A line is one JSON object; all keys are optional, empty lines are skipped::
     {"text_tokens": 120, "images": 3}                                    three images of 2704 patches, 169 tokens
     {"text_tokens": 38, "video_seconds": 4.2, "resolution": [256, 256]}  a clip and its caption
     {"text_tokens": 45, "audio": [{"frames": 1230, "tokens": 307}]}      a sound and its transcript
+    {"id": "web-000017", "text_tokens": 900}                             a sample with a name of its own
     {"images": [{"patches": 2704, "tokens": 169}], "layout": [["text", 40], ["vision", 0], ["text", 80]]}
 
+    id              what a data loader calls the sample, a string or an integer, once in a file; default: its line
     text_tokens     tokens of text, without the tokens of images and sounds; default 0
     images          a count (0 too), or for each image the patches that enter the encoder and the tokens that enter the
                     backbone; where the model says what its images are, a count means those
@@ -36,7 +38,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.checks import check_count, check_number, check_resolution, check_word
+from semu.checks import check_count, check_number, check_resolution, check_word, is_integer
 from semu.errors import ConfigError
 from semu.workload.layouts import Layout, read_layout, text_of
 from semu.workload.mixed import FRAMES_TO_TOKENS
@@ -88,6 +90,7 @@ class Sample:
         video_seconds: > 0, or None. resolution: (height, width) of the clip [px].
         audio: (frames, tokens) of each clip of sound, each >= 1; None: the line does not mention any.
         layout: its runs; None: the line does not say.
+        id: what a data loader calls it; None: the line does not say.
     """
 
     line: int
@@ -97,6 +100,7 @@ class Sample:
     resolution: tuple[int, int] = DEFAULT_RESOLUTION
     audio: tuple[tuple[int, int], ...] | None = None
     layout: Layout | None = None
+    id: str | int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,10 @@ class Metadata:
     contents: Contents
     sha256: str
     samples: tuple[Sample, ...] = field(compare=False, repr=False)
+
+    def ids(self) -> tuple[str | int, ...]:
+        """What a data loader calls each sample: its ``id``, else the number of its line."""
+        return tuple([sample.line if sample.id is None else sample.id for sample in self.samples])
 
     def place(self, index: int) -> str:
         """Where sample ``index`` stands: ``file.jsonl:LINE``."""
@@ -188,10 +196,11 @@ def metadata_of(samples: Sequence[Sample], path: str, sha256: str, contents: Con
         kind = next(has_key, Contents.TEXT)
     for sample in samples:
         _check_kind(sample, kind, f"{path}:{sample.line}")
+    _check_ids(samples, path)
     return Metadata(path, kind, sha256, tuple(samples))
 
 
-_KEYS = ("text_tokens", "images", "video_seconds", "resolution", "audio", "layout")
+_KEYS = ("id", "text_tokens", "images", "video_seconds", "resolution", "audio", "layout")
 _WINDOW_FRAMES = 3000
 """Frames of 30 s."""
 _DEFAULT_SIZES = {
@@ -252,6 +261,7 @@ def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tupl
             ),
             resolution=check_resolution(value.get("resolution", DEFAULT_RESOLUTION), "resolution"),
             audio=tuple(_read_items(value["audio"], place, _AUDIO, sizes)) if "audio" in value else None,
+            id=_read_id(value["id"], place) if "id" in value else None,
         )
         if "layout" not in value:
             return sample
@@ -262,6 +272,12 @@ def read_sample(value: object, number: int, place: str, sizes: Mapping[str, tupl
         if error.where is not None and error.where.startswith(place):
             raise
         raise ConfigError.of(error, message=f"{error.where}: {error.message}", where=place) from error
+
+
+def _read_id(value: object, place: str) -> str | int:
+    if is_integer(value) or (isinstance(value, str) and value):
+        return value
+    raise ConfigError("not an id", where=place, expected="a string or an integer", got=shorten(json.dumps(value)))
 
 
 def _read_items(
@@ -282,6 +298,23 @@ def _read_items(
                 raise ConfigError(f"{what.item} without a size", where=where, expected=f"the key {key!r}")
         entering, tokens = (check_count(item[key], f"{where}.{key}") for key in what.sizes)
         yield entering, tokens
+
+
+def _check_ids(samples: Sequence[Sample], path: str) -> None:
+    """Refuse an id that two samples have."""
+    if all(sample.id is None for sample in samples):
+        return
+    lines: dict[str | int, int] = {}
+    for sample in samples:
+        own = sample.line if sample.id is None else sample.id
+        if own in lines:
+            raise ConfigError(
+                "two samples with one id",
+                where=f"{path}:{sample.line}",
+                expected=f"an id that line {lines[own]} does not have",
+                got=own,
+            )
+        lines[own] = sample.line
 
 
 def _check_kind(sample: Sample, kind: Contents, place: str) -> None:

@@ -102,6 +102,21 @@ class FileBatch(AbstractBatch):
         self._check_enough(bounds.size - 1, count, micro_batch, f"packed sequences of {context} tokens")
         return samples.microbatches(bounds, count, micro_batch, self.attend_across_samples)
 
+    def packed(self, seq_len: int | None = None) -> tuple[Samples, NDArray[np.int64]]:
+        """The samples of the file, and the bounds of the sequences that they are packed to in its order.
+
+        Args:
+            seq_len: as for ``microbatches``.
+        Raises:
+            ConfigError: a sample larger than the context; clips, which are grouped in another order.
+        """
+        samples, bounds = self._packed(self.context_length(seq_len))
+        if isinstance(samples, Clips):
+            raise ConfigError(
+                "clips are grouped by duration, not packed", where=self.metadata.path, expected="text, images or sound"
+            )
+        return samples, bounds
+
     def capacity(self, micro_batch: int, seq_len: int | None = None) -> int:
         """How many microbatches the file holds; arguments as ``microbatches``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
@@ -47,6 +47,13 @@ class Items:
             for columns in zip(*((part.counts, part.lengths, part.tokens) for part in parts), strict=True)
         )
         return cls(offsets(counts), lengths, tokens)
+
+    def of_samples(self, order: IntArray) -> Items:
+        """The items of some samples, in their order. ``order``: int64[n], numbers of samples."""
+        counts = self.counts[order]
+        ptr = offsets(counts)
+        place = np.repeat(self.ptr[order] - ptr[:-1], counts) + np.arange(ptr[-1])
+        return Items(ptr, self.lengths[place], self.tokens[place])
 
     @property
     def counts(self) -> IntArray:
@@ -114,6 +121,18 @@ class Samples:
             if name in self.merged:
                 total += items.per_sample
         return total
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the streams that microbatches of these samples have."""
+        merged = [f"{name}_tokens" for name in self.items if name in self.merged]
+        return ("text", *self.items, *merged)
+
+    def taken(self, order: IntArray) -> Samples:
+        """Some of the samples, in another order. ``order``: int64[n], their numbers."""
+        layouts = [self.layouts[number] for number in order.tolist()] if self.layouts else ()
+        items = {name: own.of_samples(order) for name, own in self.items.items()}
+        return replace(self, text_tokens=self.text_tokens[order], items=items, layouts=layouts)
 
     def pack(self, seq_len: int, images_max: int | None = None) -> IntArray:
         """Bounds of the packed sequences: int64[num_sequences + 1], see ``pack_in_order``.

@@ -76,9 +76,7 @@ def read_stream(
     if not first:
         raise ConfigError("the stream is empty", where=str(path), expected="at least one iteration")
     if _is_line_of_samples(first):
-        return windows(
-            recorded_like(like, read_metadata(path, _contents(like), _sizes(like))), count, micro_batch, seq_len
-        )
+        return windows(read_like(like, path), count, micro_batch, seq_len)
     return _iterations(Path(path), like)
 
 
@@ -111,6 +109,15 @@ def write_stream(
 
     write_file(Path(path), _write)
     return written
+
+
+def read_like(like: AbstractBatch, path: str | Path) -> FileBatch:
+    """The samples of a metadata file, packed under the limits of another batch, which says what kind they are of.
+
+    Raises:
+        ConfigError: as ``read_metadata``.
+    """
+    return recorded_like(like, read_metadata(path, _contents(like), _sizes(like)))
 
 
 def recorded_like(like: AbstractBatch, metadata: Metadata) -> FileBatch:

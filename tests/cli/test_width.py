@@ -47,6 +47,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "lm-7b --cluster h100:1x8 --parallel cp4-tp2 --policies zigzag,lpt,snake --set training.global_batch=2",
         "lm-7b --cp 3",
     ),
+    "assign": (
+        "lm-7b --samples samples.jsonl --method all --set training.global_batch=4 --out assigned",
+        "lm-7b --samples samples.jsonl --count 3",
+        "lm-7b",
+    ),
+    "goodput": ("lm-7b --mtbf 3h --days 2 --seeds 2 --tokens 1T --gpu-hour-usd 2", "lm-7b --mtbf nan"),
     "compare": ("lm-7b llama3-8b", "lm-7b"),
     "plan": ("lm-7b -o plan.json", "vlm-s --rank 0", "--show plan.json --rank 1", "--verify plan.json"),
     "run": ("nothing.json --demo",),
@@ -69,6 +75,7 @@ PLAIN = re.compile(
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("config.json", "gemm.csv", "all_reduce_perf.log", "megatron_vlm.sh"):
         shutil.copy(FILES / name, tmp_path)
+    (tmp_path / "samples.jsonl").write_text('{"text_tokens": 700}\n{"text_tokens": 90}\n' * 40)
     monkeypatch.chdir(tmp_path)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import tomllib
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,15 @@ from semu.cli import main
 from semu.fitting.forms import peaks_of, predict
 from semu.fitting.models import defaults_of
 from semu.fitting.write import replace_blocks
+from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.profile import PROFILE_DIR, load_profile
 from semu.hardware.software import Software
+from semu.job import Training, TrainingJob
+from semu.nn import Model
+from semu.parallel.config import Parallel
+from semu.simulation import simulate
+from semu_models.text.gpt import GPT, GPTConfig
 
 KNOWN = {
     **defaults_of("efficiency.matmul"),
@@ -370,3 +377,38 @@ def test_shipped_profiles_reach_their_errors(data_dir: Path, capsys: pytest.Capt
 def test_pcie_has_its_own_section() -> None:
     assert load_profile("a40").links[Port.PCIE].of(OpKind.P2P).provenance is Provenance.FITTED
     assert load_profile("h100").links[Port.PCIE].of(OpKind.P2P).provenance is Provenance.MEASURED
+
+
+@pytest.mark.parametrize("software", ["kernels", "megatron", "torch"])
+def test_runs_call_the_attention_that_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], software: str
+) -> None:
+    pytest.importorskip("scipy")
+    header = "device,dtype,pass,batch,heads,kv_heads,seq_q,seq_kv,head_dim,head_dim_v,causal,time_us,source,note\n"
+    shipped, lines, measured = load_profile("h100"), [], {}
+    kinds = {"fwd": OpKind.ATTENTION_FORWARD, "bwd": OpKind.ATTENTION_BACKWARD}
+    for way, kind in kinds.items():
+        section, curve = f"efficiency.{kind.value}", shipped.efficiencies[kind]
+        numbers = {name: getattr(curve, name, value) for name, value in defaults_of(section).items()}
+        numbers |= {"flop": 0.6 * curve.flop}
+        for heads, tokens in product((8, 16, 32), (256, 512, 1024, 2048, 4096, 8192, 16384)):
+            shape = np.array([[1, heads, heads, tokens, tokens, 128, 128, 1, 0, 0]], dtype=float).T
+            time_s = predict(section, numbers, shape, peaks_of(shipped, section))[0]
+            measured[way, heads, tokens] = time_s
+            sizes = f"1,{heads},{heads},{tokens},{tokens},128,128,1"
+            lines.append(f"H100-SXM,bf16,{way},{sizes},{1e6 * time_s:.6g},here,\n")
+    table, output = write(tmp_path, "attention.csv", header + "".join(lines)), str(tmp_path / "mine.toml")
+    code, _, err = run(capsys, table, "--device", "h100", "-o", output)
+    assert code == 0, err
+    model = Model.from_module(GPT(GPTConfig(1, 16 * 128, heads=16, vocab=256, positions=4096)), name="llm")
+    training = Training(1, 1, 4096, software=software, launch=False)
+    rank = simulate(TrainingJob(model, Cluster(output, 1, 1), Parallel(), training)).timeline.ranks[0]
+    stages = [rank.expand(number) for number in range(len(rank.stages))]
+    for way, kind in kinds.items():
+        times = [
+            end - start
+            for stage in stages
+            for of, start, end in zip(stage.table.kinds, stage.start_s, stage.end_s, strict=True)
+            if of is kind
+        ]
+        assert times == [pytest.approx(measured[way, 16, 4096], rel=0.02)]

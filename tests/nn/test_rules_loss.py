@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from nn.tracing_kit import Apply, backward, forward, options, rows, run, saved, spec
 
@@ -32,6 +34,17 @@ def test_cross_entropy(tp: int) -> None:
     (gradient,) = block.input_gradients
     assert gradient is not None
     assert (block.graph.tensors[gradient].shape, block.graph.tensors[gradient].dtype) == ((T, v), DType.BF16)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_compiled_cross_entropy_changes_nothing_in_place(tp: int) -> None:
+    numel = T * V // tp
+    made = spec(T, V, shards=(1, tp))
+    block = trace_block(Apply(F.cross_entropy), [made], replace(options(tp), cross_entropy="compiled"))
+    compute = [row for row in rows(forward(block)) if row[0] == "cross_entropy"]
+    assert [row[3] for row in compute] == [(2 + 4) * numel, (4 + 4) * numel, 3 * 4 * T]
+    assert [row[3] for row in rows(backward(block))] == [(4 + 4) * numel, (4 + 2) * numel]
+    assert list(saved(block).values()) == [4 * numel]  # the softmax, as in place
 
 
 def test_mean_squared_error() -> None:

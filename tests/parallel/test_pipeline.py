@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from semu.errors import ConfigError
 from semu.parallel.pipeline import nearest_multiple, partition, place_chunks
@@ -37,6 +40,27 @@ def by_enumeration(weight: Sequence[float], num_parts: int) -> list[int]:
 def test_the_cut_is_the_one_that_enumeration_finds(weight: list[int], data: st.DataObject) -> None:
     num_parts = data.draw(st.integers(1, len(weight)))
     assert partition(weight, num_parts) == by_enumeration(weight, num_parts)
+
+
+def test_ten_thousand_cuts_are_those_of_all_cuts() -> None:
+    """Cornstarch eq. 3.5: the heaviest of all stages is as light as in the best of all cuts, to the last bit of the
+    weights, which are multiples of 2^-20."""
+    draw = np.random.default_rng(0)
+    for _ in range(10_000):
+        count = int(draw.integers(1, 13))
+        num_parts = int(draw.integers(1, count + 1))
+        weight = draw.integers(0, 1 << 20, count) / (1 << 20)
+        weight[draw.random(count) < 0.2] = 0.0  # layers that cost nothing
+        total = np.concatenate([[0.0], np.cumsum(weight)])
+        best = np.diff(total[_cuts(count, num_parts)], axis=1).max(axis=1).min()
+        cut = partition(weight.tolist(), num_parts)
+        assert len(cut) == num_parts + 1
+        assert max(parts(weight.tolist(), cut)) == best
+
+
+@cache
+def _cuts(count: int, num_parts: int) -> NDArray[np.int64]:
+    return np.array(all_cuts(count, num_parts))
 
 
 @pytest.mark.parametrize(

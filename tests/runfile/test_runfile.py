@@ -18,7 +18,7 @@ import semu
 import semu_models
 from semu.errors import ConfigError, ScheduleError
 from semu.job import Precision, Recompute, TrainingJob
-from semu.runfile import Overrides, Places, format_toml, load_run, resolve_run
+from semu.runfile import Overrides, Places, format_toml, load_run, make_job, resolve_run
 from semu.simulation import prepare, simulate
 from semu.simulation.estimate import evaluate
 from semu.workload import make_batch
@@ -937,3 +937,24 @@ def test_no_microbatch_of_a_setup(setup: str) -> None:
     with pytest.raises(ConfigError, match="not a valid number") as caught:
         resolve_run(setup, Overrides(("training.micro_batch=0",))).job()
     assert (caught.value.where, caught.value.nearest) == ("--set training.micro_batch", 1)
+
+
+def test_jobs_of_programs_share_a_model_when_asked_to() -> None:
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128}
+
+    def _job(tp: int, hidden: int, *, shares_model: bool) -> TrainingJob:
+        tables = {
+            "model": {"transformer": sizes | {"hidden": hidden}, "frozen": ["llm.embedding"] if tp == 2 else []},
+            "cluster": {"device": "h100"},
+            "parallel": {"tp": tp},
+        }
+        return make_job(tables, shares_model=shares_model)
+
+    one = _job(1, 64, shares_model=True)
+    assert _job(1, 64, shares_model=True).model is one.model
+    assert _job(1, 64, shares_model=False).model is not one.model
+    for tp, hidden in ((2, 64), (1, 128)):
+        other, own = (_job(tp, hidden, shares_model=shares) for shares in (True, False))
+        assert other.model is not one.model
+        assert other.model.num_parameters() == own.model.num_parameters()
+        assert other.model.num_parameters(trainable_only=True) == own.model.num_parameters(trainable_only=True)

@@ -12,7 +12,9 @@ from semu.cli.resolved import read_defined, read_run, say_notes
 from semu.errors import ConfigError
 
 if TYPE_CHECKING:
+    from semu.exports.exported import Exported
     from semu.runfile.config import RunConfig
+    from semu.searcher.report import SearchReport
 
 
 def export_command(arguments: argparse.Namespace) -> int:
@@ -58,17 +60,19 @@ def export_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write_export(arguments: argparse.Namespace, run: RunConfig) -> dict[str, object]:
+def write_export(arguments: argparse.Namespace, run: RunConfig, exported: Exported | None = None) -> dict[str, object]:
     """Write a run as ``--export PROGRAM[:FILE]`` asks: where RUN is a file of that program, this file with what has
     changed; returns what to tell of it in a document.
 
+    Args:
+        exported: the run in the program's words; None: it is made.
     Raises:
         ConfigError: an unknown program, a model that it cannot describe, a place that cannot be written.
     """
     from semu.exports import PROGRAMS, difference, export
 
     word, _, place = arguments.export.partition(":")
-    exported, target = export(run, word), PROGRAMS[word]
+    exported, target = exported or export(run, word), PROGRAMS[word]
     text = exported.text
     if target.changed is not None and (own := _own_text(arguments.run, word)) is not None:
         text, _ = difference(word, own, arguments.run, _unchanged(arguments), run)
@@ -79,18 +83,35 @@ def write_export(arguments: argparse.Namespace, run: RunConfig) -> dict[str, obj
     return {"to": word, "file": place, "unsaid": list(exported.unsaid)}
 
 
-def check_export(option: str | None) -> None:
-    """Refuse an ``--export`` that cannot be, before a long search.
+def write_searched(arguments: argparse.Namespace, run: RunConfig, found: SearchReport) -> dict[str, object]:
+    """Write what of a searched schedule ``--export``'s program can be told; returns what to tell of it in a document.
 
     Raises:
-        ConfigError: an unknown program, a folder that is not there.
+        ConfigError: a model that the program cannot describe, a place that cannot be written.
+    """
+    from semu.exports.searched import launchable
+
+    nearest, exported, report = launchable(run, found, arguments.export.partition(":")[0])
+    told = write_export(arguments, nearest, exported)
+    return {**told, "iteration_time_s": report.iteration_time_s, "fits": report.fits}
+
+
+def check_export(option: str | None, run: RunConfig | None = None) -> None:
+    """Refuse an ``--export`` that cannot be, before a long search.
+
+    Args:
+        option: as given. run: whose model the program must be able to describe; None: nothing is known of it yet.
+    Raises:
+        ConfigError: an unknown program, a folder that is not there, a model that the program cannot describe.
     """
     if option is not None:
-        from semu.exports.programs import target_of
+        from semu.exports.programs import export, target_of
 
         word, _, place = option.partition(":")
         target_of(word)
         check_place("--export", place or None)
+        if run is not None:
+            export(run, word)
 
 
 def _own_text(run: str, word: str) -> str | None:

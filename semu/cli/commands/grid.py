@@ -46,6 +46,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
     check_export(arguments.export)
     with Progress() as progress:
         run, job = _read(arguments, progress)
+        check_export(arguments.export, run)
         say_notes(run)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from semu.cli.commands.exporting import check_export, write_export
+from semu.cli.commands.exporting import check_export, write_searched
 from semu.cli.commands.many_searches import search_batches
 from semu.cli.commands.simulate import refuse_defaults
 from semu.cli.console import INTERRUPTED, Progress, emit_result, printed_anyway, say, say_options, say_written
@@ -37,6 +37,7 @@ def search_command(arguments: argparse.Namespace) -> int:
     check_export(arguments.export)
     with Progress() as progress:
         run, job = read_job(arguments, progress)
+        check_export(arguments.export, run)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         if arguments.batches is not None:
@@ -58,10 +59,12 @@ def search_command(arguments: argparse.Namespace) -> int:
             without = [key for key, value in found.changes.items() if value is None]
             intro = "it runs again with" + (f", and without {', '.join(without)}" if without else "")
             say_options(intro, _settings(found.changes, Path(arguments.out) / "schedule.json"))
+        beside: dict[str, object] = {}
         if arguments.export is not None:
+            progress(f"simulating what {arguments.export.partition(':')[0]} can be told of it")
             with printed_anyway(lambda: repr(found), is_json=arguments.json):
-                write_export(arguments, run.changed(found.changes, "search"))
-    emit_result(found, is_json=arguments.json, run=arguments.run, warnings=list(run.notes))
+                beside["exported"] = write_searched(arguments, run, found)
+    emit_result(found, is_json=arguments.json, run=arguments.run, warnings=list(run.notes), **beside)
     if found.result.ended_by == "interrupt":
         say("interrupted: this is the best schedule so far")
         return INTERRUPTED

@@ -167,7 +167,8 @@ def _validator(rows: Sequence[Row | BadRow], profile: str | None, flag: str) -> 
     from semu.validation import validate
     from semu.validation.profiles import on_data_sheet
 
-    maker = on_data_sheet(make_job) if profile == SPEC else make_job
+    shared = partial(make_job, shares_model=True)
+    maker = on_data_sheet(shared) if profile == SPEC else shared
     devices = None if profile is None or profile == SPEC else devices_of(rows, profile, flag)
     return partial(validate, make_job=maker, devices=devices, progress=_RowCounter())
 

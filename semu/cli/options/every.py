@@ -20,7 +20,9 @@ from semu.cli.options.grid import GRID
 from semu.cli.options.importing import IMPORT
 from semu.cli.options.init import INIT
 from semu.cli.options.plan import PLAN
+from semu.cli.options.resilience import GOODPUT
 from semu.cli.options.run import RUN
+from semu.cli.options.samples import ASSIGN
 from semu.cli.options.schedules import SCHEDULES
 from semu.cli.options.search import SEARCH
 from semu.cli.options.shared import CommandOptions
@@ -52,6 +54,8 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "grid": GRID,
     "what-if": WHAT_IF,
     "context": CONTEXT,
+    "assign": ASSIGN,
+    "goodput": GOODPUT,
     "compare": COMPARE,
     "plan": PLAN,
     "run": RUN,

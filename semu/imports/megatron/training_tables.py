@@ -242,14 +242,14 @@ def _kernels(settings: Settings) -> dict[str, Any]:
     is_local = settings.get("transformer_impl") == "local"
     backend = settings.get("attention_backend")
     is_unfused = backend in _UNFUSED or (is_local and not settings.get("use_flash_attn"))
-    is_fused_loss = settings.get("cross_entropy_loss_fusion") and settings.get("cross_entropy_fusion_impl") == "te"
+    fused_loss = "fused" if settings.get("cross_entropy_fusion_impl") == "te" else "compiled"
     if is_unfused and not settings.get("masked_softmax_fusion"):
         why = "scale, mask and softmax in separate kernels"
         settings.approximate("masked_softmax_fusion", why, Effect(slower=0.1, more=0.1))
     return {
         "attention": "unfused" if is_unfused else "fused",
         **({"attention_deterministic": True} if settings.get("deterministic_mode") else {}),
-        "cross_entropy": "fused" if is_fused_loss else "in_place",
+        "cross_entropy": fused_loss if settings.get("cross_entropy_loss_fusion") else "in_place",
         "workspaces": "torch" if is_local else "transformer_engine",
     }
 

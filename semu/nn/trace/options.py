@@ -34,7 +34,7 @@ class TraceOptions:
         experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cp_levels: of a ring between groups: one group, and the ring.
-        cross_entropy: ``unfused``, ``in_place`` or ``fused``, see ``semu.nn.rules.loss``.
+        cross_entropy: ``unfused``, ``in_place``, ``compiled`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         sums_gradients_twice: without fused accumulation, see ``accumulate_weight_gradient``.
         fp8_recipe: how fp8 tensors are scaled. fp8_copies: of an operand of two products.

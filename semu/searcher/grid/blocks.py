@@ -87,7 +87,7 @@ class BlockTable:
             job: the base. point: a legal configuration. micro_batches: all sizes of a microbatch.
         """
         own = job_at(job, point)
-        if own.parallel.partition == "latency":  # only where blocks lie depends on it
+        if own.parallel.cuts_by_time:  # only where blocks lie depends on it
             own = replace(own, parallel=replace(own.parallel, partition="parameters"))
         is_partial = own.training.recompute_layers is not None
         if is_partial:  # which ones depends on the chunks: for a bound, none is recomputed and none keeps anything

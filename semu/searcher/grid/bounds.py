@@ -138,12 +138,12 @@ class Floors:
 
     def _cut(self, point: Point, table: BlockTable) -> _Cut | None:
         """Where the blocks lie; None: that depends on more than the sizes."""
-        key = (point.pp, point.vpp, point.placement, point.segments)
+        key = (point.pp, point.vpp, point.placement, point.segments, point.partition)
         if key not in self._cuts:
-            parallel = self._job.parallel
+            own = job_at(self._job, point)
             self._cuts[key] = None
-            if parallel.partition != "latency":
-                chunks = _chunks(job_at(self._job, point), table)
+            if not own.parallel.cuts_by_time:
+                chunks = _chunks(own, table)
                 rank = np.array([chunk.rank for chunk in chunks])
                 offset = np.cumsum([0, *table.blocks_per_module])
                 start = offset[[chunk.module for chunk in chunks]]
@@ -159,7 +159,7 @@ class Floors:
     def _outside(self, point: Point, table: BlockTable, cut: _Cut) -> _Outer:
         """What does not depend on the microbatches."""
         bounded = ALL_SCHEDULES[point.schedule].is_bounded
-        key = (*point[:6], point.zero, point.placement, point.segments, bounded)
+        key = (*point[:6], point.zero, point.placement, point.segments, point.partition, bounded)
         if key not in self._outer:
             parallel = replace(self._job.parallel, **parallel_of(point))
             trained = cut.of_ranks(cut.of_chunks(table.trained)).astype(np.int64)
@@ -228,7 +228,8 @@ class Floors:
             counts: int64[num_sizes], microbatches of a replica.
         """
         family = ALL_SCHEDULES[point.schedule]
-        if not self._knows_static or not family.is_bounded or point.placement != "circular" or point.zero >= 2:
+        is_known = self._is_chain and family.is_bounded and point.placement == "circular" and point.zero < 2
+        if not self._knows_static or not is_known:
             return np.full(len(counts), outer.static.max())
         p, v, m = point.pp, point.vpp, counts[:, np.newaxis]
         steps = np.array([family.activations(p, count, v) for count in counts.tolist()], dtype=np.int64)[:, cut.rank]
@@ -285,4 +286,6 @@ def _chunks(job: TrainingJob, table: BlockTable) -> list[Chunk]:
         parallel.vpp,
         parallel.placement,
         parallel.shares,
+        [module.sources for module in job.model.modules],
+        job.model.encoders,
     )

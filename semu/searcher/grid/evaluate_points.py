@@ -83,4 +83,4 @@ def in_chunks(job: TrainingJob, points: Iterable[Point], size: int, most: int) -
 
 
 def _pipeline(point: Point) -> tuple[object, ...]:
-    return (point.pp, point.vpp, point.schedule, point.placement, point.segments)
+    return (point.pp, point.vpp, point.schedule, point.placement, point.segments, point.partition)

@@ -7,7 +7,7 @@ particular release; a source says where to look. docs/grid.md has the same table
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from semu.job.experts import mixtures
 from semu.nn import SelfAttention
 from semu.nn.model import ModalityModule, ModalityRole
 from semu.nn.trace.sharding import ContextKind
+from semu.parallel.context import Balance
 from semu.parallel.stage_layers import layer_parts
 from semu.searcher.grid.space import Axis, Point, Value
 
@@ -229,6 +230,52 @@ def _ring(job: TrainingJob) -> Misfit:
     return _misfit
 
 
+def _whole_rows(name: str) -> Callable[[TrainingJob], Misfit]:
+    """No framework cuts the keys of a row of attention in training."""
+
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        return f"{name} does not split a row of attention" if point.attention_split else None
+
+    return lambda job: _misfit
+
+
+def _dealt(name: str, policies: Collection[Balance]) -> Callable[[TrainingJob], Misfit]:
+    """Context ranks hold what the framework's own load balancers give them."""
+    legal = {one.value for one in policies}
+
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        if point.cp == 1 or point.cp_balance in legal:
+            return None
+        return f"{name} does not deal the text to context ranks by {point.cp_balance}"
+
+    return lambda job: _misfit
+
+
+def _encoder_first(job: TrainingJob) -> Misfit:
+    modules = len(job.model.modules)
+
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        if point.pp == 1 or modules == 1 or point.segments == "mixed" or (point.segments == "apart" and modules == 2):
+            return None
+        return f"Megatron-LM does not place {modules} modules as segments = {point.segments}"
+
+    return _misfit
+
+
+def _chain_of_stages(job: TrainingJob) -> Misfit:
+    modules = job.model.modules
+    is_chain = all(len(own.sources) <= 1 for own in modules)
+
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        if point.pp == 1 or len(modules) == 1 or point.segments == "mixed":
+            return None
+        if is_chain and point.segments in ("separated", "apart"):
+            return None
+        return f"torch's stages are one chain; segments = {point.segments} of {len(modules)} modules are none"
+
+    return _misfit
+
+
 RULES = (
     FrameworkRule(
         Framework.MEGATRON,
@@ -314,6 +361,45 @@ RULES = (
         "context parallelism passes or gathers keys and values",
         "`context_parallel_rotate_method`",
         _ring,
+    ),
+    FrameworkRule(
+        Framework.MEGATRON,
+        "context ranks hold chunks from both ends of a sequence or of a document (`cp_balance`: zigzag, "
+        "document-zigzag)",
+        "`get_batch_on_this_cp_rank`; Transformer Engine's `thd_get_partitioned_indices`",
+        _dealt(NAMES[Framework.MEGATRON], (Balance.ZIGZAG, Balance.DOCUMENT_ZIGZAG)),
+    ),
+    FrameworkRule(
+        Framework.MEGATRON,
+        "rows of attention are whole (`attention_split` is 0)",
+        "`DotProductAttention`: no such option",
+        _whole_rows(NAMES[Framework.MEGATRON]),
+    ),
+    FrameworkRule(
+        Framework.MEGATRON,
+        "modality modules lie in one row (`segments`: mixed), or one encoder on ranks before the language model's "
+        "(apart)",
+        "`--encoder-pipeline-model-parallel-size`, which releases of 2025 took out again; `examples/multimodal`",
+        _encoder_first,
+    ),
+    FrameworkRule(
+        Framework.TORCHTITAN,
+        "context ranks hold chunks from both ends, chunks in order, or blocks as PTRR deals them (`cp_balance`: "
+        "zigzag, contiguous, snake)",
+        "`context_parallel_load_balancer`: headtail, ptrr, none",
+        _dealt(NAMES[Framework.TORCHTITAN], (Balance.ZIGZAG, Balance.CONTIGUOUS, Balance.SNAKE)),
+    ),
+    FrameworkRule(
+        Framework.TORCHTITAN,
+        "rows of attention are whole (`attention_split` is 0)",
+        "`FlexAttentionWrapper`: no such option",
+        _whole_rows(NAMES[Framework.TORCHTITAN]),
+    ),
+    FrameworkRule(
+        Framework.TORCHTITAN,
+        "modality modules lie in one row (`segments`: mixed), or, where each reads one other, on stages of their own",
+        "`module_fqns_per_model_part`: the stages are a chain",
+        _chain_of_stages,
     ),
 )
 """What the frameworks ask; semu's own rules (whole tensor-parallel heads, experts, sequences, batches) hold for all."""

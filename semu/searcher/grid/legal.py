@@ -29,6 +29,7 @@ class Rule(StrEnum):
     BLOCKS = "blocks"
     SIZES = "sizes"
     CONTEXT = "context"
+    PIPELINE = "pipeline"
     BATCH = "batch"
     FRAMEWORK = "framework"
     GROUPS = "groups"
@@ -43,6 +44,7 @@ SENTENCES = {
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
     Rule.CONTEXT: "without context ranks all their policies are one",
+    Rule.PIPELINE: "without a pipeline all cuts into stages are one",
     Rule.BATCH: "the global batch does not divide by dp x micro_batch",
     Rule.FRAMEWORK: "the framework cannot run it",
     Rule.GROUPS: "interleaving needs a multiple of pp microbatches",
@@ -205,6 +207,9 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 if cp == 1 and sizes.cp_balance != v[Axis.CP_BALANCE][0]:
                     cuts.add(Rule.CONTEXT, inner)
                     continue
+                if pp == 1 and sizes.partition != v[Axis.PARTITION][0]:
+                    cuts.add(Rule.PIPELINE, inner)
+                    continue
                 error = _misfit(job, sizes)
                 if error is not None:
                     cuts.add(Rule.SIZES, inner, error)
@@ -228,7 +233,7 @@ def _misfit(job: TrainingJob, sizes: Point) -> SemuError | None:
         if parallel.segments != "mixed":
             names = [module.name for module in job.model.modules]
             blocks = [len(module.blocks()) for module in job.model.modules]
-            check_places(parallel.segments, names, blocks, pp, vpp, parallel.shares)
+            check_places(parallel.segments, names, blocks, pp, vpp, parallel.shares, job.model.encoders)
     except ConfigError as error:
         return error
     return None

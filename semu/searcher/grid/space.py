@@ -17,6 +17,7 @@ from semu.nn.masked_kernel import TILE_EDGE
 from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import PLACEMENTS
 from semu.parallel.context import Balance
+from semu.parallel.pipeline import PARTITIONS
 from semu.parallel.segments import SEGMENTS
 
 Value: TypeAlias = int | str
@@ -39,6 +40,7 @@ class Axis(StrEnum):
     SEGMENTS = "segments"
     CP_BALANCE = "cp_balance"
     ATTENTION_SPLIT = "attention_split"
+    PARTITION = "partition"
 
 
 class RankBy(StrEnum):
@@ -68,6 +70,7 @@ class Point(NamedTuple):
     segments: str
     cp_balance: str
     attention_split: int
+    partition: str
 
     def label(self, axes: Iterable[Axis]) -> str:
         """``dp8 tp2 pp4 micro_batch1 full``: the values on some axes."""
@@ -77,7 +80,7 @@ class Point(NamedTuple):
 
 USUAL = (Axis.DP, Axis.TP, Axis.PP, Axis.VPP, Axis.MICRO_BATCH, Axis.RECOMPUTE)
 """Axes that vary by default; with experts ``ep`` too."""
-OPTIONS = (Axis.ZERO, Axis.PLACEMENT, Axis.SEGMENTS, Axis.CP_BALANCE, Axis.ATTENTION_SPLIT)
+OPTIONS = (Axis.ZERO, Axis.PLACEMENT, Axis.SEGMENTS, Axis.CP_BALANCE, Axis.ATTENTION_SPLIT, Axis.PARTITION)
 """Of ``Parallel`` beside its sizes: the last fields of a ``Point``."""
 _PARALLEL = tuple(axis for axis in Axis if axis in (*AXES, *OPTIONS))
 
@@ -212,6 +215,8 @@ def _words(axis: Axis) -> list[str] | None:
         return [*SEGMENTS]
     if axis is Axis.CP_BALANCE:
         return [item.value for item in Balance]
+    if axis is Axis.PARTITION:
+        return [*PARTITIONS]
     if axis is Axis.SCHEDULE:
         from semu.schedule.registry import ALL_SCHEDULES
 
@@ -231,6 +236,9 @@ def every_value(axis: Axis, job: TrainingJob) -> tuple[Value, ...]:
     words = _words(axis)
     if axis is Axis.SEGMENTS and len(job.model.modules) == 1:
         return (own_value(axis, job),)
+    if axis is Axis.SEGMENTS:  # encoders that share ranks with one another, or with the others
+        fewest = {"colocated": 2, "replicated": 1}
+        return tuple(word for word in SEGMENTS if len(job.model.encoders) >= fewest.get(word, 0))
     if words is not None:
         return tuple(words)
     if axis is Axis.ATTENTION_SPLIT:

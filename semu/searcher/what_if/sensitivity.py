@@ -15,6 +15,7 @@ from semu.frames import Tabular, scalars
 from semu.hardware.kinds import DType
 from semu.job import Recompute, TrainingJob
 from semu.job.kinds import Precision
+from semu.parallel.pipeline import PARTITIONS
 from semu.present.estimate import Estimate
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.what_if.changes import Change, Factor
@@ -186,7 +187,7 @@ def default_changes(job: TrainingJob, factor: float = FACTOR) -> tuple[Change, .
         ("training.gradient_accumulation_fusion", (True, False)),
         ("parallel.sequence_parallel", (True, False)),
         ("parallel.zero", (0, 1, 2, 3)),
-        ("parallel.partition", ("parameters", "latency", "layers")),
+        ("parallel.partition", PARTITIONS),
         ("training.micro_batch", (Factor(0.5), Factor(2.0))),
         ("training.schedule", [name for name, slots in tried.items() if slots == 1]),
     ]

@@ -142,7 +142,10 @@ def launch_slowdowns(layout: Layout) -> list[float]:
     stall = layout.job.profile.host.transfer_stall.value if layout.job.training.is_eager else 0.0
     crosses = [stall > 0 and mesh.pp_pair(rank, rank + 1).num_nodes > 1 for rank in range(parallel.pp - 1)]
     beside = zip([False, *crosses], [*crosses, False], strict=True)
-    return [1 + stall * (parallel.tp - 1) if any(pair) else 1.0 for pair in beside]
+    peers = [mesh.of_module(layout.chunks_of(rank)[0].module).parallel.tp for rank in range(parallel.pp)]
+    if not parallel.has_own_gpus:
+        peers = [parallel.tp] * parallel.pp
+    return [1 + stall * (tp - 1) if any(pair) else 1.0 for tp, pair in zip(peers, beside, strict=True)]
 
 
 def _issued(
@@ -167,13 +170,10 @@ def _issued(
     return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
 
 
-def _reads_counts(insides: StageInsides, unit: int) -> bool:
-    """Whether a stage routes tokens: how many go where, its host reads back before it launches what follows."""
-    operators = insides.layout.library.operators
-    return any(
-        operators[row].kind is OpKind.TOP_K and operators[row].phase in (Phase.FORWARD, Phase.RECOMPUTE)
-        for row in insides.of(unit).program.rows.tolist()
-    )
+def _reads_counts(insides: StageInsides, unit: int, is_routing: NDArray[np.bool_]) -> bool:
+    """Whether a stage routes tokens: how many go where, its host reads back before it launches what follows.
+    ``is_routing``: bool[num_operators] of the library."""
+    return bool(is_routing[insides.of(unit).program.rows].any())
 
 
 def _synchronising(
@@ -185,7 +185,10 @@ def _synchronising(
     waits_for_sends = not job.overlaps_sends or job.training.launch_blocking
     waits = np.zeros(nodes.num_units, dtype=np.bool_)
     if job.has_bound_mixture:
-        waits[[unit for unit in np.flatnonzero(host >= 0).tolist() if _reads_counts(insides, unit)]] = True
+        passes = (Phase.FORWARD, Phase.RECOMPUTE)
+        every = insides.layout.library.operators
+        is_routing = np.array([op.kind is OpKind.TOP_K and op.phase in passes for op in every], dtype=np.bool_)
+        waits[[unit for unit in np.flatnonzero(host >= 0).tolist() if _reads_counts(insides, unit, is_routing)]] = True
     elif not waits_for_sends:
         return np.zeros((0, 2), dtype=np.int64)
     given = np.stack((nodes.edges.source, nodes.edges.target), axis=1)

@@ -18,21 +18,20 @@ from semu.parallel.config import Parallel
 from semu.parallel.context import Balance
 from semu.present.report import Report
 from semu.simulation.contexts.notes import context_notes
-from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.host import host_memory, host_notes
 from semu.simulation.memory.peaks import RankPeak
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.saved import SavedActivations
-from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.estimated import estimate_iteration
-from semu.simulation.results.rank_timeline import build_timeline
+from semu.simulation.results.layers import layer_rows
+from semu.simulation.results.lived import LivedIteration
 from semu.simulation.results.tables import add_outer, rank_row, top_operators
 
 
 def assemble_report(iteration: Iteration) -> Report:
     """Everything that ``simulate`` returns."""
-    layout, job, run, tails = iteration.layout, iteration.job, iteration.run, iteration.tails
+    layout, job, run = iteration.layout, iteration.job, iteration.run
     profile = job.profile
     head = estimate_iteration(iteration)
     estimate, slowest, memories, peaks, work = head.estimate, head.slowest, head.memories, head.peaks, head.work
@@ -42,12 +41,10 @@ def assemble_report(iteration: Iteration) -> Report:
     active = parameters - sum(item.idle_parameters for _, item in mixtures(job.model))
     gpus = job.cluster.num_gpus
     is_fp8 = job.training.precision is Precision.FP8
-    costs = ReplicaCosts.of(iteration, slowest)
-    lasts = max(time_s, *(tail.end_s for tail in tails)) if job.training.optimizer_post_validation else time_s
-    timeline = build_timeline(iteration, memories, slowest, costs, lasts)
-    top, seconds = top_operators(costs)
+    lived = LivedIteration(iteration, head)
+    timeline, launched = lived.timeline, lived.launched_s
+    top, seconds = top_operators(lived.costs)
     add_outer(seconds, timeline)
-    launched = 0.0 if run.launched is None else float(run.launched[slowest].sum())
     if launched:
         name = job.launch[1].provenance.value
         seconds[name] = seconds.get(name, 0.0) + launched
@@ -92,14 +89,8 @@ def assemble_report(iteration: Iteration) -> Report:
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
         split_peaks=partial(_split_peaks, memories, peaks),
-        find_uncertainty=partial(
-            time_uncertainty,
-            costs,
-            timeline,
-            iteration_time_s=time_s,
-            overhead_s=iteration.overhead_s,
-            launch_share=launched / (launched + float(run.plain[slowest, : run.problem.num_stages].sum()) or 1.0),
-        ),
+        find_layers=partial(layer_rows, iteration),
+        find_uncertainty=lived.uncertainty,
     )
 
 
@@ -114,8 +105,11 @@ def parallel_label(job: TrainingJob) -> str:
     for module in job.model.modules:
         if module.name in job.parallel.modules:
             sizes = job.parallel.of_module(module.name)
-            different = [name for name in PEERS if getattr(sizes, name) != getattr(job.parallel, name)]
+            axes = (*PEERS, "pp") if job.parallel.has_own_gpus else PEERS
+            different = [name for name in axes if getattr(sizes, name) != getattr(job.parallel, name)]
             words = "-".join(f"{name}{getattr(sizes, name)}" for name in different)
+            gpus = job.parallel.modules[module.name].gpus
+            words = ", ".join([*([words] if words else []), *([f"{gpus} GPUs"] if gpus is not None else [])])
             if sizes.tp > 1 and sizes.sequence_parallel != job.parallel.sequence_parallel:
                 words = " ".join([*([words] if words else []), "with sp" if sizes.sequence_parallel else "without sp"])
             labels += [f"{module.name}: {words}"] if words else []
@@ -195,6 +189,9 @@ def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
         parallel = job.parallel.of_module(module.name)
         sizes: dict[str, object] = {name: getattr(parallel, name) for name in GPU_AXES}
         sizes["sequence_parallel"] = parallel.sequence_parallel and parallel.tp > 1
+        if job.parallel.has_own_gpus:
+            own = job.parallel.modules[module.name]
+            sizes |= {"gpus": own.gpus, "first_rank": own.first_rank}
         result[module.name] = sizes | {"item_groups": parallel.replicas // job.parallel.replicas}
     return result
 

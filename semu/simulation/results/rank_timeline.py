@@ -28,6 +28,7 @@ from semu.simulation.transfers import splitting_group
 
 _PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.WEIGHT_GRADIENT)
 """Phases of stages by their code."""
+_LETTERS = [phase.value for phase in _PHASES]
 
 
 def build_timeline(
@@ -71,7 +72,7 @@ class _RankBuilder:
             [
                 StageSlice(
                     rank=rank,
-                    label=f"{chunk}{_PHASES[phase].value}{part}",
+                    label=f"{chunk}{_LETTERS[phase]}{part}",
                     module=self.layout.chunks[chunk].module,
                     chunk=chunk,
                     microbatch=microbatch,

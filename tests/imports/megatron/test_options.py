@@ -233,7 +233,7 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
         ("--attention-backend unfused", {"training.attention": "unfused"}),
         ("--transformer-impl local", {"training.attention": "unfused", "training.workspaces": "torch"}),
         ("--transformer-impl local --use-flash-attn", {"training.workspaces": "torch"}),
-        ("--cross-entropy-loss-fusion", {}),
+        ("--cross-entropy-loss-fusion", {"training.cross_entropy": "compiled"}),
         ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", {"training.cross_entropy": "fused"}),
         ("--no-gradient-accumulation-fusion", {"training.gradient_accumulation_fusion": False}),
         ("--clip-grad 0", {"training.gradient_clipping": False}),

@@ -28,7 +28,6 @@ NOT_IN_ROWS = {"gradient_clipping", "loss_scaling", "moe_dispatcher", "left_out"
 """Megatron-LM clips gradients unless told otherwise, fp16 has a scale, and gathers tokens of experts by default."""
 NOT_IN_ARGUMENTS = {"software_date"}
 EXPLAINED: Mapping[str, set[str]] = {
-    "uneven-pipeline": {"stages"},  # the fields do not say that the first and the last rank have two layers
     "vp1-resume-torch-decoupled-lr": {"sends"},  # interleaving hides its sends unless told otherwise
     "vp1-resume-torch-dist": {"sends"},
     "vp2-account-for-embedding": {"sends"},

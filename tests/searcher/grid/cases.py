@@ -96,11 +96,11 @@ def built(job: TrainingJob, point: Point) -> TrainingJob:
         vpp=point.vpp,
         zero=point.zero,
         placement=point.placement,
-        partition=job.parallel.partition,
         segments=point.segments,
         cp_block=job.parallel.cp_block,
         cp_balance=point.cp_balance,
         attention_split=point.attention_split,
+        partition=point.partition,
     )
     own = replace(
         training,

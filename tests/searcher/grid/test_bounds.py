@@ -24,6 +24,7 @@ SCHEDULES = {"schedule": ("1f1b", "gpipe", "zb-h1", "zb-v", "chimera", "eager-1f
 PLACED = {**SCHEDULES, "placement": None, "recompute": None}
 CONTEXT = {"cp_balance": None, "attention_split": None, "micro_batch": (1, 2, 4)}
 SEGMENTS = {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "placement": None, "micro_batch": (1, 2)}
+CUTS = {"partition": ("parameters", "latency", "forward"), "segments": None, "pp": (1, 2, 4), "micro_batch": (1, 2)}
 HIDDEN = {"overlap": Overlap(grad_reduce=True, param_gather=True, tensor_parallel=True, pipeline=True)}
 COMBINED = {"overlap": Overlap(expert_parallel=True, delayed_weight_gradients=True)}
 SHOWN = {"overlap": Overlap(grad_reduce=False, param_gather=False, tensor_parallel=False, pipeline=False)}
@@ -53,6 +54,7 @@ CASES = {
     "vision-hidden": (partial(vision, **HIDDEN), {**EVERYTHING, "cp": (1,)}),
     "context": (documents, {"cp": None, **CONTEXT}),
     "segments": (vision, SEGMENTS),
+    "cuts": (vision, CUTS),
     "schedules": (dense, PLACED),
     "clipped": (partial(dense, gradient_clipping=True, grad_dtype="bf16", overhead_s=0.1), EVERYTHING),
     "offload": (partial(dense, offload="optimizer"), {"tp": None, "pp": None}),

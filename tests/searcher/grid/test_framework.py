@@ -49,6 +49,7 @@ CASES: list[tuple[int, Model, dict[str, Any], tuple[int, int, int, int], str | N
 
 
 LLAMA, MIXTRAL = semu_models.llama3_8b(), semu_models.build("mixtral-8x7b")
+VLM, OMNI = semu_models.build("vlm-7b"), semu_models.build("qwen2.5-omni-7b")
 # what the job has, what the point has of the axes
 AXES: list[tuple[int, Model, dict[str, Any], dict[str, Any], str | None]] = [
     (3, LLAMA, {}, {"pp": 4, "zero": 1}, None),
@@ -85,6 +86,22 @@ AXES: list[tuple[int, Model, dict[str, Any], dict[str, Any], str | None]] = [
     (13, LLAMA, {"cp_kind": "all_to_all"}, {"cp": 4}, "no all-to-all"),
     (13, LLAMA, {"cp_inner": 2}, {"cp": 4}, "no all-to-all"),
     (13, MIXTRAL, {"cp_kind": "all_to_all"}, {"cp": 1}, None),
+    (14, LLAMA, {}, {"cp": 2, "cp_balance": "document-zigzag"}, None),
+    (14, LLAMA, {}, {"cp": 1, "cp_balance": "lpt"}, None),
+    (14, LLAMA, {}, {"cp": 2, "cp_balance": "lpt"}, "context ranks by lpt"),
+    (14, LLAMA, {}, {"cp": 2, "cp_balance": "contiguous"}, "context ranks by contiguous"),
+    (15, LLAMA, {}, {"attention_split": 0}, None),
+    (15, LLAMA, {}, {"attention_split": 4}, "Megatron-LM does not split"),
+    (16, VLM, {}, {"pp": 4, "segments": "apart"}, None),
+    (16, OMNI, {}, {"pp": 4, "segments": "mixed"}, None),
+    (16, VLM, {}, {"pp": 4, "vpp": 2, "segments": "separated"}, "2 modules as segments = separated"),
+    (16, OMNI, {}, {"pp": 4, "segments": "apart"}, "3 modules as segments = apart"),
+    (17, LLAMA, {}, {"cp": 2, "cp_balance": "snake"}, None),
+    (17, LLAMA, {}, {"cp": 2, "cp_balance": "document-zigzag"}, "context ranks by document-zigzag"),
+    (18, LLAMA, {}, {"attention_split": 0}, None),
+    (18, LLAMA, {}, {"attention_split": 2}, "torchtitan does not split"),
+    (19, VLM, {}, {"pp": 4, "vpp": 2, "segments": "separated"}, None),
+    (19, OMNI, {}, {"pp": 4, "segments": "apart"}, "segments = apart of 3 modules"),
 ]
 
 

@@ -96,8 +96,24 @@ def test_values_of_axes_that_a_job_may_have() -> None:
     values = Space.of(documents(), ("attention_split", "segments", "cp_balance")).values
     assert values[Axis.ATTENTION_SPLIT] == (0, 2, 4, 8)
     assert values[Axis.SEGMENTS] == ("mixed",)
-    assert Space.of(vision(), ("segments",)).values[Axis.SEGMENTS] == ("mixed", "separated", "apart")
+    assert Space.of(vision(), ("segments",)).values[Axis.SEGMENTS] == (
+        "mixed",
+        "separated",
+        "apart",
+        "replicated",
+    )
     assert set(values[Axis.CP_BALANCE]) == {policy.value for policy in Balance}
+
+
+def test_without_a_pipeline_all_cuts_are_one() -> None:
+    job = vision()
+    found = legal_points(job, Space.of(job, {"partition": ("parameters", "latency"), "pp": (1, 2)}, {"micro_batch": 1}))
+    assert {(point.pp, point.partition) for point in found.points} == {
+        (1, "parameters"),
+        (2, "parameters"),
+        (2, "latency"),
+    }
+    assert {cut.rule: cut.count for cut in found.cuts}[Rule.PIPELINE] == 1
 
 
 def test_other_numbers_of_gpus() -> None:

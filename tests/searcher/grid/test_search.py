@@ -96,8 +96,9 @@ def test_the_best_are_those_of_all(make: Callable[..., TrainingJob], share: floa
     [
         (documents, {"cp": (1, 2, 4), "cp_balance": None, "attention_split": (0, 2, 4), "micro_batch": (1, 2)}),
         (vision, {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "micro_batch": (1, 2)}),
+        (vision, {"partition": ("parameters", "latency", "forward"), "pp": (1, 2, 4), "micro_batch": (1, 2)}),
     ],
-    ids=["context", "segments"],
+    ids=["context", "segments", "partition"],
 )
 def test_the_best_policies_and_segments_are_those_of_all(make: Callable[..., TrainingJob], vary: Any) -> None:
     job = make()

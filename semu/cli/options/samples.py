@@ -1,0 +1,44 @@
+"""Options of the commands that look at samples: ``semu assign``."""
+
+from __future__ import annotations
+
+import argparse
+
+from semu.cli.options.shared import CommandOptions, add_changes, add_dump, add_run
+
+_DESCRIPTION = (
+    "Which sample goes to which replica and microbatch? Real samples' metadata, assigned by one method or by all, each "
+    "simulated: iteration time, heaviest microbatch over the mean of every module, and bounds."
+)
+
+_EPILOG = """\
+A line of FILE is a sample: {"id": "a7", "text_tokens": 120, "images": [{"patches": 1024, "tokens": 64}]} or
+{"text_tokens": 800}. An iteration takes as many samples, in the order of the file, as the run's packed sequences hold;
+--count says another number.
+
+examples:
+  semu assign vlm-s --cluster h800:2x8 --parallel dp2-tp2-pp4 --samples metadata.jsonl --method all
+  semu assign llama3-8b --cluster h100:4x8 --parallel tp2-pp4 --samples documents.jsonl --out out
+
+exit codes: 0 ok, 2 bad input, 3 the assigned iteration does not fit in memory, 70 a defect in semu
+"""
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    asked = parser.add_argument_group("what to assign")
+    asked.add_argument("--samples", metavar="FILE", help="JSONL, a sample a line (semu.workload.metadata)")
+    asked.add_argument(
+        "--method", metavar="NAME|all", help="one method, several with commas, or all (default: entrain)"
+    )
+    asked.add_argument("--count", type=int, metavar="N", help="samples of an iteration (default: as many as it packs)")
+    asked.add_argument("--iteration", type=int, metavar="I", default=0, help="which iteration of the file (default: 0)")
+    add_changes(parser, seed="of the random order, and of the packs that costs are fitted on")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out", metavar="DIR", help="write assignment.json, .csv, .jsonl (for data loaders) and .png of the best"
+    )
+    add_dump(output)
+
+
+ASSIGN = CommandOptions("which sample goes to which replica and microbatch", _DESCRIPTION, _add, _EPILOG)

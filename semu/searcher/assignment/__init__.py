@@ -1,0 +1,14 @@
+"""Which sample goes to which replica and microbatch, so that no replica, rank or module waits (001 ch. 4).
+
+Files:
+
+    costs.py         what a sample costs on every unit of a job's pipeline, fitted on packs that semu's engine costed
+    packs.py         the packs
+    problem.py       what a method is asked, and what it answers
+    methods/         one method a file, all in a table
+    kernels.py       greedy assignment and local search, subset sums
+    pipeline.py      the iteration of many replicas from fitted costs, in milliseconds
+    assignment.py    ``Assignment``: which sample goes where, and what follows from it
+    assigner.py      ``Assigner`` and ``assign``
+    study.py         all methods on one job, simulated
+"""

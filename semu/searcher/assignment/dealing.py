@@ -1,0 +1,88 @@
+"""Dealing samples to replicas and microbatches greedily; what methods are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from semu.errors import ConfigError
+from semu.searcher.assignment.kernels import deal, improve
+from semu.searcher.assignment.problem import I64, AssignmentProblem
+from semu.workload.packing import offsets
+
+MOST_STEPS = 4_000_000
+"""Pairs of samples that a local search looks at in all replicas together, about."""
+
+
+def to_replicas(problem: AssignmentProblem, order: I64, load: I64, base: I64, count: int) -> I64 | None:
+    """Every sample, in order, to the replica that is lowest with it, and at least ``count`` of them to each: int64[n];
+    None: they do not fit.
+
+    Args:
+        order: int64[n]. load: int64[n, num_columns]. base: int64[num_columns], of every bin.
+        count: microbatches of a replica.
+    """
+    first, bin_of = np.zeros_like(order), np.empty_like(order)
+    cap = -1 if problem.limit is None else problem.limit * count
+    if deal(order, first, problem.dp, load, base, problem.tokens, cap, bin_of):
+        return None
+    held = np.bincount(bin_of, minlength=problem.dp)
+    while held.min() < count <= problem.num_samples // problem.dp:  # the last, smallest one of the fullest replica
+        few, many = int(held.argmin()), int(held.argmax())
+        bin_of[order[bin_of[order] == many][-1]] = few
+        held += np.bincount([few], minlength=problem.dp) - np.bincount([many], minlength=problem.dp)
+    return bin_of
+
+
+def to_microbatches(
+    problem: AssignmentProblem, replica: I64, order: I64, load: I64, base: I64, count: int
+) -> I64 | None:
+    """Every sample, in order, to the microbatch of its replica that is lowest with it: int64[n], bins of all replicas;
+    None: they do not fit.
+
+    Args:
+        replica: int64[n]. order, load, base, count: as ``to_replicas``.
+    """
+    bin_of = np.empty_like(order)
+    lost = deal(order, replica * count, count, load, base, problem.tokens, problem.cap, bin_of)
+    return None if lost else bin_of
+
+
+def improved(problem: AssignmentProblem, bins: I64, count: int, load: I64, base: I64) -> I64:
+    """Bins after a local search within every replica.
+
+    Args:
+        bins: int64[n], replica x count + microbatch. count: microbatches of a replica. load, base: as ``to_replicas``.
+    """
+    replica = bins // count
+    items = np.argsort(replica, kind="stable")
+    ptr = offsets(np.bincount(replica, minlength=problem.dp))
+    own = problem.num_samples / problem.dp
+    rounds = int(max(4, min(8 * count, MOST_STEPS / problem.dp / max(1.0, own * own / count))))
+    result = bins.copy()
+    improve(ptr, items, count, load, base, problem.tokens, problem.cap, rounds, result)
+    return result
+
+
+def spread(problem: AssignmentProblem) -> tuple[I64, I64]:
+    """The samples in their own order, packed: replicas and microbatches, int64[n] each; packed sequence j is microbatch
+    j // dp of replica j % dp, as a job's batch has it."""
+    number = np.repeat(np.arange(len(problem.bounds) - 1), np.diff(problem.bounds))
+    return number % problem.dp, number // problem.dp
+
+
+def check_filled(problem: AssignmentProblem, bins: I64, count: int) -> None:
+    """Refuse an empty microbatch.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    empty = np.flatnonzero(np.bincount(bins, minlength=problem.dp * count) == 0)
+    if empty.size:
+        replica, microbatch = divmod(int(empty[0]), count)
+        raise ConfigError(
+            f"an empty microbatch: {microbatch} of replica {replica}",
+            where="samples",
+            expected=f"at least {problem.dp * count} samples, one for every microbatch",
+            got=problem.num_samples,
+            nearest=problem.dp * count,
+        )

@@ -1,0 +1,223 @@
+"""Kernels of assignment: greedy dealing to bins, local search between bins, sums of subsets.
+
+They trust their input (``semu.searcher.assignment.dealing`` makes it), hold no state and release the GIL. A bin's
+*height* is the largest of its loads. Loads are whole ticks, so that sums do not depend on an order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.compiled import empty, kernel, part, zeros
+
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+
+
+@part
+def _height(bins: I64, number: int, load: I64, item: int, sign: int) -> int:
+    """Height of a bin with an item more (sign 1), less (-1), or as it is (0)."""
+    height = 0
+    for column in range(load.shape[1]):
+        height = max(height, bins[number, column] + sign * load[item, column])
+    return height
+
+
+@part
+def _swapped(bins: I64, number: int, load: I64, gone: int, come: int) -> int:
+    """Height of a bin that gives one item for another."""
+    height = 0
+    for column in range(load.shape[1]):
+        height = max(height, bins[number, column] - load[gone, column] + load[come, column])
+    return height
+
+
+@part
+def _begun(count: int, base: I64) -> I64:
+    """Bins that hold nothing but the base."""
+    bins = empty((count, len(base)), np.int64)
+    for number in range(count):
+        for column in range(len(base)):
+            bins[number, column] = base[column]
+    return bins
+
+
+@kernel
+def deal(order: I64, first_bin: I64, num_bins: int, load: I64, base: I64, tokens: I64, limit: int, bin_of: I64) -> int:
+    """Give every item, in order, to the bin of its group that is lowest with it; ties to the one with fewer items.
+
+    Args:
+        order: int64[n], items. first_bin: int64[num_items], of an item's group, which has ``num_bins``.
+        load: int64[num_items, num_columns] [ticks]. base: int64[num_columns] [ticks], of a bin without items.
+        tokens: int64[num_items]. limit: tokens of a bin; < 0: any number.
+        bin_of: int64[num_items], written: -1 where an item finds no room.
+    Returns:
+        Items without room.
+    """
+    total = 0
+    for item in order:
+        total = max(total, first_bin[item] + num_bins)
+    bins = _begun(total, base)
+    held, count = zeros(total, np.int64), zeros(total, np.int64)
+    lost = 0
+    for item in order:
+        best, lowest, fewest = -1, 0, 0
+        for number in range(first_bin[item], first_bin[item] + num_bins):
+            if limit >= 0 and held[number] + tokens[item] > limit:
+                continue
+            height = _height(bins, number, load, item, 1)
+            if best < 0 or height < lowest or (height == lowest and count[number] < fewest):
+                best, lowest, fewest = number, height, count[number]
+        bin_of[item] = best
+        if best < 0:
+            lost += 1
+            continue
+        held[best] += tokens[item]
+        count[best] += 1
+        for column in range(len(base)):
+            bins[best, column] += load[item, column]
+    return lost
+
+
+@kernel
+def improve(
+    ptr: I64, items: I64, num_bins: int, load: I64, base: I64, tokens: I64, limit: int, rounds: int, bin_of: I64
+) -> int:
+    """Lower the highest bin of every group by moving one of its items, or swapping it for one of another bin.
+
+    Args:
+        ptr: int64[num_groups + 1], items: int64[n], of every group. num_bins: of a group; those of group g are
+            numbered from g x num_bins. load, base, tokens, limit: as ``deal``. rounds: most changes of a group.
+        bin_of: int64[num_items], read and written; no bin becomes empty.
+    Returns:
+        Changes.
+    """
+    changes = 0
+    for group in range(len(ptr) - 1):
+        own, first = items[ptr[group] : ptr[group + 1]], group * num_bins
+        bins, heights = _begun(num_bins, base), zeros(num_bins, np.int64)
+        held, count = zeros(num_bins, np.int64), zeros(num_bins, np.int64)
+        for item in own:
+            number = bin_of[item] - first
+            held[number] += tokens[item]
+            count[number] += 1
+            for column in range(len(base)):
+                bins[number, column] += load[item, column]
+        for number in range(num_bins):
+            heights[number] = _height(bins, number, load, own[0], 0)
+        for _ in range(rounds):
+            top = 0
+            for number in range(1, num_bins):
+                if heights[number] > heights[top]:
+                    top = number
+            best, moved, swapped, target = heights[top], -1, -1, -1
+            for item in own:
+                if bin_of[item] - first != top:
+                    continue
+                if count[top] > 1:
+                    rest = _height(bins, top, load, item, -1)
+                    if rest < best:
+                        for number in range(num_bins):
+                            if number == top or (limit >= 0 and held[number] + tokens[item] > limit):
+                                continue
+                            height = max(rest, _height(bins, number, load, item, 1))
+                            if height < best:
+                                best, moved, swapped, target = height, item, -1, number
+                for other in own:
+                    number = bin_of[other] - first
+                    if number == top or heights[number] >= best:
+                        continue
+                    more = tokens[item] - tokens[other]
+                    if limit >= 0 and (held[number] + more > limit or held[top] - more > limit):
+                        continue
+                    height = _swapped(bins, top, load, item, other)
+                    if height < best:
+                        height = max(height, _swapped(bins, number, load, other, item))
+                        if height < best:
+                            best, moved, swapped, target = height, item, other, number
+            if moved < 0:
+                break
+            changes += 1
+            for item, origin, goal in ((moved, top, target), (swapped, target, top)):
+                if item < 0:
+                    continue
+                bin_of[item] = first + goal
+                held[origin] -= tokens[item]
+                held[goal] += tokens[item]
+                count[origin] -= 1
+                count[goal] += 1
+                for column in range(len(base)):
+                    bins[origin, column] -= load[item, column]
+                    bins[goal, column] += load[item, column]
+            heights[top] = _height(bins, top, load, moved, 0)
+            heights[target] = _height(bins, target, load, moved, 0)
+    return changes
+
+
+@kernel
+def subset_sums(weights: I64, ticks: int, reached: I32) -> None:
+    """Sums of subsets, in ticks: which item reaches every sum first.
+
+    Args:
+        weights: int64[n], in ticks. ticks: of the largest sum asked for.
+        reached: int32[n + 1, ticks + 1], written: 1 where the first i items have a subset of that sum, else 0.
+    Source:
+        The discretised table of 001 §4.5.2, O(n x ticks).
+    """
+    for tick in range(ticks + 1):
+        reached[0, tick] = 0
+    reached[0, 0] = 1
+    for item in range(len(weights)):
+        weight = weights[item]
+        for tick in range(ticks + 1):
+            reached[item + 1, tick] = reached[item, tick]
+        for tick in range(weight, ticks + 1):
+            if reached[item, tick - weight] != 0:
+                reached[item + 1, tick] = 1
+
+
+@kernel
+def match(cost: I64, alone: I64, bound: int, partner: I64) -> bool:
+    """Give every row whose cost alone is above a bound a column of its own with a cost within it (Kuhn's algorithm).
+
+    Args:
+        cost: int64[rows, columns]. alone: int64[rows]. bound: of all costs.
+        partner: int64[rows], written: the column of a row; -1: none.
+    Returns:
+        Whether every such row has one.
+    """
+    rows, columns = cost.shape
+    row_of = empty(columns, np.int64)
+    row_of[:] = -1
+    seen, queue, came = empty(columns, np.int64), empty(rows, np.int64), empty(columns, np.int64)
+    for start in range(rows):
+        partner[start] = -1
+    for start in range(rows):
+        if alone[start] <= bound:
+            continue
+        for column in range(columns):
+            seen[column] = 0
+        queue[0] = start
+        head, tail, free = 0, 1, -1
+        while head < tail and free < 0:
+            row = queue[head]
+            head += 1
+            for column in range(columns):
+                if seen[column] == 0 and cost[row, column] <= bound:
+                    seen[column] = 1
+                    came[column] = row
+                    if row_of[column] < 0:
+                        free = column
+                        break
+                    queue[tail] = row_of[column]
+                    tail += 1
+        if free < 0:
+            return False
+        while free >= 0:
+            row = came[free]
+            before = partner[row]
+            partner[row] = free
+            row_of[free] = row
+            free = before
+    return True

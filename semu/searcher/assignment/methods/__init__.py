@@ -1,0 +1,1 @@
+"""Methods of assignment: one a file, all in ``table``."""
