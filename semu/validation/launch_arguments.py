@@ -14,8 +14,8 @@ def told_by_arguments(table: Mapping[str, object]) -> dict[str, Any]:
     """Fields of a row by its launch arguments; a field that the row has itself is not looked at.
 
     ``cross_entropy``: Megatron-LM's fused loss, which is its own pieces compiled unless the argument names Transformer
-    Engine's; without the argument it is not fused. ``layout``: layers of the first and of the last pipeline rank, the others share the rest equally, where
-    that comes out even and each rank has one chunk.
+    Engine's; without the argument it is not fused. ``layout``: layers of the first and of the last pipeline rank, the
+    others share the rest equally, where that comes out even and each rank has one chunk.
 
     Args:
         table: the row's object.
