@@ -24,6 +24,7 @@ from semu.door.searching import search as search
 from semu.door.simulating import evaluate as evaluate
 from semu.door.simulating import prepare as prepare
 from semu.door.simulating import simulate as simulate
+from semu.door.templates import pipeline_templates as pipeline_templates
 from semu.engine.checkpoint import Checkpoint as Checkpoint
 from semu.engine.shapes import ShapeSweep as ShapeSweep
 from semu.engine.shapes import sweep as sweep
@@ -107,6 +108,7 @@ __all__ = [
     "goodput",
     "grid",
     "nn",
+    "pipeline_templates",
     "prepare",
     "schedule",
     "search",

@@ -89,8 +89,8 @@ NAMES = """
     ModuleParallel OpKind Overlap Parallel Phase PipelineLayout Planner Port Precision Provenance Recompute
     Replication Report ResultCache Role Schedule ScheduleError SearchReport SemuError ShapeSweep Simulation Span
     StagePlan Training TrainingJob __version__ assign assignment_study baselines compare_schedules compile_plan
-    context engine errors evaluate explore_schedules goodput graph grid hardware include nn parallel prepare run
-    schedule search simulate sweep trace what_if workload
+    context engine errors evaluate explore_schedules goodput graph grid hardware include nn parallel
+    pipeline_templates prepare run schedule search simulate sweep trace what_if workload
 """.split()  # noqa: SIM905
 """What users may import from semu: a name may be added, none may go."""
 

@@ -66,6 +66,7 @@ _MODULES = {
     "list": "listing",
     "assign": "samples.assign",
     "goodput": "resilience.goodput",
+    "templates": "resilience.templates",
 }
 """Commands whose module has another name."""
 WITHOUT_COLLECTOR = ("simulate", "schedules", "what-if")

@@ -418,6 +418,7 @@ def _masking(job: TrainingJob) -> Masking:
         parallel.attention_split,
         by_head=parallel.cp_overlap == "heads" and parallel.cp > 1,
         query_heads=parallel.cp_gather_heads == "query" and parallel.cp > 1,
+        sends_tiles=parallel.context_kind.sends_tiles and parallel.cp > 1,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
-from semu.checks import check_integer, check_member, check_switch, check_word, is_integer
+from semu.checks import check_integer, check_member, check_number, check_switch, check_word, is_integer
 from semu.errors import ConfigError
 from semu.nn.masked_kernel import TILE_EDGE
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
@@ -100,12 +100,15 @@ class Parallel(ParallelSizes):
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
-            ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
+            ``"all_gather"``, ``"all_to_all"`` (``a2a``), ``"needed"`` (what a rank's tiles of the text read; a ring
+            for other streams), or ``"auto"``: ring, all_gather or needed, the fastest for every microbatch; without
+            meaning where cp = 1.
         cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
             ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
         cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
             (``semu.masks.balance``).
         cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
+        cp_slack: work of the busiest context rank above the mean that the policy ``"local"`` allows for fewer bytes.
         attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
             (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
         cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.
@@ -148,6 +151,7 @@ class Parallel(ParallelSizes):
     cp_inner: int = 1
     cp_balance: Balance | str = Balance.ZIGZAG
     cp_block: int = TILE_EDGE
+    cp_slack: float = 0.1
     attention_split: int = 0
     cp_overlap: str = "none"
     cp_gather_heads: str = "kv"
@@ -179,6 +183,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "cp_kind", kind)
         self._check_levels()
         balance = check_balance(self.cp_balance, self.cp_block, self.attention_split)
+        object.__setattr__(self, "cp_slack", check_number(self.cp_slack, "parallel.cp_slack"))
         object.__setattr__(self, "cp_balance", balance)
         check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads)
         self._check_modules()

@@ -20,7 +20,7 @@ _REASONS = 3
 _SHORT = {"exposed_communication": "waiting for", "bubble": "pipeline bubble"}
 GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
 GROUPS |= {
-    **dict.fromkeys(("cp_group", "cp_ring"), "context parallelism"),
+    **dict.fromkeys(("cp_group", "cp_ring", "cp_near", "cp_far"), "context parallelism"),
     "vocabulary": "vocabulary over pipeline ranks",
     "ep": "expert all-to-all",
     "etp": "tensor-parallel experts",

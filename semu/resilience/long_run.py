@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from semu.checks import check_number
@@ -14,7 +14,7 @@ from semu.resilience.failures.drawn import DrawnFailures, draw_events
 from semu.resilience.failures.files import read_events
 from semu.resilience.job_figures import NODE_GB_PER_S, RESTART_S, JobFigures
 from semu.resilience.machine import Machine
-from semu.resilience.options import FailureKind, Resilience
+from semu.resilience.options import RECONFIGURE_S, FailureKind, Resilience
 from semu.resilience.report import GoodputReport, Help, StrategyResult
 from semu.resilience.strategies.registry import chosen_strategies
 from semu.resilience.strategies.strategy import Situation, Strategy
@@ -73,7 +73,7 @@ def simulate_long_run(
         said,
         mtbf_s,
         tuple(results),
-        assumed=_assumed(options, not report.fits),
+        assumed=_assumed(options, [one.name for one in results if one.outcomes], not report.fits),
         tokens=None if tokens is None else check_number(tokens, "tokens", "a number of tokens", is_above=True),
         gpu_hour_usd=options.price.gpu_hour_usd,
     )
@@ -156,7 +156,7 @@ def _mtbf_of_trace(options: Resilience, figures: JobFigures) -> float:
     return end_s / found.num_failures
 
 
-def _assumed(options: Resilience, is_too_large: bool) -> tuple[str, ...]:
+def _assumed(options: Resilience, names: Sequence[str], is_too_large: bool) -> tuple[str, ...]:
     """What nobody said."""
     checkpoint, failures = options.checkpoint, options.failures
     said = []
@@ -164,6 +164,8 @@ def _assumed(options: Resilience, is_too_large: bool) -> tuple[str, ...]:
         said.append("failures as in Llama 3's training: 419 in 54 days on 16,384 GPUs (--mtbf, --failures, --trace)")
     if checkpoint.restart_s is None:
         said.append(f"a restart takes {RESTART_S:g} s beside loading (resilience.checkpoint.restart_s)")
+    if options.reconfigure_s == RECONFIGURE_S and any(name.startswith(("oobleck", "bamboo")) for name in names):
+        said.append(f"going on with other pipelines takes {RECONFIGURE_S:g} s beside copies (resilience.reconfigure_s)")
     if checkpoint.save_s is None and checkpoint.node_gb_per_s is None:
         said.append(f"a node writes and reads {NODE_GB_PER_S:g} GB/s of storage (resilience.checkpoint.node_gb_per_s)")
     if failures.trace is None and failures.repair_s == 0.0:

@@ -17,6 +17,8 @@ from semu.errors import ConfigError
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([a-z]+)?\s*")
 BEST = "best"
+RECONFIGURE_S = 30.0
+"""New communicators among processes that go on, where nobody says [s]: a default."""
 
 
 def parse_duration(value: object, where: str, *, is_zero_ok: bool = False) -> float:
@@ -174,6 +176,7 @@ class Resilience:
     Attributes:
         days: how long each simulated run is. seeds: how many runs are drawn. seed: of the first.
         spares: nodes beside the job's, for ``spares``. faults: failures at once that templates must survive.
+        reconfigure_s: of strategies that go on without a restart, new pipelines and communicators [s].
         strategies: by name; ``all``. checkpoint, failures, price: tables of their own.
     """
 
@@ -182,6 +185,7 @@ class Resilience:
     seed: int = 0
     spares: int | None = None
     faults: int = 1
+    reconfigure_s: float | str = RECONFIGURE_S
     strategies: tuple[str, ...] = ("all",)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     failures: FailureOptions = field(default_factory=FailureOptions)
@@ -192,6 +196,9 @@ class Resilience:
         check_integer(self.seeds, "resilience.seeds", "a number of runs", most=100_000)
         check_seed(self.seed, "resilience.seed")
         check_integer(self.faults, "resilience.faults", "failures at once", least=0)
+        object.__setattr__(
+            self, "reconfigure_s", parse_duration(self.reconfigure_s, "resilience.reconfigure_s", is_zero_ok=True)
+        )
         if self.spares is not None:
             check_integer(self.spares, "resilience.spares", "nodes", least=0)
 

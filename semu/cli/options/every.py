@@ -20,7 +20,7 @@ from semu.cli.options.grid import GRID
 from semu.cli.options.importing import IMPORT
 from semu.cli.options.init import INIT
 from semu.cli.options.plan import PLAN
-from semu.cli.options.resilience import GOODPUT
+from semu.cli.options.resilience import GOODPUT, TEMPLATES
 from semu.cli.options.run import RUN
 from semu.cli.options.samples import ASSIGN
 from semu.cli.options.schedules import SCHEDULES
@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "context": CONTEXT,
     "assign": ASSIGN,
     "goodput": GOODPUT,
+    "templates": TEMPLATES,
     "compare": COMPARE,
     "plan": PLAN,
     "run": RUN,

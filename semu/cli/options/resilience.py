@@ -1,4 +1,4 @@
-"""Options of the commands about long runs: ``semu goodput``."""
+"""Options of the commands about long runs: ``semu goodput``, ``semu templates``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _DESCRIPTION = (
 )
 
 _EPILOG = """\
-Strategies: checkpoint, async, in-memory, tiered, spares, or all. Times are seconds or texts like
-10s, 30min, 3h, 54d. What is not given follows from the run: saves and loads from its state and links.
+Strategies: checkpoint, async, in-memory, tiered, spares, oobleck, oobleck-checkpoint, or all. Oobleck needs
+parallel.zero=0. Times are seconds or texts like 10s, 30min, 3h, 54d. What is not given follows from the run: saves and
+loads from its state and links.
 Keys of the run file: resilience.checkpoint.*, resilience.failures.*, resilience.price.*.
 
 examples:
@@ -52,3 +53,35 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 GOODPUT = CommandOptions("how much of a long run is useful work under failures", _DESCRIPTION, _add, _EPILOG)
+
+
+_TEMPLATES = (
+    "Pipeline templates (Oobleck): the fastest pipeline of every size from the smallest that fits, so that any number "
+    "of nodes that failures leave is used by at least faults + 1 pipelines; and what some nodes are composed into."
+)
+
+_TEMPLATES_EPILOG = """\
+Optimizer state must not be sharded across pipelines (parallel.zero=0): it would be there once.
+
+examples:
+  semu templates run.toml --faults 1 --nodes 13 --out out
+  semu templates llama3-8b --cluster h100:8x8 --set parallel.zero=0
+
+exit codes: 0 ok, 2 bad input, too few nodes among it, 3 no template fits, 70 a defect in semu
+"""
+
+
+def _add_templates(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    asked = parser.add_argument_group("what to plan")
+    asked.add_argument("--faults", type=int, metavar="F", help="failures at once to survive (default 1)")
+    asked.add_argument("--nodes", type=int, metavar="N", help="compose so many nodes into pipelines")
+    add_changes(parser, seed="of the batch")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="DIR", help="write templates.json, templates.png and pipelines.png")
+    add_dump(output)
+
+
+TEMPLATES = CommandOptions(
+    "pipelines that cover any number of surviving nodes", _TEMPLATES, _add_templates, _TEMPLATES_EPILOG
+)

@@ -10,6 +10,8 @@ from semu.resilience.strategies.asynchronous import AsynchronousCheckpoint
 from semu.resilience.strategies.checkpoint_restart import CheckpointRestart
 from semu.resilience.strategies.hot_spares import HotSpares
 from semu.resilience.strategies.in_memory import InMemoryCheckpoint
+from semu.resilience.strategies.oobleck import Oobleck
+from semu.resilience.strategies.oobleck_checkpoint import OobleckCheckpoint
 from semu.resilience.strategies.strategy import Strategy
 from semu.resilience.strategies.tiered import TieredCheckpoint
 
@@ -19,6 +21,8 @@ _ALL: Sequence[type[Strategy]] = (
     InMemoryCheckpoint,
     TieredCheckpoint,
     HotSpares,
+    Oobleck,
+    OobleckCheckpoint,
 )
 STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType({each.name: each for each in _ALL})
 

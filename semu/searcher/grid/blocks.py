@@ -1,8 +1,8 @@
 """``BlockTable``: what the blocks of a model cost at least, each by itself, for every size of a microbatch at once.
 
-All configurations with the same (tp, cp, ep, zero, recompute, cp_balance, attention_split) are made of the same blocks;
-pp, vpp, segments and dp only put them together differently. Where context ranks do different work, blocks are those of
-the rank with most tiles: a stage of all ranks ends no sooner.
+All configurations with the same (tp, cp, ep, zero, recompute, cp_balance, attention_split, cp_kind) are made of the
+same blocks; pp, vpp, segments and dp only put them together differently. Where context ranks do different work, blocks
+are those of the rank with most tiles: a stage of all ranks ends no sooner.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MicrobatchCosts:
 
 @dataclass(frozen=True)
 class BlockTable:
-    """The blocks of a model under one (tp, cp, ep, zero, recompute, cp_balance, attention_split).
+    """The blocks of a model under one (tp, cp, ep, zero, recompute, cp_balance, attention_split, cp_kind).
 
     Attributes:
         model: prices. weights: of the blocks, for the balance of stages. blocks_per_module: of every module.

@@ -131,7 +131,8 @@ class Floors:
     # -- what is shared ------------------------------------------------------------------------------------------
     def _table(self, point: Point) -> BlockTable:
         etp = job_at(self._job, point).parallel.expert_tensor_ranks  # follows dp where it is left open
-        key = (point.tp, point.ep, etp, point.zero, point.recompute, point.attention_split, *_policy(point))
+        context = point.attention_split, point.cp_kind, *_policy(point)
+        key = (point.tp, point.ep, etp, point.zero, point.recompute, *context)
         if key not in self._tables:
             self._tables[key] = BlockTable.of(self._job, point, self._sizes[_policy(point)])
         return self._tables[key]

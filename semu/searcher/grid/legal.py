@@ -204,7 +204,7 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 continue
             for own in options:
                 sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *own)  # type: ignore[arg-type]
-                if cp == 1 and sizes.cp_balance != v[Axis.CP_BALANCE][0]:
+                if cp == 1 and (sizes.cp_balance, sizes.cp_kind) != (v[Axis.CP_BALANCE][0], v[Axis.CP_KIND][0]):
                     cuts.add(Rule.CONTEXT, inner)
                     continue
                 if pp == 1 and sizes.partition != v[Axis.PARTITION][0]:
@@ -295,7 +295,7 @@ def _shardable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point
 def _sharding(point: Point) -> tuple[object, ...]:
     """On what it depends whether a model can be spread; a policy that deals blocks needs enough in a microbatch."""
     deals = point.cp > 1 and Balance(point.cp_balance).is_by_block
-    policy = point.cp_balance, point.attention_split, point.micro_batch if deals else 0
+    policy = point.cp_balance, point.attention_split, point.cp_kind, point.micro_batch if deals else 0
     return point.tp, point.cp, point.ep, point.zero, *policy
 
 

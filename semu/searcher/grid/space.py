@@ -14,6 +14,7 @@ from semu.hardware.cluster import Cluster
 from semu.job import Recompute, TrainingJob
 from semu.job.experts import mixtures
 from semu.nn.masked_kernel import TILE_EDGE
+from semu.nn.trace.sharding import ContextKind
 from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import PLACEMENTS
 from semu.parallel.context import Balance
@@ -41,6 +42,7 @@ class Axis(StrEnum):
     CP_BALANCE = "cp_balance"
     ATTENTION_SPLIT = "attention_split"
     PARTITION = "partition"
+    CP_KIND = "cp_kind"
 
 
 class RankBy(StrEnum):
@@ -71,6 +73,7 @@ class Point(NamedTuple):
     cp_balance: str
     attention_split: int
     partition: str
+    cp_kind: str
 
     def label(self, axes: Iterable[Axis]) -> str:
         """``dp8 tp2 pp4 micro_batch1 full``: the values on some axes."""
@@ -80,7 +83,15 @@ class Point(NamedTuple):
 
 USUAL = (Axis.DP, Axis.TP, Axis.PP, Axis.VPP, Axis.MICRO_BATCH, Axis.RECOMPUTE)
 """Axes that vary by default; with experts ``ep`` too."""
-OPTIONS = (Axis.ZERO, Axis.PLACEMENT, Axis.SEGMENTS, Axis.CP_BALANCE, Axis.ATTENTION_SPLIT, Axis.PARTITION)
+OPTIONS = (
+    Axis.ZERO,
+    Axis.PLACEMENT,
+    Axis.SEGMENTS,
+    Axis.CP_BALANCE,
+    Axis.ATTENTION_SPLIT,
+    Axis.PARTITION,
+    Axis.CP_KIND,
+)
 """Of ``Parallel`` beside its sizes: the last fields of a ``Point``."""
 _PARALLEL = tuple(axis for axis in Axis if axis in (*AXES, *OPTIONS))
 
@@ -217,6 +228,8 @@ def _words(axis: Axis) -> list[str] | None:
         return [item.value for item in Balance]
     if axis is Axis.PARTITION:
         return [*PARTITIONS]
+    if axis is Axis.CP_KIND:
+        return [item.value for item in ContextKind]
     if axis is Axis.SCHEDULE:
         from semu.schedule.registry import ALL_SCHEDULES
 
