@@ -181,7 +181,7 @@ class SampleSource:
         bounds = bounds[:: job.training.micro_batch]
         found = cls(batch.metadata.path, samples, batch.metadata.ids(), bounds, num_bins, per_iteration)
         if per_iteration is not None:
-            check_count(per_iteration, "assignment.samples", least=num_bins)
+            check_count(per_iteration, "assignment.count", least=num_bins)
         if not found.num_iterations:
             have, need = (len(samples.text_tokens), per_iteration) if per_iteration else (len(bounds) - 1, num_bins)
             what = "samples" if per_iteration else "packed microbatches"
