@@ -72,7 +72,7 @@ def measure(quick: bool) -> Iterator[Row]:
     yield from _speed(assigner, 4096, seconds, goals)
     if not quick:
         wide = load_run("vlm-s", ["training.global_batch=16384"], cluster="h800:512x8", parallel="dp512-tp2-pp4")
-        yield from _speed(Assigner(wide, samples=drawn(3000, 1)), 65536, seconds, {"coupled": None, "entrain": 400.0})
+        yield from _speed(Assigner(wide, samples=drawn(65536, 1)), 65536, seconds, {"coupled": None, "entrain": 400.0})
     yield from _against_python(seconds)
     yield from _against_the_optimum(20 if quick else 200)
     yield from _methods(4 if quick else BATCHES)

@@ -79,7 +79,7 @@ class Assigner:
         per_microbatch = len(samples.text_tokens) / self.num_bins
         if self.limit is not None:
             per_microbatch = min(per_microbatch, self.limit / max(1.0, float(samples.lengths.mean())))
-        return fit_costs(self.job, samples, per_microbatch, self.limit, self.seed)
+        return fit_costs(self.job, samples, max(per_microbatch, 1.0), self.limit, self.seed)
 
     def __call__(
         self,

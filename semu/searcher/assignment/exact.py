@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python import cp_model
 
 I64 = NDArray[np.int64]
 
@@ -40,6 +39,8 @@ def even_bins(
     Raises:
         ValueError: the samples do not fit.
     """
+    from ortools.sat.python import cp_model
+
     model = cp_model.CpModel()
     count, columns = load.shape
     has = [[model.new_bool_var("") for _ in range(num_bins)] for _ in range(count)]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from semu.checks import check_count, check_seed, find_named
-from semu.searcher.assignment.methods.table import DEFAULT_METHOD, METHODS
 
 ALL = "all"
 """In place of a method: every one that suits the model."""
@@ -27,11 +26,13 @@ class AssignmentOptions:
     """
 
     samples: str | None = None
-    method: str = DEFAULT_METHOD
+    method: str = "entrain"
     count: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        from semu.searcher.assignment.methods.table import METHODS
+
         for word in self.method.split(",") if self.method != ALL else ():
             find_named("method of assignment", word.strip(), METHODS, where="assignment.method")
         if self.count is not None:
