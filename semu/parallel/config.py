@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
-from semu.checks import check_integer, check_member, check_switch, check_word, is_integer
+from semu.checks import check_integer, check_member, check_number, check_switch, check_word, is_integer
 from semu.errors import ConfigError
 from semu.nn.masked_kernel import TILE_EDGE
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
@@ -22,6 +22,7 @@ from semu.parallel.segments import OWN_RANKS, check_segments
 PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
 VOCABULARIES = ("ends", "pipeline")
+LOSSES = ("head", "towers")
 """Where embedding and head lie."""
 
 
@@ -100,12 +101,15 @@ class Parallel(ParallelSizes):
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
-            ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
+            ``"all_gather"``, ``"all_to_all"`` (``a2a``), ``"needed"`` (what a rank's tiles of the text read; a ring
+            for other streams), or ``"auto"``: ring, all_gather or needed, the fastest for every microbatch; without
+            meaning where cp = 1.
         cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
             ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
         cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
             (``semu.masks.balance``).
         cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
+        cp_slack: work of the busiest context rank above the mean that the policy ``"local"`` allows for fewer bytes.
         attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
             (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
         cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.
@@ -130,6 +134,9 @@ class Parallel(ParallelSizes):
         vocabulary: where embedding and head lie: ``"ends"``, on the first and the last stage, or ``"pipeline"``, split
             over the vocabulary among all tp x pp ranks of a replica, which run them together (the MLLM placement of
             FlexPipe, §7.1 and Fig. 1).
+        loss: where a module that joins several towers runs, a contrastive loss: ``"head"``, on a rank that their
+            features are sent to, or ``"towers"``, on the last ranks of all towers, which gather one another's features
+            and run it together (DistMM-Pipe; FlexPipe Fig. 3).
     """
 
     sequence_parallel: bool = True
@@ -148,10 +155,12 @@ class Parallel(ParallelSizes):
     cp_inner: int = 1
     cp_balance: Balance | str = Balance.ZIGZAG
     cp_block: int = TILE_EDGE
+    cp_slack: float = 0.1
     attention_split: int = 0
     cp_overlap: str = "none"
     cp_gather_heads: str = "kv"
     vocabulary: str = "ends"
+    loss: str = "head"
 
     def __post_init__(self) -> None:
         self.check_sizes()
@@ -179,10 +188,12 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "cp_kind", kind)
         self._check_levels()
         balance = check_balance(self.cp_balance, self.cp_block, self.attention_split)
+        object.__setattr__(self, "cp_slack", check_number(self.cp_slack, "parallel.cp_slack"))
         object.__setattr__(self, "cp_balance", balance)
         check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads)
         self._check_modules()
         check_word(self.vocabulary, VOCABULARIES, "place of embedding and head", "parallel.vocabulary")
+        check_word(self.loss, LOSSES, "place of a loss of several towers", "parallel.loss")
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     def _check_levels(self) -> None:
@@ -300,6 +311,7 @@ class Parallel(ParallelSizes):
             ("segments", self.segments in OWN_RANKS, " or ".join(OWN_RANKS), OWN_RANKS[0]),
             ("rank_order", self.rank_order == DATA_FIRST, DATA_FIRST, DATA_FIRST),
             ("vocabulary", self.vocabulary == "ends", "ends", "ends"),
+            ("loss", self.loss == "head", "head", "head"),
         ):
             if not fits:
                 raise ConfigError(
@@ -402,6 +414,11 @@ class Parallel(ParallelSizes):
     def spreads_vocabulary(self) -> bool:
         """Whether embedding and head are split over the pipeline ranks."""
         return self.vocabulary == "pipeline" and self.pp > 1
+
+    @property
+    def gathers_towers(self) -> bool:
+        """Whether the last ranks of towers run together what joins them."""
+        return self.loss == "towers" and self.pp > 1
 
     @property
     def shard_ranks(self) -> int:

@@ -122,27 +122,21 @@ def search(
     say = progress or (lambda _: None)
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
-    is_kept = keeps_places(job)
     given, beside, explored = job, compared_with(job), explored_baselines(job, say) if explore else []
-    job, changes = kept_job(job) if is_kept else plain_job(job)
+    job, changes, cut_into = _to_cut(job)
     options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
-    again: Callable[..., Cut] = partial(job_problem, job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
-    is_least = goal is Objective.MIN
+    again = partial(cut_into, job, sub_batch=sub_batch, **options)
+    is_least, is_kept = goal is Objective.MIN, keeps_places(job)
     others = [*(one for one, _ in beside if not is_kept), *explored]
     compared, more = (others, None if segments or is_kept else again) if is_least else ([], None)
-    cut_first = partial(again, segments=segments, progress=say)
-    if is_kept:
-        asked_anew = [name for name, cut in (("sub_batch", sub_batch), ("segments", segments)) if cut]
-        cut_first = partial(kept_problem, job, asked=asked_anew, **options)  # type: ignore[arg-type]
-    plain = _heuristic(job, changes, cut_first, has_others=bool(compared))
+    plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
     like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
     starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
     asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}
     start, first = _searchable(starts, asked)
     prepared_s = time.perf_counter() - began
     say("searching")
-    begun, default = start.built, start.solution
-    bound = _bound(start.target)
+    begun, default, bound = start.built, start.solution, _bound(start.target)
     try:
         if is_stopped or _is_stopped(begun, seed, budget):
             raise KeyboardInterrupt
@@ -182,6 +176,11 @@ def search(
         alike=None if alike is None else alike.report,
         is_as_asked=_is_as_asked(found.partition, like, sub_batch or {}, segments or {}),
     )
+
+
+def _to_cut(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object], Callable[..., Cut]]:
+    """The job that is cut or keeps its chunks, what was changed of it, and what makes its problem."""
+    return (*kept_job(job), kept_problem) if keeps_places(job) else (*plain_job(job), job_problem)
 
 
 def _searchable(starts: Sequence[Start], asked: Mapping[str, Any]) -> tuple[Start, SearchResult]:

@@ -6,7 +6,7 @@ order of their stages, and how layers are recomputed where all modules have the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from semu.baselines.baseline import NO_SCHEDULE, Baseline
 from semu.errors import ConfigError
@@ -35,18 +35,21 @@ def kept_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
 def kept_problem(
     job: TrainingJob,
     *,
-    asked: Sequence[str],
+    sub_batch: Mapping[str, int] | None,
+    segments: Mapping[str, int] | None,
     strategies: Sequence[str],
     candidates: int,
     memory_limit_bytes: int | None,
+    progress: Callable[[str], None],
 ) -> tuple[Partition, JobProblem]:
     """What a search looks at.
 
     Args:
-        job: of ``kept_job``. asked: options that cut modules anew, which were given. Others: as ``search``.
+        job: of ``kept_job``. sub_batch, segments: nothing. Others: as ``search``.
     Raises:
-        ConfigError: a cut was asked for.
+        ConfigError: another cut was asked for.
     """
+    asked = [name for name, value in (("sub_batch", sub_batch), ("segments", segments)) if value]
     if asked:
         raise ConfigError(
             f"a search keeps the chunks of a placement where they are: {', '.join(asked)} would cut them anew",
@@ -54,6 +57,7 @@ def kept_problem(
             expected="nothing, or parallel.segments = mixed",
             got=asked[0],
         )
+    progress("simulating the candidates of every chunk")
     plan = StagePlan()
     if not job.parallel.modules:
         plan = candidate_variants(job, plan, strategies=strategies, most=candidates)

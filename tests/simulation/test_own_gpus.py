@@ -168,7 +168,7 @@ def test_grids_of_placements() -> None:
     """All placements of a job that has encoders; of modules on GPUs of their own, the job's sizes alone."""
     plain = job(valm(frozen=FROZEN), 8, "mixed", parallel={"tp": 2, "pp": 4, "dp": 1})
     found = grid(plain, vary=("segments",), framework="any")
-    times = {row.point.segments: row.iteration_time_s for row in found.rows}
+    times = {row.point.segments: row.figures.iteration_time_s for row in found.rows}
     assert times.keys() == {"mixed", "apart", "colocated", "replicated"}
     for segments, seconds in times.items():
         same = replace(plain, parallel=replace(plain.parallel, segments=segments))

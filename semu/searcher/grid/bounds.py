@@ -121,7 +121,7 @@ class Floors:
             return dict.fromkeys(sizes[rows].tolist(), Floor(0.0, 0))
         table = self._table(point)
         costs, cut = table.costs.of_rows(rows), self._cut(point, table)
-        if cut is None or point.placement == "bidirectional":
+        if cut is None or point.placement.endswith("bidirectional"):
             times, memories = costs.all_s[:, -1] / (point.dp * point.pp), np.zeros(len(rows))
         else:
             outer = self._outside(point, table, cut)
@@ -133,7 +133,8 @@ class Floors:
     # -- what is shared ------------------------------------------------------------------------------------------
     def _table(self, point: Point) -> BlockTable:
         etp = job_at(self._job, point).parallel.expert_tensor_ranks  # follows dp where it is left open
-        key = (point.tp, point.ep, etp, point.zero, point.recompute, point.attention_split, *_policy(point))
+        context = point.attention_split, point.cp_kind, *_policy(point)
+        key = (point.tp, point.ep, etp, point.zero, point.recompute, *context)
         if key not in self._tables:
             self._tables[key] = BlockTable.of(self._job, point, self._sizes[_policy(point)])
         return self._tables[key]
@@ -144,7 +145,8 @@ class Floors:
         if key not in self._cuts:
             own = job_at(self._job, point)
             self._cuts[key] = None
-            if not own.parallel.cuts_by_time and own.parallel.segments != "replicated":
+            has_gangs = own.parallel.spreads_vocabulary or own.parallel.gathers_towers
+            if not (own.parallel.cuts_by_time or has_gangs or own.parallel.segments == "replicated"):
                 chunks = _chunks(own, table)
                 rank = np.array([chunk.rank for chunk in chunks])
                 offset = np.cumsum([0, *table.blocks_per_module])

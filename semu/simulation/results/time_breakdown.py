@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -267,10 +267,9 @@ def _flop(
     """
     library = layout.library
     hardware = model = full = 0
-    for (name, repeats), stages in _stages_by_module(layout, kinds).items():
-        calls = np.zeros(len(library.operators), dtype=np.int64)
-        for stage, times in Counter(stages).items():
-            calls += times * np.bincount(stage.rows, minlength=len(library.operators))
+    again = _stages_by_module(layout, [kind for kind in kinds if _is_again(layout, kind)])
+    for name, stages in _stages_by_module(layout, kinds).items():
+        calls, repeats = (_calls_of(own, len(library.operators)) for own in (stages, again.get(name, ())))
         rows = np.flatnonzero(calls).tolist()
         operators = [library.operators[row] for row in rows]
         parallel = layout.mesh.of_module(name).parallel
@@ -280,10 +279,29 @@ def _flop(
             for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
                 times = int(calls[row]) * peers // operator.copies
                 hardware += times * work[position]
-                if operator.phase is not Phase.RECOMPUTE and not repeats:
+                if operator.phase is not Phase.RECOMPUTE:
+                    times -= int(repeats[row]) * peers // operator.copies
                     model += times * (work[position] - extra[position])
                     full += times * (work[position] - extra[position] + causal[position])
     return hardware, model, full
+
+
+def _calls_of(stages: Iterable[StageProgram], num_operators: int) -> NDArray[np.int64]:
+    """int64[num_operators], how often stages run each operator."""
+    calls = np.zeros(num_operators, dtype=np.int64)
+    for stage, times in Counter(stages).items():
+        calls += times * np.bincount(stage.rows, minlength=num_operators)
+    return calls
+
+
+def _is_again(layout: Layout, kind: int) -> bool:
+    """Whether a stage does what another one does for the model: an encoder that is repeated for nobody, or a tower's
+    copy of the loss, but the first."""
+    chunk = layout.kinds[kind].chunk
+    if chunk.repeats:
+        return True
+    gang = [own.chunk for own in layout.chunks if own.chunk.gang == chunk.gang]
+    return layout.job.parallel.gathers_towers and chunk.gang >= 0 and chunk.rank != gang[0].rank
 
 
 def _flop_of(
@@ -310,13 +328,12 @@ _FLOP = memo.Table[tuple[list[int], list[int], list[int]]](
 )
 
 
-def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[tuple[str, bool], list[StageProgram]]:
-    """The stages of each modality module whose parallelism is not the job's, and under "" of all others; apart from
-    them (True) those that repeat an encoder for nobody, which are no work of the model."""
-    result: dict[tuple[str, bool], list[StageProgram]] = {}
+def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[str, list[StageProgram]]:
+    """The stages of each modality module whose parallelism is not the job's, and under "" of all others."""
+    result: dict[str, list[StageProgram]] = {}
     for chunk in [layout.kinds[kind] for kind in kinds]:
         is_own = layout.mesh_of(chunk.chunk.index) is not layout.mesh
-        stages = result.setdefault((chunk.module if is_own else "", chunk.chunk.repeats), [])
+        stages = result.setdefault(chunk.module if is_own else "", [])
         stages += [stage for stage in (chunk.forward, chunk.backward) if stage is not None]
     return result
 

@@ -42,8 +42,9 @@ def check(job: TrainingJob, vary: Any, fix: dict[str, Any] | None = None) -> Spa
         (vision, ("tp", "pp", "vpp"), {"micro_batch": 1, "recompute": "full"}),
         (vision, {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "placement": None}, {"micro_batch": 2}),
         (documents, {"cp": (2, 4), "cp_balance": None, "attention_split": (0, 2), "micro_batch": (1, 2, 4)}, {}),
+        (documents, {"cp": (2, 4), "cp_balance": ("zigzag", "lpt"), "cp_kind": None, "micro_batch": (2,)}, {}),
     ],
-    ids=["sizes", "context", "dp", "zero", "schedules", "experts", "vision", "segments", "policies"],
+    ids=["sizes", "context", "dp", "zero", "schedules", "experts", "vision", "segments", "policies", "exchanges"],
 )
 def test_the_legal_ones_are_those_that_can_be_built(make: Callable[[], TrainingJob], vary: Any, fix: Any) -> None:
     check(make(), vary, fix)
