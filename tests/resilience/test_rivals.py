@@ -78,7 +78,7 @@ def test_varuna_saves_for_a_node_that_gives_notice(tmp_path: Path) -> None:
 
 
 def test_bamboo(tmp_path: Path) -> None:
-    """A failure leaves one pipeline and loses an iteration; two neighbours' go back to the checkpoint; others do not."""
+    """A failure leaves one pipeline and loses an iteration; two neighbours' go back to the checkpoint."""
     job = job_of()
     kept = replace(job, training=replace(job.training, recompute=Recompute.NONE))
     report = semu.simulate(kept)
