@@ -127,7 +127,7 @@ def layer_times(name: str, choices: Choices) -> LayerTimes:
     report = semu.simulate(job)
     found: dict[str, list[tuple[float, float]]] = {}
     for module in job.model.modules:
-        rows = [row for row in report.layers if row.module == module.name]
+        rows = [row for row in report.layer_times if row.module == module.name]
         blocks = [(row.forward_s, row.backward_s) for row in rows for _ in range(row.layers)]
         parts = [blocks[part.first : part.last] for part in layer_parts(module)]
         found[module.name] = [(sum(f for f, _ in part), sum(b for _, b in part)) for part in parts]

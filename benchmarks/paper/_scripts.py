@@ -33,6 +33,7 @@ SCRIPTS: tuple[str, ...] = (
     "cornstarch_frozen",
     "cornstarch_end_to_end",
     "cornstarch_balance",
+    "cornstarch_dcp",
 )
 """Modules of this package that have ``run``."""
 

@@ -92,6 +92,20 @@ class Choices:
         2048, "tokens of an image or a sound, at most a quarter of a document; not printed", (512, 8192)
     )
     cornstarch_packed: Choice[int] = Choice(8, "documents of the packed mask of Fig. 3.5c; not printed", (4, 32))
+    dcp_window: Choice[tuple[int, int]] = Choice(
+        (64, 4096),
+        "sinks and window of the lambda mask [tokens]; neither Cornstarch nor its Table 3.4 says",
+        ((4, 1024),),
+    )
+    dcp_blocks: Choice[tuple[int, int]] = Choice(
+        (16, 2),
+        "blocks of the causal blockwise mask, and how many of them, its own included, a block sees beside the first; "
+        "the last sees all; not printed",
+        ((32, 2),),
+    )
+    dcp_answers: Choice[tuple[int, float]] = Choice(
+        (4, 0.2), "answers that share a question, and the question's share of the tokens; not printed", ((8, 0.1),)
+    )
     cornstarch_split: Choice[int] = Choice(16, "subblocks of a block: 16 to 32 perform well (3.3.2.2)", (32,))
     cornstarch_stage: Choice[tuple[int, int]] = Choice(
         (1, 4),

@@ -129,7 +129,7 @@ def _ratios() -> list[PaperRow]:
             training=semu.Training(micro_batch=each, global_batch=each, recompute="full"),
             batch=ListedBatch((Microbatch(streams, each),)),
         )
-        every = semu.simulate(job).layers
+        every = semu.simulate(job).layer_times
         for module, (forward, backward) in theirs.items():
             own = [row for row in every if row.module == module]
             ours = sum(row.layers * row.backward_s for row in own) / sum(row.layers * row.forward_s for row in own)

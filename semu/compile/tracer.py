@@ -168,6 +168,7 @@ class ModelTracer:
             fused_accumulation=job.fuses_accumulation,
             sums_gradients_twice=job.sums_gradients_twice,
             eager_modules=training.runs_unfused,
+            eager_kernels=training.eager_kernels,
             channels_first=training.has_channels_first,
             bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,

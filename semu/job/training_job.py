@@ -21,6 +21,7 @@ from semu.nn.module import Module
 from semu.nn.trace.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
+from semu.parallel.data import DDP_BUCKET_BYTES
 from semu.parallel.fsdp import SECOND_SINCE, Fsdp
 from semu.parallel.own_gpus import on_own_gpus
 from semu.parallel.pipeline import nearest_multiple
@@ -367,6 +368,14 @@ class TrainingJob:
         DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
         gradients. Megatron-LM's gradients lie in its buffers."""
         return self.training.software.kernels is Software.TORCH and not self.training.gradient_as_bucket_view
+
+    @property
+    def bucket_elements(self) -> int | None:
+        """Elements that fill a bucket of gradients that are reduced whole: PyTorch's DistributedDataParallel; None:
+        Megatron-LM's rule."""
+        if self.training.software.kernels is not Software.TORCH:
+            return None
+        return DDP_BUCKET_BYTES // self.training.precision.tensor_dtype.size_bytes
 
     @property
     def fsdp(self) -> Fsdp:

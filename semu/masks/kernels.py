@@ -93,7 +93,7 @@ def count_tiles(rows: Group, seen: Group, keys: Group, pairs: I64, tiles: I32, p
     Args:
         rows: ptr: int64[num_rows + 1], start, end: int64[num_pieces], pieces of queries of every row.
             rank: int32[num_rows].
-        seen: ptr, first, low, high: int64, is_causal: bool, reach: see ``Seen``.
+        seen: ptr, first, low, high: int64, is_causal: bool, reach: int64, see ``Seen``.
         keys: start: int64[num_pieces], pieces of keys in order, no gaps. end: int64[num_pieces].
             tile: int32[num_pieces], of which tile. size: int64[num_tiles] [tokens]. owner: int32[num_tiles].
         pairs: int64[num_rows, num_owners], tiles, partial: int32[num_rows, num_owners], zeros, written: allowed pairs,
@@ -105,14 +105,14 @@ def count_tiles(rows: Group, seen: Group, keys: Group, pairs: I64, tiles: I32, p
     key_start, key_end, key_tile, size, owner = keys
     inside = zeros(len(size), np.int64)
     touched = empty(len(size), np.int32)
-    is_plain = reach == 0 and len(key_start) == len(size)
+    is_plain = len(key_start) == len(size)
     for row in range(len(ptr) - 1):
         if is_plain and ptr[row + 1] == ptr[row] + 1 and start[ptr[row]] < end[ptr[row]]:
             q, stop = start[ptr[row]], end[ptr[row]]
             run = _find(run_ptr, q)
             while run_ptr[run + 1] <= q:
                 run += 1
-            if stop <= run_ptr[run + 1] and first[run + 1] == first[run] + 1:
+            if stop <= run_ptr[run + 1] and first[run + 1] == first[run] + 1 and reach[first[run]] == 0:
                 k, last, causal = low[first[run]], high[first[run]], is_causal[run]
                 _count_row(q, stop, causal, k, last, keys, row, (pairs, tiles, partial), columns[rank[row]])
                 continue
@@ -128,19 +128,19 @@ def count_tiles(rows: Group, seen: Group, keys: Group, pairs: I64, tiles: I32, p
                     run += 1
                 q1 = min(stop, run_ptr[run + 1])
                 for interval in range(first[run], first[run + 1]):
-                    k, last = low[interval], high[interval]
+                    k, last, window = low[interval], high[interval], reach[interval]
                     if is_causal[run]:
                         last = min(last, q1)
-                    if reach > 0:
-                        k = max(k, q - reach + 1)
-                        last = min(last, q1 + reach - 1)
+                    if window > 0:
+                        k = max(k, q - window + 1)
+                        last = min(last, q1 + window - 1)
                     if k >= last:
                         continue
                     at = _find(key_start, k)
                     while at < len(key_start) and key_start[at] < last:
                         k0, k1 = max(k, key_start[at]), min(last, key_end[at])
                         if k0 < k1:
-                            seen_here = _pairs(q, q1, k0, k1, is_causal[run], reach)
+                            seen_here = _pairs(q, q1, k0, k1, is_causal[run], window)
                             if seen_here > 0:
                                 tile = key_tile[at]
                                 if inside[tile] == 0:

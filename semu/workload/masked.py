@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.masks.balance import Cut, cut_tokens
-from semu.masks.bits import read_bits, seen_of_bits
+from semu.masks.bits import seen_of_file
 from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import IntArray, Spans
 from semu.masks.tile_lists import reads_of_blocks
@@ -53,7 +53,7 @@ class ContextPlan:
             whole = Seen.whole(spans.starts)
             seen = Seen(whole.ptr, whole.first, whole.low, whole.high, np.zeros_like(whole.is_causal))
         elif label == "file":
-            seen = seen_of_bits(read_bits(self.mask), spans.starts, self.mask)
+            seen = seen_of_file(self.mask, spans.starts)
         else:
             seen = Seen.of(MaskKind(label), spans)
         return seen if window is None else seen.within(window, spans.starts)

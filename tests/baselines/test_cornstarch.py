@@ -51,7 +51,9 @@ def test_no_shares_and_cuts_balance_better(kind: str, by: str) -> None:
     found = CUTS[by](job(kind, 5))
     report = found.simulate()
     names = [module.name for module in found.job.model.modules]
-    rows = [[cost(row, by) for row in report.layers if row.module == name for _ in range(row.layers)] for name in names]
+    rows = [
+        [cost(row, by) for row in report.layer_times if row.module == name for _ in range(row.layers)] for name in names
+    ]
     chunks = report.job["chunks"]
     assert isinstance(chunks, list)
     weights = [sum(rows[names.index(c["module"])][slice(*c["blocks"])]) for c in chunks]

@@ -89,7 +89,7 @@ def assemble_report(iteration: Iteration) -> Report:
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
         split_peaks=partial(_split_peaks, memories, peaks),
-        find_layers=partial(layer_rows, iteration),
+        find_layer_times=partial(layer_rows, iteration),
         find_uncertainty=lived.uncertainty,
     )
 
