@@ -82,8 +82,8 @@ def test_bamboo(tmp_path: Path) -> None:
     job = job_of()
     kept = replace(job, training=replace(job.training, recompute=Recompute.NONE))
     report = semu.simulate(kept)
-    forward = sum(one.layers * one.forward_s for one in report.layers)
-    share = forward / sum(one.layers * (one.forward_s + one.backward_s) for one in report.layers)
+    forward = sum(one.layers * one.forward_s for one in report.layer_times)
+    share = forward / sum(one.layers * (one.forward_s + one.backward_s) for one in report.layer_times)
     assert 0.2 < share < 0.45
     calm = run(tmp_path, "bamboo", [], 1000.0, job)
     assert calm.iteration_s != pytest.approx(report.iteration_time_s)  # the job recomputes, bamboo does not

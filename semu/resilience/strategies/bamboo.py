@@ -62,8 +62,10 @@ class Bamboo(CheckpointRestart):
                 f"the state of two stages and activations that are kept take {need / 2**30:.1f} of "
                 f"{report.room.usable_bytes / 2**30:.1f} GiB (bamboo)"
             )
-        forward = sum(row.layers * row.forward_s for row in report.layers)
-        return _Redundant(report, forward / sum(row.layers * (row.forward_s + row.backward_s) for row in report.layers))
+        forward = sum(row.layers * row.forward_s for row in report.layer_times)
+        return _Redundant(
+            report, forward / sum(row.layers * (row.forward_s + row.backward_s) for row in report.layer_times)
+        )
 
     @property
     def _nodes_of_a_pipeline(self) -> int:
