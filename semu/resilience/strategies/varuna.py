@@ -1,8 +1,8 @@
 """Varuna: a rigid grid of pipelines, chosen anew for the nodes that are left, from the last checkpoint.
 
 For each number of replicas the longest pipelines that the nodes hold are tried, and the fastest grid that fits is
-taken; nodes that no grid uses are idle. Nodes that join are taken in after a save, by a restart. A node that gives notice
-is saved for, if the save ends in time. Source: Varuna (EuroSys 2022, 2111.04007).
+taken; nodes that no grid uses are idle. Nodes that join are taken in after a save, by a restart. A node that gives
+notice is saved for, if the save ends in time. Source: Varuna (EuroSys 2022, 2111.04007).
 """
 
 from __future__ import annotations
