@@ -21,7 +21,9 @@ from _timing import fastest, fastest_cpu, run_process
 import semu
 from semu.masks import Balance, MaskKind, Seen, Spans, count, cut_tokens, deal_blocks, work_of_blocks
 from semu.masks.balance import blocks_of
+from semu.masks.tile_lists import reads_of_blocks
 from semu.runfile import load_run
+from semu.workload.masked import traffic_of
 
 TOKENS, DOCUMENTS, RANKS = 1 << 20, 190, 64
 
@@ -91,13 +93,14 @@ def measure(quick: bool) -> Iterator[Row]:
 
 def _evenness(spans: Spans, what: str) -> Iterator[Row]:
     seen = Seen.of(MaskKind.DOCUMENT, spans)
+    reads, work = partial(reads_of_blocks, seen, spans.starts), partial(work_of_blocks, seen, spans.starts)
     for policy in Balance:
         try:
-            cut = cut_tokens(policy, spans, RANKS, 128, lambda bounds: work_of_blocks(seen, spans.starts, bounds))
+            cut = cut_tokens(policy, spans, RANKS, 128, work, reads=reads, slack=0.1)
         except semu.ConfigError:
             continue
-        tiles = count(seen, spans.starts, cut, by_owner=False)
-        loads = tiles.sums(tiles.tiles)[:, 0]
+        tiles = count(seen, spans.starts, cut, by_owner=True)
+        loads = tiles.sums(tiles.tiles).sum(axis=1)
         value = float(loads.max() / loads.mean())
         is_goal = policy is Balance.LPT and spans.num_tokens == TOKENS
         yield Row(
@@ -108,6 +111,11 @@ def _evenness(spans: Spans, what: str) -> Iterator[Row]:
             "<= 1.001" if is_goal else None,
             value <= 1.001 if is_goal else None,
         )
+        sent = traffic_of(tiles, RANKS // 8)
+        share = (sent["near_in"] + sent["far_in"]).sum() / ((RANKS - 1) * spans.num_tokens)
+        yield Row(f"keys of other ranks that are needed, {policy.value}", 100 * float(share), "%", what, None, None)
+    found = fastest({"local": lambda: cut_tokens(Balance.LOCAL, spans, RANKS, 128, work, reads=reads, slack=0.1)}, 0.0)
+    yield Row("deal near what blocks read", found["local"], "s", f"{what}, counted and listed too", None, None)
 
 
 def _simulations(seconds: float) -> Iterator[Row]:

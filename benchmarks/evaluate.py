@@ -29,7 +29,7 @@ import semu_models
 from semu.nn.model import Model
 
 GOAL_S = 2e-3
-VALIDATE_GOAL_S = 20.0
+VALIDATE_GOAL_S = 8.0
 
 
 def grid(

@@ -15,14 +15,17 @@ from semu import workload as workload
 from semu.costs.result_cache import ResultCache as ResultCache
 from semu.door.assigning import assign as assign
 from semu.door.assigning import assignment_study as assignment_study
+from semu.door.assigning import workload_study as workload_study
 from semu.door.comparing import compare as compare
 from semu.door.contexts import context as context
 from semu.door.contexts import write_permutations as write_permutations
+from semu.door.long_runs import goodput as goodput
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
 from semu.door.simulating import evaluate as evaluate
 from semu.door.simulating import prepare as prepare
 from semu.door.simulating import simulate as simulate
+from semu.door.templates import pipeline_templates as pipeline_templates
 from semu.engine.checkpoint import Checkpoint as Checkpoint
 from semu.engine.shapes import ShapeSweep as ShapeSweep
 from semu.engine.shapes import sweep as sweep
@@ -103,8 +106,10 @@ __all__ = [
     "context",
     "evaluate",
     "explore_schedules",
+    "goodput",
     "grid",
     "nn",
+    "pipeline_templates",
     "prepare",
     "schedule",
     "search",

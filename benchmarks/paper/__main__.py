@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.paper._report import number, report_text
+from benchmarks.paper._page import Page, number
 from benchmarks.paper._results import PaperResult
 from benchmarks.paper._run import Store, run_scripts, say
 from benchmarks.paper._scripts import SCRIPTS, find_script
@@ -31,13 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         names = _names(options.names, is_all=options.all)
-        if options.publish and (options.quick or names != SCRIPTS):
-            raise ConfigError(
-                "only a whole run is published", where="--publish", expected="--all, without --quick", nearest="--all"
-            )
+        if options.publish and options.quick:
+            raise ConfigError("small sizes are no results", where="--publish", expected="no --quick", got="--quick")
         store = Store(make_folder(options.out), options.quick, CHOICES)
         results, failed, is_stopped = run_scripts(names, store, resume=options.resume, jobs=options.jobs)
-        text = report_text(results, CHOICES, quick=options.quick, failed=failed)
+        text = Page.of(results, CHOICES).text(quick=options.quick, failed=failed)
         say(f"wrote {write_text(store.folder / 'README.md', text)}")
         if options.publish and not failed and not is_stopped:
             publish(results, PUBLISHED)
@@ -63,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", action="store_true", help="keep what is finished in DIR")
     parser.add_argument("--jobs", type=_count, default=2, metavar="N", help="scripts at a time; default: 2")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--publish", action="store_true", help="also replace benchmarks/paper/README.md and pictures/")
+    parser.add_argument("--publish", action="store_true", help="put them into this folder's README.md and pictures/")
     return parser
 
 
@@ -89,12 +87,18 @@ def _names(given: Sequence[str], *, is_all: bool) -> tuple[str, ...]:
 
 
 def publish(results: Sequence[PaperResult], folder: Path) -> None:
-    """Write the report for readers of the repository: README.md, and pictures in a folder of their own."""
+    """Put results into the report for readers of the repository: README.md, and pictures in a folder of their own.
+
+    Raises:
+        ConfigError: the report has results of other scripts that were made with other choices.
+    """
+    page, report = Page.of(results, CHOICES, "pictures/"), folder / "README.md"
+    if report.is_file():
+        page = Page.read(report.read_text(encoding="utf-8")).updated(page, SCRIPTS)
     pictures = make_folder(folder / "pictures")
     for path in (path for result in results for path in result.pictures):
         write_file(pictures / path.name, partial(shutil.copyfile, path))
-    text = report_text(results, CHOICES, pictures="pictures/")
-    say(f"wrote {write_text(folder / 'README.md', text)}")
+    say(f"wrote {write_text(report, page.text())}")
 
 
 def print_rows(results: Sequence[PaperResult]) -> None:

@@ -17,6 +17,8 @@ class Verdict(StrEnum):
     DIFFERS = "differs"
     NOT_SAID = "not said"
     """The paper has no number here; ours stands alone."""
+    INCONSISTENT = "inconsistent in the source"
+    """Another number of the same paper contradicts it."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class PaperRow:
             as settled, with its reason in ``note``.
         sensitivity: how much ours moves when one open choice is changed: choice and other value -> ours [unit].
         note: where theirs is printed; where they differ by more than the margin, what could explain it.
+        is_contradicted: another number of the source contradicts theirs, which the note tells.
     """
 
     what: str
@@ -37,6 +40,7 @@ class PaperRow:
     margin: float = 0.05
     sensitivity: dict[str, float] = field(default_factory=dict)
     note: str = ""
+    is_contradicted: bool = False
 
     @property
     def ratio(self) -> float | None:
@@ -50,6 +54,8 @@ class PaperRow:
         """Whether they agree."""
         if self.theirs is None:
             return Verdict.NOT_SAID
+        if self.is_contradicted:
+            return Verdict.INCONSISTENT
         ratio = self.ratio
         if ratio is None:
             return Verdict.SETTLED if self.theirs == self.ours else Verdict.DIFFERS

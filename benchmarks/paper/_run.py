@@ -31,10 +31,9 @@ class Store:
     quick: bool
     choices: Choices
 
-    @property
-    def key(self) -> str:
-        """What a result must have been made with to be taken for one of this run."""
-        said = json.dumps({"quick": self.quick, **self.choices.values()}, sort_keys=True)
+    def key(self, name: str) -> str:
+        """What a script's result must have been made with to be taken for one of this run."""
+        said = json.dumps({"quick": self.quick, **self.choices.read_by(name)}, sort_keys=True)
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def read(self, name: str) -> PaperResult | None:
@@ -45,11 +44,11 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError):
             return None
         is_whole = all(path.is_file() for path in result.pictures)
-        return result if document["key"] == self.key and is_whole else None
+        return result if document["key"] == self.key(name) and is_whole else None
 
     def write(self, result: PaperResult) -> None:
         """Keep a result."""
-        document = {"key": self.key, "quick": self.quick, "result": result.to_json()}
+        document = {"key": self.key(result.name), "quick": self.quick, "result": result.to_json()}
         write_text(self.folder / f"{result.name}.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 

@@ -30,7 +30,10 @@ SCRIPTS: tuple[str, ...] = (
     "flexpipe_fig12",
     "flexpipe_fig16",
     "flexpipe_table5",
+    "cornstarch_frozen",
+    "cornstarch_end_to_end",
     "cornstarch_balance",
+    "cornstarch_dcp",
 )
 """Modules of this package that have ``run``."""
 

@@ -92,12 +92,35 @@ class Choices:
         2048, "tokens of an image or a sound, at most a quarter of a document; not printed", (512, 8192)
     )
     cornstarch_packed: Choice[int] = Choice(8, "documents of the packed mask of Fig. 3.5c; not printed", (4, 32))
+    dcp_window: Choice[tuple[int, int]] = Choice(
+        (64, 4096),
+        "sinks and window of the lambda mask [tokens]; neither Cornstarch nor its Table 3.4 says",
+        ((4, 1024),),
+    )
+    dcp_blocks: Choice[tuple[int, int]] = Choice(
+        (16, 2),
+        "blocks of the causal blockwise mask, and how many of them, its own included, a block sees beside the first; "
+        "the last sees all; not printed",
+        ((32, 2),),
+    )
+    dcp_answers: Choice[tuple[int, float]] = Choice(
+        (4, 0.2), "answers that share a question, and the question's share of the tokens; not printed", ((8, 0.1),)
+    )
     cornstarch_split: Choice[int] = Choice(16, "subblocks of a block: 16 to 32 perform well (3.3.2.2)", (32,))
     cornstarch_stage: Choice[tuple[int, int]] = Choice(
-        (4, 1),
+        (1, 4),
         "tensor and context ranks of a pipeline stage of Table 3.2, which prints none: a node of four GPUs, so that 24 "
-        "GPUs are six stages, with which 1F1B of the printed stage times comes nearest to the printed iterations",
-        ((2, 2), (1, 4)),
+        "GPUs are six stages, with which 1F1B of the printed stage times comes nearest to the printed iterations. "
+        "Chosen with results in view: forwards of whole modules, as printed stages add up to them, are 0.7 to 1.1 of "
+        "the printed ones with four context ranks, 1.4 to 2.9 with four tensor ranks over PCIe, 0.4 to 0.9 with two "
+        "of each",
+        ((4, 1), (2, 2)),
+    )
+    cornstarch_audio: Choice[str] = Choice(
+        "printed",
+        "width of the audio encoder's feed-forward networks: such that Table 3.1's parameters come out with its layers "
+        "and widths. 4 h: 0.30, 3.6 and 15.1 where 0.5, 3.4 and 12.4 are printed",
+        ("4 h",),
     )
     cornstarch_recompute: Choice[str] = Choice(
         "full",
@@ -198,9 +221,22 @@ class Choices:
         """(name, choice) of all."""
         return ((item.name, getattr(self, item.name)) for item in fields(self))
 
+    def read_by(self, script: str) -> dict[str, Any]:
+        """``values`` that a script may read."""
+        return {name: value for name, value in self.values().items() if may_read(script, name)}
+
     def values(self) -> dict[str, Any]:
         """Name -> value, as JSON has it."""
         return {name: list(c.value) if isinstance(c.value, tuple) else c.value for name, c in self}
+
+
+PAPERS = {"cornstarch": "cornstarch", "flexpipe": "flexpipe", "tessel": "flexpipe"}
+"""First word of a choice's name -> that of the scripts which read it; all others are open to every script."""
+
+
+def may_read(script: str, choice: str) -> bool:
+    """Whether a script may read a choice: not one of another paper."""
+    return script.startswith(PAPERS.get(choice.split("_")[0], ""))
 
 
 CHOICES = Choices()

@@ -27,9 +27,8 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "benchmarks")]
 
-from _rows import Row, print_rows
-
 import semu
+from benchmarks._rows import Row, print_rows
 from benchmarks.paper._jobs import batch_of, job_of, model_flop
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
@@ -133,7 +132,7 @@ def layout_of(job: semu.TrainingJob, chunks: Sequence[Any]) -> dict[str, dict[st
 
 def job_stages(chunks: Sequence[Any]) -> int:
     """Stages of all segments."""
-    return PP * (1 + max(c.chunk.slot for c in chunks))
+    return PP * (1 + max(int(c.chunk.slot) for c in chunks))
 
 
 def moved(layout: dict[str, dict[str, list[int]]], boundary: int, way: int) -> dict[str, dict[str, list[int]]] | None:
@@ -212,9 +211,8 @@ def compared(name: str, mixed: Found, separated: Found, theirs: str, seeds: Sequ
 
 def measure(quick: bool, choices: Choices | None = None) -> Iterator[Row]:
     """All rows; of the setups' own data and microbatches, or of choices."""
-    theirs, seeds, counts = f"DIP measured: {DIP} %", SEEDS, SEGMENTS
-    if quick:
-        seeds, counts = seeds[:2], counts[:3]
+    theirs = f"DIP measured: {DIP} %"
+    seeds, counts = (SEEDS[:2], SEGMENTS[:3]) if quick else (SEEDS, SEGMENTS)
     for name, schedules in (("Megatron-LM's schedules", MEGATRON), ("list scheduler", LISTED), ("best schedule", ALL)):
         mixed = best_mixed(schedules, choices, quick=quick)
         separated = best_of("vlm-7b", schedules, BALANCES, choices=choices, segments="separated")

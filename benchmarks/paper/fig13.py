@@ -19,15 +19,15 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "benchmarks")]
 
-from _rows import Row, print_rows
-
 import semu
 import semu_models
+from benchmarks._rows import Row, print_rows
 from benchmarks.paper._jobs import batch_of
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 from semu.files import write_file
 from semu.hardware.data_sheets import data_sheet
+from semu.parallel.layout import PipelineLayout
 
 GPUS = 64
 GLOBAL_BATCH = 128
@@ -68,7 +68,7 @@ def job(
 ) -> semu.TrainingJob:
     """A configuration; ``choices``: of its batch, None: 128 sequences of the workload's own mix."""
     dp, tp, pp = sizes
-    chunks = {"modules": {name: even(count, pp) for name, count in LAYERS.items()}}
+    chunks = PipelineLayout(modules={name: even(count, pp) for name, count in LAYERS.items()})
     parallel = semu.Parallel(dp=dp, tp=tp, pp=pp, zero=1, vpp=2 if pp > 1 else 1, layout=chunks if pp > 1 else None)
     training = semu.Training(
         micro_batch=1,

@@ -70,8 +70,8 @@ def run(choices: Choices, *, quick: bool, out: Path) -> PaperResult:
         )
         shares.append(1 - own.loose / own.distmm)
     rows.append(PaperRow("synchronisation of DistMM, mean", SYNCHRONISATION, sum(shares) / len(shares), "", 0.25))
-    text = f"{TEXT.strip()}\n\n" + "\n".join(notes)
-    return PaperResult("flexpipe_fig16", "CLIP models", "FlexPipe Fig. 16, §2.2", tuple(rows), text=text)
+    story = f"{TEXT.strip()}\n\n" + "\n".join(notes)
+    return PaperResult("flexpipe_fig16", "CLIP models", "FlexPipe Fig. 16, §2.2", tuple(rows), text=story)
 
 
 def times_of(name: str, vision: tuple[int, int, int], text: tuple[int, int, int], choices: Choices) -> Times:

@@ -16,7 +16,7 @@ from semu.simulation import prepare
 from semu.simulation.schedules.exploring import explore_schedules
 from semu.simulation.schedules.named import pipeline_study
 
-PRINTED = {
+PRINTED: dict[str, dict[int, float | None]] = {
     "Tessel": {2: 1.29, 4: 163.62, 8: None},
     "Tessel-fast": {2: 0.26, 4: 11.1, 8: 729.74, 16: None},
     "FlexPipe": {2: 4.73, 4: 8.28, 8: 71.28, 16: 107.34, 32: 534.78},

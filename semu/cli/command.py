@@ -60,7 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return known.exit_code
 
 
-_MODULES = {"import": "importing", "export": "exporting", "list": "listing", "assign": "samples.assign"}
+_MODULES = {
+    "import": "importing",
+    "export": "exporting",
+    "list": "listing",
+    "assign": "samples.assign",
+    "goodput": "resilience.goodput",
+    "templates": "resilience.templates",
+    "workload": "samples.workload",
+}
 """Commands whose module has another name."""
 WITHOUT_COLLECTOR = ("simulate", "schedules", "what-if")
 """Commands in which the garbage collector does not run."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 
 from semu import memo
 from semu.compile.chunk import ChunkStages, combined_chunks
+from semu.compile.chunk_joining import join_chunks, second_copies
 from semu.compile.combined.layers import Hiding, hiding_of
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
+from semu.compile.module_sharding import ModuleSetting, busiest_ports
 from semu.compile.optimizer_share import OptimizerShare, share_of_pool
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
 from semu.compile.recipe.recipe import Recipe
@@ -18,15 +21,14 @@ from semu.compile.recomputed_layers import recompute_units
 from semu.compile.template import TemplateLibrary
 from semu.compile.template_cache import LIBRARIES, CompiledBlock, JoinedLibrary
 from semu.compile.tracer import Block, HeldParameter, ModelTracer, parameters_on_host
-from semu.compile.zero_exchange import ExchangePlan
 from semu.compile.zero_exchange_plans import Costs, plan_exchanges
 from semu.job import Fp8Weights, Optimizer, TrainingJob
-from semu.nn.model import ModalityModule
 from semu.nn.module import Parameter
 from semu.parallel.mesh import Mesh
-from semu.parallel.pipeline import Chunk, deal_chunks, second_copy
+from semu.parallel.pipeline import Chunk, deal_chunks
 from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.towers import deal_towers
 from semu.parallel.vocabulary import deal_between
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
@@ -179,6 +181,14 @@ class Layout:
         """Whether microbatches are joined or cut between two chunks."""
         return self.recipe.cutting.parts_differ(self.chunks[source].module, self.chunks[target].module)
 
+    def busiest_port(self, source: int, target: int, *, is_gradient: bool) -> Fraction:
+        """What passes the busiest port between two chunks, in units of what one rank gets (or gives, of a gradient)."""
+        given, taken = (self.chunks[chunk].module for chunk in ((target, source) if is_gradient else (source, target)))
+        if not self.job.parallel.has_own_gpus or given == taken:
+            return Fraction(1)
+        ports = busiest_ports(*(ModuleSetting.of(name, self.mesh) for name in (given, taken)))
+        return ports[is_gradient]
+
     @property
     def chunks(self) -> tuple[ChunkStages, ...]:
         """The chunks in order of data flow."""
@@ -307,7 +317,7 @@ def build_layout(
         traced = _trace(job, state, key)
     if check is not None:
         check(traced.spread_streams)
-    blocks, joined, library = traced.blocks, traced.joined, traced.joined.library
+    blocks, silent, joined, library = traced.blocks, traced.silent, traced.joined, traced.joined.library
     part = cut_key(job) if traced.is_kept else None
     cut = _CUTS.of(traced).peek(part) if part is not None else None
     if cut is not None:
@@ -317,15 +327,15 @@ def build_layout(
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
         tracer = ModelTracer(job)
-        blocks = tracer.trace_model(units)
+        blocks, silent = tracer.trace_model(units), tracer.silent
         joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting)
         compiled, is_lasting = tracer.blocks, tracer.is_lasting
     exchanges, plans = plan_exchanges(job, mesh, blocks, chunks, len(compiled))
     if exchanges:
         joined = library_of(compiled, exchanges, is_lasting=is_lasting, hides=hiding_of(job))
-    stages = _join(job, joined, blocks, chunks, plans)
+    stages = join_chunks(job, joined, blocks, silent, chunks, plans)
     if job.parallel.copies > 1:
-        stages += _second_copies(stages, job.parallel.pp)
+        stages += second_copies(stages, job.parallel.pp)
     combined = combined_chunks(stages, joined.library.hidden) if job.hides_exchanges else ()
     made = cut = ModelCut(tuple(stages), job.parallel.pp, is_shared=part is not None, combined=combined)
     if part is not None:
@@ -353,12 +363,23 @@ def _deal(
         boundaries = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
     if parallel.spreads_vocabulary:
         return deal_between(parallel, weights, boundaries)
+    if parallel.gathers_towers:
+        return deal_towers(parallel, [module.name for module in job.model.modules], counts, weights, boundaries)
     if boundaries is not None:
         ranks = layout.ranks if layout is not None else None
         return deal_chunks(counts, boundaries, parallel.pp, parallel.placement, ranks)
     names = [module.name for module in job.model.modules]
     return place_modules(
-        parallel.segments, names, counts, weights, parallel.pp, parallel.vpp, parallel.placement, parallel.shares
+        parallel.segments,
+        names,
+        counts,
+        weights,
+        parallel.pp,
+        parallel.vpp,
+        parallel.placement,
+        parallel.shares,
+        [module.sources for module in job.model.modules],
+        job.model.encoders,
     )
 
 
@@ -375,11 +396,13 @@ class _Traced:
     """A model's blocks under some settings, and the chunks into which it has been cut.
 
     Attributes:
-        blocks: of every modality module. compiled: what their templates are made of. is_lasting: as ``ModelTracer``.
+        blocks: of every modality module. silent: of encoders that are replicated, where no gradient arrives; else none.
+        compiled: what their templates are made of. is_lasting: as ``ModelTracer``.
         joined: their library. spread_streams: as ``ModelTracer``. is_kept: it is remembered.
     """
 
     blocks: list[list[Block]]
+    silent: list[list[Block]]
     compiled: list[CompiledBlock]
     is_lasting: bool
     joined: JoinedLibrary
@@ -397,7 +420,7 @@ def _trace(job: TrainingJob, state: ModelState, key: Hashable | None) -> _Traced
     blocks = tracer.trace_model()
     joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting, hides=hiding_of(job))
     is_kept = key is not None and tracer.is_lasting and state.is_fixed
-    traced = _Traced(blocks, tracer.blocks, tracer.is_lasting, joined, tracer.spread_streams, is_kept)
+    traced = _Traced(blocks, tracer.silent, tracer.blocks, tracer.is_lasting, joined, tracer.spread_streams, is_kept)
     return _TRACED.get(state, key, lambda: traced) if is_kept else traced
 
 
@@ -409,92 +432,3 @@ def library_of(
         return JoinedLibrary(blocks, exchanges, hides=hides)
     key = tuple(block.serial for block in blocks)
     return LIBRARIES.get((key, exchanges, hides), lambda: JoinedLibrary(blocks, exchanges, hides=hides))
-
-
-def _join(
-    job: TrainingJob,
-    joined: JoinedLibrary,
-    blocks: Sequence[Sequence[Block]],
-    chunks: Sequence[Chunk],
-    plans: Sequence[ExchangePlan | None],
-) -> list[ChunkStages]:
-    last_chunk = {job.model.modules[chunk.module].name: chunk.index for chunk in chunks}
-    consumed = {source for module in job.model.modules for source in module.sources}
-    library = joined.library
-    result: list[ChunkStages] = []
-    for chunk in chunks:
-        module = job.model.modules[chunk.module]
-        own = tuple(blocks[chunk.module][chunk.first : chunk.last])
-        numbers = tuple(block.template for block in own)
-        num_arriving = len(library.templates[numbers[0]].carry_in)
-        source = _source(chunks, chunk)
-        if chunk.first:
-            arrivals = (source,) * num_arriving
-        else:
-            arrivals = _module_arrivals(module, last_chunk, library, blocks, job)
-        is_last = chunks[last_chunk[module.name]].first == chunk.first
-        has_consumer = not is_last or module.name in consumed
-        if chunk.gang >= 0 and not is_last:
-            has_consumer = any(_source(chunks, other) == chunk.index for other in chunks)
-        forward, backward = joined.stages(
-            numbers,
-            serial=not job.overlaps_tensor_parallel,
-            has_consumer=has_consumer,
-            has_producer=not chunk.first or source >= 0,
-            borrowed=borrowed_tensors(arrivals, chunk, result),
-            exchanges=plans[chunk.index],
-        )
-        result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
-    return result
-
-
-def _source(chunks: Sequence[Chunk], chunk: Chunk) -> int:
-    """The chunk whose result a chunk reads within its module; -1: the module's first, or a member of a gang that gets
-    it within the stage from the member that is on the same rank as the chunk before."""
-    if not chunk.first:
-        return -1
-    before = [other for other in chunks[: chunk.index] if other.module == chunk.module and other.last == chunk.first]
-    before = [other for other in before if other.flow == chunk.flow]
-    if len(before) == 1 and chunk.gang < 0:
-        return before[0].index
-    return next((other.index for other in before if other.rank == chunk.rank), -1)
-
-
-def _second_copies(stages: Sequence[ChunkStages], num_ranks: int) -> list[ChunkStages]:
-    """The chunks of the other copy of the model: the same stages, on mirrored ranks."""
-    n, slots = len(stages), max(own.chunk.slot for own in stages) + 1
-    return [
-        replace(
-            own,
-            chunk=second_copy(own.chunk, n, num_ranks, slots),
-            arrivals=tuple(source + n if source >= 0 else source for source in own.arrivals),
-        )
-        for own in stages
-    ]
-
-
-def borrowed_tensors(arrivals: Sequence[int], chunk: Chunk, earlier: Sequence[ChunkStages]) -> tuple[bool, ...]:
-    """Per arriving tensor: it comes from a chunk of the same rank that keeps it for its own backward."""
-    result = []
-    for k, source in enumerate(arrivals):
-        if source < 0 or earlier[source].chunk.rank != chunk.rank:
-            result.append(False)
-        else:
-            position = sum(1 for other in arrivals[:k] if other == source)
-            result.append(earlier[source].forward.leaving_kept[position])
-    return tuple(result)
-
-
-def _module_arrivals(
-    module: ModalityModule,
-    last_chunk: dict[str, int],
-    library: TemplateLibrary,
-    blocks: Sequence[Sequence[Block]],
-    job: TrainingJob,
-) -> tuple[int, ...]:
-    arrivals = [-1] * len(module.inputs)
-    names = [m.name for m in job.model.modules]
-    for source in module.sources:
-        last_block = blocks[names.index(source)][-1]
-        arrivals += [last_chunk[source]] * len(library.templates[last_block.template].carry_out)
-    return tuple(arrivals)

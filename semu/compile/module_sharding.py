@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from semu.errors import ConfigError
 from semu.job import TrainingJob
@@ -26,7 +28,8 @@ class ModuleSetting:
     """One modality module's parallelism, for tracing.
 
     Attributes:
-        name: of the module; empty where its items are not spread. parallel, mesh: its own.
+        name: of the module; empty where its streams are cut as the job's. parallel, mesh: its own.
+        groups: of ranks in a replica, each with some of the items.
     """
 
     name: str
@@ -39,7 +42,17 @@ class ModuleSetting:
         """A module of a job."""
         own = mesh.of_module(name)
         groups = own.parallel.replicas // mesh.parallel.replicas
-        return cls(name if groups > 1 else "", own.parallel, own, groups)
+        return cls(name if is_cut_anew(mesh.parallel, own.parallel) else "", own.parallel, own, groups)
+
+    @property
+    def width(self) -> int:
+        """GPUs of a replica's pipeline rank of the module."""
+        return self.parallel.replica_gpus * self.groups
+
+    @property
+    def parts(self) -> int:
+        """Different parts of a tensor's tokens on these GPUs."""
+        return self.groups * self.parallel.cp * self.token_shards
 
     @property
     def token_shards(self) -> int:
@@ -55,13 +68,44 @@ class ModuleSetting:
         plan = megatron_plan(job.model, self.parallel)
         return replace(base, plan=plan, tp_group=self.mesh.worst_tp_group, cp_group=self.mesh.worst_cp_group)
 
-    def layout(self, stream: str, mesh: Mesh, *, alone: bool) -> TokenLayout:
-        """How a stream's tokens are spread; ``alone``: the other side differs in sequence parallelism only."""
-        parts = 1 if alone else self.groups * self.parallel.cp
-        group = mesh.exchange_group(parts * self.token_shards) if not alone else None
-        if alone and self.token_shards > 1:
-            group = self.mesh.worst_tp_group
-        return TokenLayout(self.sequences(stream), parts, self.token_shards, group)
+    def layout(self, stream: str) -> TokenLayout:
+        """How a stream's tokens are spread over the module's GPUs."""
+        group = self.mesh.exchange_group(self.parts, self.width)
+        return TokenLayout(self.sequences(stream), self.groups * self.parallel.cp, self.token_shards, group)
+
+    def shards_only(self, stream: str, mesh: Mesh) -> TokenLayout:
+        """The same beside a module that differs in sequence parallelism only. ``mesh``: where tokens are gathered."""
+        group = mesh.worst_tp_group if self.token_shards > 1 else None
+        return TokenLayout(self.sequences(stream), 1, self.token_shards, group)
+
+
+def is_cut_anew(job: Parallel, own: Parallel) -> bool:
+    """Whether a module pads and shares out streams in another way than the job. ``own``: the module's parallelism."""
+    return own.replicas > job.replicas or (own.token_divisor, own.cp) != (job.token_divisor, job.cp)
+
+
+def landing(giver: ModuleSetting, taker: ModuleSetting, stream: str) -> TokenLayout:
+    """How what a module hands over lies on the GPUs of the next one before these gather it: every GPU gets equally many
+    whole parts, and where there are fewer parts than GPUs, neighbours get the same one."""
+    ranks = math.gcd(giver.parts, taker.width)
+    each = giver.parts // ranks
+    shards = math.gcd(each, giver.token_shards)
+    group = taker.mesh.exchange_group(ranks, taker.width)
+    parts = giver.groups * giver.parallel.cp
+    return TokenLayout(giver.sequences(stream), parts, giver.token_shards // shards, group, each // shards)
+
+
+def busiest_ports(giver: ModuleSetting, taker: ModuleSetting) -> tuple[Fraction, Fraction]:
+    """Bytes through the busiest port where a module on GPUs of its own hands tokens to another one, and where it gets
+    their gradients back; in units of what one GPU of the taker has as ``landing`` says.
+
+    Parts travel whole. GPUs that hold the same part send it in turn to those that want it, and so do gradients.
+    """
+    ranks = math.gcd(giver.parts, taker.width)
+    each, alike = giver.parts // ranks, giver.width // giver.parts
+    forward = max(each, -(-(taker.width // ranks) // alike))
+    backward = max(1, -(-giver.width // taker.width))
+    return Fraction(forward, each), Fraction(backward, each)
 
 
 def vocabulary_options(job: TrainingJob, mesh: Mesh, base: TraceOptions) -> TraceOptions:
@@ -97,23 +141,23 @@ def _spread_tokens(spec: CarrySpec, source: int, target: int, mesh: Mesh) -> Car
 
 
 def resharded(
-    specs: Sequence[CarrySpec], source: str, target: str, giver: ModuleSetting, taker: ModuleSetting, mesh: Mesh
+    specs: Sequence[CarrySpec], source: str, target: str, giver: ModuleSetting, taker: ModuleSetting
 ) -> tuple[CarrySpec, ...]:
     """What a module hands to another, spread anew where they differ.
 
     Args:
-        specs: what the giver returns. source, target: names of giver and taker. mesh: the job's.
+        specs: what the giver returns. source, target: names of giver and taker.
     Raises:
         ConfigError: tensors that are not tokens of a data stream.
     """
-    alone = _peers(giver.parallel) == _peers(taker.parallel)
+    alone = (_peers(giver.parallel), giver.groups) == (_peers(taker.parallel), taker.groups)
     if alone and giver.token_shards == taker.token_shards:
         return tuple(specs)
     result = []
     for spec in specs:
         stream = spec.sequences.stream if spec.sequences is not None else ""
-        here = giver.layout(stream, mesh, alone=alone)
-        expected = (here.sequences.tokens, here.shards, (1,) * (len(spec.shape) - 1))
+        own = giver.sequences(stream)
+        expected = (own.tokens, giver.token_shards, (1,) * (len(spec.shape) - 1))
         if spec.sequences is None or (spec.shape[0], spec.shards[0], spec.shards[1:]) != expected:
             raise ConfigError(
                 f"{source} hands {target} a tensor that is not the tokens of a data stream, so that it cannot be "
@@ -123,7 +167,13 @@ def resharded(
                 got=f"{source}: {_said(giver)}, {target}: {_said(taker)}",
                 nearest=_said(taker),
             )
-        result.append(replace(spec, reshard=Resharding(here, taker.layout(stream, mesh, alone=alone))))
+        if alone:
+            change = Resharding(giver.shards_only(stream, taker.mesh), taker.shards_only(stream, taker.mesh))
+            result.append(replace(spec, reshard=change))
+            continue
+        change = Resharding(landing(giver, taker, stream), taker.layout(stream))
+        shape, shards = (change.source.tokens, *spec.shape[1:]), (change.source.shards, *spec.shards[1:])
+        result.append(replace(spec, shape=shape, shards=shards, reshard=change))
     return tuple(result)
 
 
@@ -137,12 +187,11 @@ def _peers(parallel: Parallel) -> str:
 
 
 def spreads(job: TrainingJob) -> tuple[Spread, ...]:
-    """How the modules of a job that run in several groups of ranks spread the microbatches."""
+    """How the modules of a job that share streams out in their own way spread the microbatches."""
     result = []
-    for module in job.model.modules:
-        groups = job.parallel.item_groups(module.name) if job.parallel.modules else 1
-        if groups > 1:
-            own = job.parallel.of_module(module.name)
+    for module in job.model.modules if job.parallel.modules else ():
+        groups, own = job.parallel.item_groups(module.name), job.parallel.of_module(module.name)
+        if is_cut_anew(job.parallel, own):
             stream = module.inputs[0].stream
             result.append(Spread(module.name, stream, groups, own.token_divisor, own.sequence_parts))
     return tuple(result)
@@ -158,7 +207,7 @@ def check_spread(job: TrainingJob, modules: Mapping[str, Sequence[str]], columns
     """
     for name, streams in modules.items():
         first = next(module for module in job.model.modules if module.name == name).inputs[0].stream
-        for stream in streams:
+        for stream in streams if job.parallel.item_groups(name) > 1 else ():
             if f"{changes_of(stream)[0]}.{name}.shard" not in columns:
                 raise ConfigError(
                     f"{name} reads streams with different numbers of sequences, {first!r} and {stream!r}, so that its "
@@ -200,9 +249,17 @@ def refuse_modules(job: TrainingJob) -> None:
             expected="no zero_group, or no [parallel.modules]",
             got=job.parallel.zero_group,
         )
+    has_own = job.parallel.has_own_gpus
+    if has_own and job.model.reads_replicas:
+        raise ConfigError(
+            "modules on GPUs of their own of which one reads other replicas (a contrastive loss) are not modelled yet",
+            where="parallel.modules",
+            expected="no gpus for any module",
+            got=", ".join(job.parallel.modules),
+        )
     owner: dict[Parameter, str] = {}
     for module in job.model.modules:
-        if job.parallel.item_groups(module.name) > 1 and not module.inputs:
+        if is_cut_anew(job.parallel, job.parallel.of_module(module.name)) and not module.inputs:
             raise ConfigError(
                 f"{module.name} gets nothing from the data loader: there are no items to spread over groups of ranks",
                 where=f"parallel.modules.{module.name}",
@@ -212,6 +269,15 @@ def refuse_modules(job: TrainingJob) -> None:
             )
         for path, parameter in module.body.named_parameters(module.name):
             other = owner.setdefault(parameter, module.name)
+            places = [job.parallel.modules[name].first_rank for name in (other, module.name)] if has_own else []
+            if len({*places}) > 1:
+                raise ConfigError(
+                    f"{path} is shared by {other} and {module.name}, which have GPUs of their own",
+                    where=f"parallel.modules.{module.name}.gpus",
+                    expected="no gpus for any module, or a model whose modules share no parameter",
+                    got=f"{other} and {module.name} on different GPUs",
+                    nearest="parallel.segments = mixed",
+                )
             if job.parallel.of_module(other) != job.parallel.of_module(module.name):
                 raise ConfigError(
                     f"{path} is shared by {other} and {module.name}, which have different parallelism",

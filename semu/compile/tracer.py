@@ -12,6 +12,7 @@ from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
+from semu.hardware.network import CommGroup
 from semu.hardware.software import Software
 from semu.job import Attention, Fp8Weights, Precision, Recompute, TrainingJob
 from semu.job.context import context_plan
@@ -161,13 +162,14 @@ class ModelTracer:
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
             cp_levels=self.mesh.worst_context_levels,
-            **({"replica_group": self.mesh.worst_replica_group} if job.model.reads_replicas else {}),
+            replica_group=self.mesh.worst_replica_group if job.model.reads_replicas else CommGroup("replicas", 1, 1),
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
             cross_entropy=training.cross_entropy.value,
             fused_accumulation=job.fuses_accumulation,
             sums_gradients_twice=job.sums_gradients_twice,
             eager_modules=training.runs_unfused,
+            eager_kernels=training.eager_kernels,
             channels_first=training.has_channels_first,
             bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,
@@ -185,7 +187,12 @@ class ModelTracer:
         if job.parallel.spreads_vocabulary:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
+        if job.parallel.gathers_towers:
+            group = self.mesh.worst_tower_group(len(job.model.modules) - 1)
+            options = replace(self.options, gang_group=group, gang_gathers=True)
+            self._traced_as[job.model.modules[-1].name] = options, _both_keys(options)
         self.spread_streams: dict[str, list[str]] = {}
+        self.silent: list[list[Block]] = []
         self._paths: dict[object, tuple[str, ...]] = {}
         self.is_lasting = True
         self._most_layers = 0
@@ -218,8 +225,8 @@ class ModelTracer:
             specs = tuple(self._input_spec(spec, setting) for spec in module.inputs)
             for source in module.sources:
                 given = outputs[source]
-                specs += resharded(given, source, module.name, self._settings[source], setting, self.mesh)
-            if setting.groups > 1:
+                specs += resharded(given, source, module.name, self._settings[source], setting)
+            if setting.name:
                 read = [spec.sequences.stream for spec in specs if spec.sequences is not None]
                 self.spread_streams[module.name] = list(dict.fromkeys(read))
             group = []
@@ -242,7 +249,10 @@ class ModelTracer:
                 self._leave_in_bf16(group)
             placed.append(group)
         self._check_bf16_layers()
-        return self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+        found = self._walk_back(placed, {name: len(specs) for name, specs in outputs.items()})
+        if self.job.parallel.segments == "replicated":
+            self.silent = [[self._silent(place) for place in group] for group in placed]
+        return found
 
     def _between(self, number: int, count: int, specs: tuple[CarrySpec, ...]) -> tuple[CarrySpec, ...]:
         """Choose the options of a module's block; what arrives at it, spread as these want it.
@@ -312,6 +322,12 @@ class ModelTracer:
                 offset += num_outputs[source]
             result.append(blocks[::-1])
         return result[::-1]
+
+    def _silent(self, place: _Placed) -> Block:
+        """A block whose outputs get no gradient."""
+        compiled = self._compile(place, (False,) * len(self._made(place, None).output_gradients))
+        is_layer = _is_layer(place, compiled)
+        return Block(place.path, self._number(compiled), _held(place, compiled, is_layer), is_layer, place.is_streamed)
 
     def _input_spec(self, spec: InputSpec, setting: ModuleSetting) -> CarrySpec:
         sequences = setting.sequences(spec.stream)
@@ -407,6 +423,7 @@ def _masking(job: TrainingJob) -> Masking:
         parallel.attention_split,
         by_head=parallel.cp_overlap == "heads" and parallel.cp > 1,
         query_heads=parallel.cp_gather_heads == "query" and parallel.cp > 1,
+        sends_tiles=parallel.context_kind.sends_tiles and parallel.cp > 1,
     )
 
 

@@ -25,7 +25,6 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.job import TrainingJob
 from semu.nn.window import Window
 from semu.workload.batch import Microbatch, shape_columns
-from semu.workload.masked import rank_columns
 from semu.workload.spread import Spread, spread_columns
 
 
@@ -103,8 +102,8 @@ def _ranked_shapes(
     """``distinct_shapes`` where context ranks see different numbers; columns are those of the rank with most tiles."""
     plain = distinct_shapes(microbatches, 1, *others)
     index = plain.index[0]
-    ranks = rank_columns(microbatches, ranked.kernels, ranked.plan)
     columns = {name: column[index] for name, column in plain.columns.items()}
+    ranks = ranked.columns(microbatches, columns)
     busy = [table for name, table in ranks.items() if ".tiles" in name] or [ranks["text.shard"]]
     shown = np.argmax(np.sum(busy, axis=0), axis=0)
     columns |= {name: table[shown, np.arange(len(index))] for name, table in ranks.items()}
@@ -233,7 +232,7 @@ def _evaluate(
     """``scope``: shared with other chunks that are made of the same blocks; None: with nobody."""
     by_shape = ShapeCosts(cost_model, shapes.columns, shapes.idle, scope if scope is not None else memo.Scope())
     if shapes.ranks:
-        by_shape = RankedCosts.of(by_shape, shapes.columns, shapes.ranks, shapes.shown)
+        by_shape = RankedCosts.of(by_shape, shapes.columns, shapes.ranks, shapes.shown, layout.job.parallel)
     every = (stage for chunk in layout.kinds for stage in (chunk.forward, chunk.backward) if stage is not None)
     programs = [*dict.fromkeys(every)]
     costs = _stage_costs(programs, by_shape, cache)

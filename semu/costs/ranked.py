@@ -20,6 +20,8 @@ from semu.graph.operator import Operator, Phase
 from semu.graph.rounding import with_rounded
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.nn.masked_kernel import is_held
+from semu.parallel.config import Parallel
 
 _TOGETHER = 2048
 """Shapes x ranks that are costed at once."""
@@ -31,13 +33,23 @@ _JOINT = memo.ScopedTable["tuple[StageCosts, NDArray[np.float64]]"](
 )
 
 
-def exchange_of(operator: Operator, group: CommGroup | None) -> int:
-    """Between whom an operator is: 0 for one within a context rank."""
-    if group is None or group.name != "cp":
-        return INSIDE
+def is_context(group: CommGroup | None) -> bool:
+    """Whether context ranks communicate in a group."""
+    return group is not None and (group.name == "cp" or group.name.startswith("cp_"))
+
+
+def exchange_of(operator: Operator, group: CommGroup | None, parallel: Parallel) -> tuple[int, int]:
+    """Between whom an operator is: 0 for one within a context rank; and its span, see ``time_ranks``."""
+    cp = parallel.cp
+    if group is not None and group.name in ("ep", "experts"):
+        together = min(max(parallel.ep * parallel.expert_tensor_ranks // parallel.tp, 1), cp)
+        return (COLLECTIVE, together if cp % together == 0 else cp) if together > 1 else (INSIDE, 1)
+    if group is None or not is_context(group):
+        return INSIDE, 1
     if operator.kind is not OpKind.P2P:
-        return COLLECTIVE
-    return FORWARD_RING if operator.phase in (Phase.FORWARD, Phase.RECOMPUTE) else BACKWARD_RING
+        return COLLECTIVE, group.num_ranks if group.name == "cp_group" else cp
+    step = parallel.cp_inner if group.name == "cp_ring" else 1
+    return FORWARD_RING if operator.phase in (Phase.FORWARD, Phase.RECOMPUTE) else BACKWARD_RING, step
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +58,20 @@ class RankedCosts(ShapeCosts):
 
     Attributes:
         given: the shapes' own columns, on the rank that is shown. ranks: symbol -> int64[cp, num_shapes].
-        shown: int64[num_shapes], that rank.
+        shown: int64[num_shapes], that rank. parallel: sizes of the job.
     """
 
     given: Columns = field(default_factory=dict)
     ranks: Columns = field(default_factory=dict)
     shown: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    parallel: Parallel = field(default_factory=Parallel)
 
     @classmethod
-    def of(cls, base: ShapeCosts, given: Columns, ranks: Columns, shown: NDArray[np.int64]) -> RankedCosts:
+    def of(
+        cls, base: ShapeCosts, given: Columns, ranks: Columns, shown: NDArray[np.int64], parallel: Parallel
+    ) -> RankedCosts:
         """Costs whose shapes are numbers on every rank."""
-        return cls(base.model, base.symbols, base.idle, base.scope, given, ranks, shown)
+        return cls(base.model, base.symbols, base.idle, base.scope, given, ranks, shown, parallel)
 
     @property
     def num_ranks(self) -> int:
@@ -65,15 +80,16 @@ class RankedCosts(ShapeCosts):
 
     @property
     def stored(self) -> Columns:
-        """The shapes as storages see them: of the rank with most tokens."""
-        most = {name: table.max(axis=0) for name, table in self.ranks.items() if name.endswith(".shard")}
+        """The shapes as storages see them: of the rank with most tokens, its own and those that it receives."""
+        most = {name: table.max(axis=0) for name, table in self.ranks.items() if is_held(name)}
         return with_rounded({**self.given, **most}, self.model.library.symbols)
 
     @property
     def exchange(self) -> NDArray[np.int32]:
-        """``exchange_of`` every operator of the library: int32[num_rows]."""
+        """``exchange_of`` every operator of the library: int32[2, num_rows], between whom, and spans."""
         library = self.model.library
-        return np.array([exchange_of(*of) for of in zip(library.operators, library.groups, strict=True)], np.int32)
+        every = [exchange_of(*of, self.parallel) for of in zip(library.operators, library.groups, strict=True)]
+        return np.array(every, np.int32).reshape(-1, 2).T.copy()
 
     def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """As ``ShapeCosts``, on the rank that is shown."""
@@ -86,7 +102,7 @@ class RankedCosts(ShapeCosts):
         the rank where it takes longest."""
         every = self.on_ranks
         found = every[self.shown, np.arange(every.shape[1])]
-        together = self.exchange > 0
+        together = self.exchange[0] > 0
         found[:, together] = every[:, :, together].max(axis=0)
         return self._without_idle(found)
 
@@ -134,7 +150,7 @@ class RankedCosts(ShapeCosts):
         from semu.masks.kernels import time_ranks
 
         total, ops = num_shapes(self.symbols), program.num_ops
-        exchange = self.exchange[program.rows]
+        exchange, span = np.ascontiguousarray(self.exchange[:, program.rows])
         shared = np.flatnonzero(exchange)
         stream = int(program.stream[shared[0]]) if len(shared) else 0
         latency, exposed = np.zeros(total), np.zeros((total, program.num_streams))
@@ -144,7 +160,7 @@ class RankedCosts(ShapeCosts):
         start, end = np.zeros((self.num_ranks, ops)), np.zeros((self.num_ranks, ops))
         for shape in range(total):
             each = np.ascontiguousarray(costs[:, shape][:, program.rows])
-            time_ranks(each, program.graph, exchange, start, end)
+            time_ranks(each, program.graph, exchange, span, start, end)
             waits[shape, shared] = start[self.shown[shape], shared]
             latency[shape] = end.max(initial=0.0)
             begin, done, alone, seen = program.timed(own[shape][program.rows], waits[shape])

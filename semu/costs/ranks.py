@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.job.context import context_plan
-from semu.nn.masked_kernel import MaskedKernel, masked_in
+from semu.nn.masked_kernel import FIELDS, GATE, MARK, TRAFFIC, MaskedKernel, masked_in
+from semu.nn.trace.sharding import ContextKind
 from semu.parallel.context import Balance
-from semu.workload.masked import ContextPlan
+from semu.workload.batch import Microbatch
+from semu.workload.masked import ContextPlan, rank_columns
 
 
 @dataclass(frozen=True)
@@ -18,20 +23,25 @@ class Ranked:
     """What context ranks do differently.
 
     Attributes:
-        kernels: whose sizes are counted. plan: of the job.
+        kernels: whose sizes are counted. plan: of the job. gates: symbols of tokens under one exchange of several.
+        chosen: exchange of every microbatch, where there are several; empty: nothing runs in attention over the text,
+            which is less than any of them costs.
     """
 
     kernels: tuple[MaskedKernel, ...]
     plan: ContextPlan
+    gates: tuple[str, ...] = ()
+    chosen: tuple[ContextKind, ...] = ()
 
     @classmethod
-    def of(cls, job: TrainingJob, symbols: Iterable[str]) -> Ranked | None:
-        """Of a job whose sizes depend on some symbols; None: its context ranks do the same.
+    def of(cls, job: TrainingJob, symbols: Iterable[str], chosen: Sequence[ContextKind] = ()) -> Ranked | None:
+        """Of a job whose sizes depend on some symbols; None: its context ranks do the same. ``chosen``: see the class.
 
         Raises:
             ConfigError: a policy beside modules that have sizes of their own.
         """
-        kernels, plan = masked_in(symbols), context_plan(job)
+        names = [*symbols]
+        kernels, plan = masked_in(names), context_plan(job)
         if not kernels and (plan.cp == 1 or plan.balance is Balance.ZIGZAG):
             return None
         if job.parallel.modules and plan.cp > 1 and plan.balance is not Balance.ZIGZAG:
@@ -42,4 +52,32 @@ class Ranked:
                 got=plan.balance.value,
                 nearest=Balance.ZIGZAG.value,
             )
-        return cls(kernels, plan)
+        gates = tuple(sorted(name for name in names if GATE in name and MARK not in name))
+        return cls(kernels, plan, gates, tuple(chosen))
+
+    def runs(self, exchange: str, microbatches: int) -> NDArray[np.int64]:
+        """Whether microbatches exchange keys in a way: int64[microbatches], 0 or 1."""
+        if self.plan.kind is not ContextKind.AUTO or not exchange:
+            return np.ones(microbatches, np.int64)
+        chosen = self.chosen or (ContextKind.AUTO,) * microbatches
+        return np.array([kind.value == exchange for kind in chosen], np.int64)
+
+    def columns(
+        self, items: Sequence[Microbatch], shards: Mapping[str, NDArray[np.int64]]
+    ) -> dict[str, NDArray[np.int64]]:
+        """What context ranks see: symbol -> int64[cp, microbatches].
+
+        Args:
+            items: microbatches. shards: ``text.shard`` and the like of ranks that have as many -> int64[microbatches].
+        """
+        found = rank_columns(items, self.kernels, self.plan)
+        for kernel in self.kernels:
+            for field in (*FIELDS, *TRAFFIC):
+                name = kernel.symbol(field)
+                if name in found:
+                    found[name] = found[name] * self.runs(kernel.exchange, len(items))
+        for gate in self.gates:
+            name, _, exchange = gate.partition(GATE)
+            tokens = found.get(name, np.repeat(shards[name][None], self.plan.cp, axis=0))
+            found[gate] = tokens * self.runs(exchange, len(items))
+        return found

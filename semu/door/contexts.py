@@ -13,6 +13,7 @@ from semu.door.runs import RunName, job_of
 from semu.errors import ConfigError
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
+from semu.nn.trace.sharding import ContextKind
 from semu.parallel.axes import FOLLOWING
 from semu.parallel.context import Balance
 from semu.simulation.contexts.permutations import write_permutations
@@ -31,6 +32,7 @@ def context(
     mask: str | None = None,
     cp: int | None = None,
     policies: Sequence[Balance | str] | None = None,
+    kinds: Sequence[ContextKind | str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ContextStudy:
     """Which policy of context ranks suits a batch: balance, wire bytes, memory and time of each, and a bound.
@@ -40,14 +42,15 @@ def context(
         overrides, cluster, parallel: of a run, as ``semu.simulate`` has them.
         mask: in place of ``training.attention_mask``. cp: context ranks in place of the job's; there are as many
             replicas as the cluster then holds.
-        policies: words of ``parallel.cp_balance``; None: all. progress: called with what is done.
+        policies: words of ``parallel.cp_balance``; None: all. kinds: words of ``parallel.cp_kind``, each under every
+            policy; None: the job's. progress: called with what is done.
     Returns:
         The study; ``repr`` is its table.
     Raises:
         ConfigError: as ``semu.simulate``; one context rank; a policy that is none.
     """
     found, _ = job_of(job, overrides, cluster, parallel)
-    return study(with_context(found, mask, cp), policies=policies, progress=progress)
+    return study(with_context(found, mask, cp), policies=policies, kinds=kinds, progress=progress)
 
 
 def with_context(job: TrainingJob, mask: str | None, cp: int | None) -> TrainingJob:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from semu.hardware.kinds import OpKind
 from semu.parallel.context import Balance
+from semu.parallel.mesh import Mesh
 from semu.workload.masked import ContextPlan
 
 if TYPE_CHECKING:
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 def context_plan(job: TrainingJob) -> ContextPlan:
     """How a job masks its text and spreads it over context ranks."""
-    parallel = job.parallel
+    parallel, kind = job.parallel, job.parallel.context_kind
+    nodes = Mesh(parallel, job.cluster).worst_cp_group.num_nodes if kind.sends_tiles else 1
     return ContextPlan(
         mask=job.training.attention_mask,
         cp=parallel.cp,
@@ -22,4 +24,7 @@ def context_plan(job: TrainingJob) -> ContextPlan:
         block=parallel.cp_block,
         machines=int(job.profile.efficiency(OpKind.ATTENTION_FORWARD).tiles_at_once),
         token_multiple=parallel.token_divisor // parallel.cp,
+        kind=kind,
+        nodes=nodes,
+        slack=parallel.cp_slack,
     )

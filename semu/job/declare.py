@@ -63,6 +63,7 @@ class ValueKind(Enum):
     AUTO_SWITCH = 'true, false or "auto"'
     LOADS = "a number or a list of numbers"
     PATTERN = "an integer or a list of integers"
+    DURATION = "a number or a string"
     TABLE = "a table"
 
     def accepts(self, value: object) -> bool:
@@ -82,6 +83,7 @@ _SINGLE: Mapping[ValueKind, Callable[[object], bool]] = {
     ValueKind.SWITCH: lambda value: isinstance(value, bool),
     ValueKind.AUTO_SWITCH: lambda value: isinstance(value, bool) or value == "auto",
     ValueKind.TABLE: lambda value: isinstance(value, Mapping),
+    ValueKind.DURATION: lambda value: is_number(value) or isinstance(value, str),
 }
 _LISTS: Mapping[ValueKind, tuple[ValueKind, bool]] = {
     ValueKind.STRINGS: (ValueKind.STRING, True),

@@ -31,7 +31,7 @@ from semu.job.kinds import (
     GatheredInputs,
 )
 from semu.masks.bits import MASK_WORDS, read_mask
-from semu.nn.trace.eager import Autocast
+from semu.nn.trace.eager import Autocast, EagerKernels
 
 ALWAYS, ELSEWHERE = Shown.ALWAYS, Shown.ELSEWHERE
 STEP = Influence.STEP
@@ -73,7 +73,7 @@ class KernelOptions(AbstractOptions):
     attention_mask: Converted[str, str] = option(
         MASK_WORDS[0],
         Value(ValueKind.STRING, read_mask),
-        f"who sees whom in the text, {', '.join(MASK_WORDS)} (semu list masks), or a file of int64 bits, .npy",
+        f"who sees whom in the text, {', '.join(MASK_WORDS)} (semu list masks), or a file: bits .npy, intervals .npz",
     )
     software_date: str | None = option(
         None,
@@ -101,6 +101,12 @@ class KernelOptions(AbstractOptions):
         SWITCH,
         "norms, gates, rotary embeddings, modulations, biases and convolutions run operator by operator, as in PyTorch"
         " without torch.compile and without fused kernels (semu.nn.trace.eager)",
+    )
+    eager_kernels: Word[EagerKernels] = option(
+        EagerKernels.PLAIN,
+        word(EagerKernels),
+        "whose kernels norms and rotary embeddings are under eager_modules: PyTorch's operators, or those of the"
+        " package flash-attn, with the copies that they want",
     )
     channels_last: Converted[bool | None, bool | str | None] = option(
         None,

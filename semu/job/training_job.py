@@ -21,10 +21,12 @@ from semu.nn.module import Module
 from semu.nn.trace.recompute_plan import KIND_ALIASES, RECOMPUTE_KINDS, RULE_KINDS, RecomputePlan, is_pattern
 from semu.parallel.axes import MESH
 from semu.parallel.config import Parallel
+from semu.parallel.data import DDP_BUCKET_BYTES
 from semu.parallel.fsdp import SECOND_SINCE, Fsdp
+from semu.parallel.own_gpus import on_own_gpus
 from semu.parallel.pipeline import nearest_multiple
-from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.towers import check_modules_apart, check_towers
 from semu.parallel.vocabulary import check_vocabulary
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
@@ -70,7 +72,9 @@ class TrainingJob:
         object.__setattr__(self, "model", wrapped)
         object.__setattr__(self, "cluster", cluster)
         chosen = parallel if parallel is not None else Parallel()
-        object.__setattr__(self, "parallel", named_modules(wrapped, chosen.on(cluster.num_gpus)))
+        named = named_modules(wrapped, chosen)
+        names = [module.name for module in wrapped.modules]
+        object.__setattr__(self, "parallel", on_own_gpus(named, names, wrapped.encoders, cluster.num_gpus))
         object.__setattr__(self, "training", training if training is not None else Training())
         object.__setattr__(self, "batch", batch if batch is not None else text_batch())
         self._check_cluster()
@@ -78,6 +82,7 @@ class TrainingJob:
         self._check_recompute()
         self._check_virtual_stages()
         check_vocabulary(self.model, self.parallel)
+        check_towers(self.model, self.parallel)
         self._check_layout()
         self._check_fp8_weights()
         self._check_muon()
@@ -163,9 +168,7 @@ class TrainingJob:
             stage_boundaries(self.model, layout, self.parallel.pp, self.parallel.vpp)
         parallel = self.parallel
         if parallel.segments != "mixed":
-            names = [module.name for module in self.model.modules]
-            counts = [len(module.blocks()) for module in self.model.modules]
-            check_places(parallel.segments, names, counts, parallel.pp, parallel.vpp, parallel.shares)
+            check_modules_apart(self.model, parallel)
 
     def _check_fp8_weights(self) -> None:
         chosen = self.training.fp8_weights
@@ -363,6 +366,14 @@ class TrainingJob:
         DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
         gradients. Megatron-LM's gradients lie in its buffers."""
         return self.training.software.kernels is Software.TORCH and not self.training.gradient_as_bucket_view
+
+    @property
+    def bucket_elements(self) -> int | None:
+        """Elements that fill a bucket of gradients that are reduced whole: PyTorch's DistributedDataParallel; None:
+        Megatron-LM's rule."""
+        if self.training.software.kernels is not Software.TORCH:
+            return None
+        return DDP_BUCKET_BYTES // self.training.precision.tensor_dtype.size_bytes
 
     @property
     def fsdp(self) -> Fsdp:

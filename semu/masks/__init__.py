@@ -6,6 +6,7 @@ compute), ``Balance``, ``Cut`` and ``cut_tokens`` (which rank holds what), ``bit
 
 from semu.masks.balance import Cut, cut_tokens, deal_blocks
 from semu.masks.bits import bits_of, read_bits, seen_of_bits
+from semu.masks.intervals import read_intervals, write_intervals
 from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import Spans
 from semu.masks.tiles import Tiles, count, work_of_blocks
@@ -23,6 +24,8 @@ __all__ = [
     "cut_tokens",
     "deal_blocks",
     "read_bits",
+    "read_intervals",
     "seen_of_bits",
     "work_of_blocks",
+    "write_intervals",
 ]

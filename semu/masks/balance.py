@@ -30,6 +30,8 @@ POLICIES = {
     Balance.LPT_EQUAL: "the same with equally many blocks on every rank",
     Balance.SNAKE: "blocks by falling work, dealt to and fro (PyTorch's PTRR)",
     Balance.RANDOM: "blocks in a drawn order, dealt",
+    Balance.LOCAL: "blocks where most of what they read is: few keys leave their rank, and no rank has more than"
+    " 1 + parallel.cp_slack times the mean work and tokens, or than lpt leaves (DCP, SOSP '25)",
 }
 """The policies, in words."""
 
@@ -66,6 +68,9 @@ def cut_tokens(
     block: int = 128,
     work: Callable[[IntArray], IntArray] | None = None,
     seed: int = 0,
+    *,
+    reads: Callable[[IntArray], tuple[IntArray, NDArray[np.int32]]] | None = None,
+    slack: float = 0.0,
 ) -> Cut:
     """The tokens of every rank.
 
@@ -73,6 +78,7 @@ def cut_tokens(
         policy: how. spans: of the microbatch. num_ranks: >= 1. block: tokens of a block, >= 1.
         work: bounds of blocks, int64[num_blocks + 1] -> work of every block; for policies that look at it.
         seed: of a random order.
+        reads: bounds of blocks -> ``reads_of_blocks``; for ``local``. slack: work above the mean that it allows, >= 0.
     Raises:
         ConfigError: fewer blocks than ranks, or blocks of which no rank can have as many as another.
     """
@@ -99,6 +105,10 @@ def cut_tokens(
         rank[np.random.Generator(np.random.PCG64(seed)).permutation(count)] = np.arange(count) % num_ranks
         return Cut(bounds, rank, num_ranks)
     assert work is not None
+    if policy is Balance.LOCAL:
+        assert reads is not None
+        rank = deal_near(work(bounds), *reads(bounds), np.diff(bounds), num_ranks, slack)
+        return Cut(bounds, rank, num_ranks)
     if policy is not Balance.LPT:
         _check_equal(bounds, num_ranks, block, policy)
     weight = work(bounds)
@@ -129,6 +139,36 @@ def deal_blocks(policy: Balance, weight: IntArray, num_ranks: int) -> NDArray[np
     if len(weight) <= _FEWER_BLOCKS and not is_equal:
         even_pairs(weight, rank, load)
     return rank
+
+
+def deal_near(
+    weight: IntArray, ptr: IntArray, block: NDArray[np.int32], size: IntArray, num_ranks: int, slack: float
+) -> NDArray[np.int32]:
+    """The rank of every block such that few keys leave their rank, within limits on a rank's work and tokens.
+
+    Blocks are moved one by one, and, where they are few, swapped, from two starts: as LPT deals them, and in stretches
+    of equal work. The limits are (1 + slack) times the mean, or what LPT leaves on the fullest rank.
+
+    Args:
+        weight: int64[num_blocks], work >= 0. ptr, block: what every block reads, see ``reads_of_blocks``.
+        size: int64[num_blocks], tokens. num_ranks: >= 1. slack: >= 0.
+    Returns:
+        int32[num_blocks].
+    """
+    from semu.masks.kernels import bring_near
+
+    dealt = deal_blocks(Balance.LPT, weight, num_ranks)
+    both = np.stack((weight * int(size.sum()), size * int(weight.sum())), axis=1)  # alike in sum
+    most = [np.bincount(dealt, weights=column, minlength=num_ranks).max() for column in both.T]
+    limit = np.maximum(np.array(most, np.int64), (both.sum(axis=0) * (1.0 + slack) / num_ranks).astype(np.int64))
+    middle = np.cumsum(weight) - weight / 2
+    stretches = np.minimum(middle * num_ranks // max(int(weight.sum()), 1), num_ranks - 1).astype(np.int32)
+    found = []
+    for start in (stretches, dealt):
+        rank = start.copy()
+        moved, excess = bring_near(both, (ptr, block), size, limit, num_ranks, len(weight) <= _FEW_BLOCKS, rank)
+        found.append((excess, moved, rank))
+    return min(found, key=lambda way: way[:2])[2]
 
 
 _FEW_BLOCKS = 512

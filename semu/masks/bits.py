@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_word
 from semu.errors import ConfigError
+from semu.masks.intervals import in_sequences, read_intervals
 from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import TEXT, IntArray, Spans
 
@@ -47,10 +48,21 @@ def read_mask(value: object, where: str) -> str:
     Raises:
         ConfigError: another word, a file that is no mask.
     """
-    if isinstance(value, str) and value.endswith(".npy"):
-        read_bits(value)
+    if isinstance(value, str) and value.endswith((".npy", ".npz")):
+        (read_bits if value.endswith(".npy") else read_intervals)(value)
         return value
     return check_word(value.value if isinstance(value, MaskKind) else value, MASK_WORDS, "mask", where)
+
+
+def seen_of_file(path: str, starts: IntArray) -> Seen:
+    """What a file lets the tokens of sequences see. ``starts``: int64[num_sequences + 1].
+
+    Raises:
+        ConfigError: no such mask, or a longer sequence.
+    """
+    if path.endswith(".npz"):
+        return in_sequences(read_intervals(path), starts, path)
+    return seen_of_bits(read_bits(path), starts, path)
 
 
 def seen_of_bits(bits: IntArray, starts: IntArray, where: str = "bits") -> Seen:

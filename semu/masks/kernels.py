@@ -93,7 +93,7 @@ def count_tiles(rows: Group, seen: Group, keys: Group, pairs: I64, tiles: I32, p
     Args:
         rows: ptr: int64[num_rows + 1], start, end: int64[num_pieces], pieces of queries of every row.
             rank: int32[num_rows].
-        seen: ptr, first, low, high: int64, is_causal: bool, reach: see ``Seen``.
+        seen: ptr, first, low, high: int64, is_causal: bool, reach: int64, see ``Seen``.
         keys: start: int64[num_pieces], pieces of keys in order, no gaps. end: int64[num_pieces].
             tile: int32[num_pieces], of which tile. size: int64[num_tiles] [tokens]. owner: int32[num_tiles].
         pairs: int64[num_rows, num_owners], tiles, partial: int32[num_rows, num_owners], zeros, written: allowed pairs,
@@ -105,14 +105,14 @@ def count_tiles(rows: Group, seen: Group, keys: Group, pairs: I64, tiles: I32, p
     key_start, key_end, key_tile, size, owner = keys
     inside = zeros(len(size), np.int64)
     touched = empty(len(size), np.int32)
-    is_plain = reach == 0 and len(key_start) == len(size)
+    is_plain = len(key_start) == len(size)
     for row in range(len(ptr) - 1):
         if is_plain and ptr[row + 1] == ptr[row] + 1 and start[ptr[row]] < end[ptr[row]]:
             q, stop = start[ptr[row]], end[ptr[row]]
             run = _find(run_ptr, q)
             while run_ptr[run + 1] <= q:
                 run += 1
-            if stop <= run_ptr[run + 1] and first[run + 1] == first[run] + 1:
+            if stop <= run_ptr[run + 1] and first[run + 1] == first[run] + 1 and reach[first[run]] == 0:
                 k, last, causal = low[first[run]], high[first[run]], is_causal[run]
                 _count_row(q, stop, causal, k, last, keys, row, (pairs, tiles, partial), columns[rank[row]])
                 continue
@@ -128,19 +128,19 @@ def count_tiles(rows: Group, seen: Group, keys: Group, pairs: I64, tiles: I32, p
                     run += 1
                 q1 = min(stop, run_ptr[run + 1])
                 for interval in range(first[run], first[run + 1]):
-                    k, last = low[interval], high[interval]
+                    k, last, window = low[interval], high[interval], reach[interval]
                     if is_causal[run]:
                         last = min(last, q1)
-                    if reach > 0:
-                        k = max(k, q - reach + 1)
-                        last = min(last, q1 + reach - 1)
+                    if window > 0:
+                        k = max(k, q - window + 1)
+                        last = min(last, q1 + window - 1)
                     if k >= last:
                         continue
                     at = _find(key_start, k)
                     while at < len(key_start) and key_start[at] < last:
                         k0, k1 = max(k, key_start[at]), min(last, key_end[at])
                         if k0 < k1:
-                            seen_here = _pairs(q, q1, k0, k1, is_causal[run], reach)
+                            seen_here = _pairs(q, q1, k0, k1, is_causal[run], window)
                             if seen_here > 0:
                                 tile = key_tile[at]
                                 if inside[tile] == 0:
@@ -224,16 +224,19 @@ def busy_until(work: I64, copies: int, machines: int) -> int:
 
 
 @kernel
-def time_ranks(latency: F64, program: Group, exchange: I32, start: F64, end: F64) -> None:
+def time_ranks(latency: F64, program: Group, exchange: I32, span: I32, start: F64, end: F64) -> None:
     """Start and end of every operator of one stage on every context rank; all ranks begin at 0.
 
-    A collective of the ranks begins when the last of them is there; what comes around a ring begins when the rank and
-    the one before it are there. All take as long as on the rank where they take longest.
+    A collective begins when the last of its ranks is there; what comes around a ring begins when the rank and the one
+    before it are there. All take as long as on the rank where they take longest; what takes no time on any rank is not
+    called, and nobody waits for it.
 
     Args:
         latency: float64[num_ranks, num_ops] [s]. program: see ``semu.compile.kernels``.
-        exchange: int32[num_ops], 0: within a rank, 1: a collective of all ranks, 2: a transfer around the ring, to the
-            next rank, 3: to the rank before.
+        exchange: int32[num_ops], 0: within a rank, 1: a collective, 2: a transfer around the ring, to the next rank,
+            3: to the rank before.
+        span: int32[num_ops], neighbours that share a collective, a divisor of num_ranks; or how far the next rank of a
+            ring is.
         start, end: float64[num_ranks, num_ops] [s], written.
     """
     pred_ptr, pred, stream, num_streams = program
@@ -246,19 +249,21 @@ def time_ranks(latency: F64, program: Group, exchange: I32, start: F64, end: F64
             begin[r] = free[r, s]
             for e in range(pred_ptr[op], pred_ptr[op + 1]):
                 begin[r] = max(begin[r], end[r, pred[e]])
-        if exchange[op] == 1:
-            latest, longest = 0.0, 0.0
-            for r in range(ranks):
-                latest, longest = max(latest, begin[r]), max(longest, latency[r, op])
-            for r in range(ranks):
-                start[r, op] = latest
-                end[r, op] = latest + longest
-        elif exchange[op] > 1:
-            longest = 0.0
+        longest = 0.0
+        if exchange[op] > 0:
             for r in range(ranks):
                 longest = max(longest, latency[r, op])
+        if exchange[op] == 1 and longest > 0.0:
+            for first in range(0, ranks, span[op]):
+                latest, slowest = 0.0, 0.0
+                for r in range(first, first + span[op]):
+                    latest, slowest = max(latest, begin[r]), max(slowest, latency[r, op])
+                for r in range(first, first + span[op]):
+                    start[r, op] = latest
+                    end[r, op] = latest + slowest
+        elif exchange[op] > 1 and longest > 0.0:
             for r in range(ranks):
-                source = (r + ranks - 1) % ranks if exchange[op] == 2 else (r + 1) % ranks
+                source = (r + ranks - span[op]) % ranks if exchange[op] == 2 else (r + span[op]) % ranks
                 start[r, op] = max(begin[r], begin[source])
                 end[r, op] = start[r, op] + longest
         else:
@@ -366,3 +371,112 @@ def even_pairs(weight: I64, rank: I32, load: I64) -> None:
                     load[rank[blocks[number]]] += weight[blocks[number]]
                 is_better = load[worst] + load[r] == total
                 break
+
+
+@part
+def _change(b: int, to: int, reads: Group, size: I64, rank: I32, uses: I32) -> int:
+    """Tokens that travel more if a block goes to another rank."""
+    ptr, block = reads
+    r = rank[b]
+    more = 0
+    for at in range(ptr[b], ptr[b + 1]):
+        k = block[at]
+        if uses[r, k] == 1 and rank[k] != r:
+            more -= size[k]
+        if uses[to, k] == 0 and rank[k] != to:
+            more += size[k]
+    if uses[to, b] > 0:
+        more -= size[b]
+    if uses[r, b] > 0:
+        more += size[b]
+    return more
+
+
+@part
+def _move(b: int, to: int, reads: Group, weight: I64, rank: I32, uses: I32, load: I64) -> None:
+    """Move a block to another rank."""
+    ptr, block = reads
+    for at in range(ptr[b], ptr[b + 1]):
+        uses[rank[b], block[at]] -= 1
+        uses[to, block[at]] += 1
+    for kind in range(2):
+        load[rank[b], kind] -= weight[b, kind]
+        load[to, kind] += weight[b, kind]
+    rank[b] = to
+
+
+@part
+def _more_above(b: int, c: int, to: int, weight: I64, rank: I32, load: I64, limit: I64) -> int:
+    """How much more loads are above their limits if block b goes to another rank, and c, if it is one, comes back."""
+    r, more = rank[b], 0
+    for kind in range(2):
+        step = weight[b, kind] - (weight[c, kind] if c >= 0 else 0)
+        before = max(load[r, kind] - limit[kind], 0) + max(load[to, kind] - limit[kind], 0)
+        more += max(load[r, kind] - step - limit[kind], 0) + max(load[to, kind] + step - limit[kind], 0) - before
+    return more
+
+
+@kernel
+def bring_near(weight: I64, reads: Group, size: I64, limit: I64, ranks: int, swaps: bool, rank: I32) -> tuple[int, int]:
+    """Move blocks, or swap two, as long as less is above the limits, or as much and fewer tokens travel.
+
+    A block of keys travels to every rank but its own that has a block of queries which reads it.
+
+    Args:
+        weight: int64[num_blocks, 2], what blocks weigh in two ways. limit: int64[2], of a rank's weight.
+        reads: see ``reads_of_blocks``. size: int64[num_blocks] [tokens]. ranks: how many. swaps: blocks are swapped.
+        rank: int32[num_blocks], written.
+    Returns:
+        Tokens that travel, weight above the limits.
+    """
+    ptr, block = reads
+    num_blocks = len(weight)
+    uses, load = zeros((ranks, num_blocks), np.int32), zeros((ranks, 2), np.int64)
+    for b in range(num_blocks):
+        for kind in range(2):
+            load[rank[b], kind] += weight[b, kind]
+        for at in range(ptr[b], ptr[b + 1]):
+            uses[rank[b], block[at]] += 1
+    is_better, passes = True, 0
+    while is_better and passes < 32:
+        is_better, passes = False, passes + 1
+        for b in range(num_blocks):
+            best_above, best_change, best_to = 0, 0, -1
+            for to in range(ranks):
+                if to == rank[b]:
+                    continue
+                above = _more_above(b, -1, to, weight, rank, load, limit)
+                if above > best_above:
+                    continue
+                change = _change(b, to, reads, size, rank, uses)
+                if above < best_above or change < best_change:
+                    best_above, best_change, best_to = above, change, to
+            if best_to >= 0:
+                _move(b, best_to, reads, weight, rank, uses, load)
+                is_better = True
+        if is_better or not swaps:
+            continue
+        for b in range(num_blocks):
+            for c in range(b + 1, num_blocks):
+                here, there = rank[b], rank[c]
+                if here == there:
+                    continue
+                above = _more_above(b, c, there, weight, rank, load, limit)
+                if above > 0:
+                    continue
+                change = _change(b, there, reads, size, rank, uses)
+                _move(b, there, reads, weight, rank, uses, load)
+                change += _change(c, here, reads, size, rank, uses)
+                if above < 0 or change < 0:
+                    _move(c, here, reads, weight, rank, uses, load)
+                    is_better = True
+                else:
+                    _move(b, here, reads, weight, rank, uses, load)
+    moved, excess = 0, 0
+    for r in range(ranks):
+        for kind in range(2):
+            excess += max(load[r, kind] - limit[kind], 0)
+        for b in range(num_blocks):
+            if uses[r, b] > 0 and rank[b] != r:
+                moved += size[b]
+    return moved, excess

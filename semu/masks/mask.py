@@ -6,13 +6,14 @@
                   3.4.2)
     prefix        tokens before a document's first text see one another; all others as document (PaliGemma, 2407.07726)
 
-A window (``semu.nn.window``) hides keys that are too far away. Bits (``semu.masks.bits``) are another way to say it.
+A window (``semu.nn.window``) hides keys that are too far away. Files say other masks: as bits (``semu.masks.bits``) or
+as the intervals themselves (``semu.masks.intervals``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 
@@ -49,7 +50,7 @@ class Seen:
         ptr: int64[num_runs + 1], tokens of every run. first: int64[num_runs + 1], intervals of every run.
         low, high: int64[num_intervals], keys [low, high).
         is_causal: bool[num_runs], no key behind the query.
-        reach: tokens less than that away are seen; 0: all of them.
+        reach: int64[num_intervals], tokens of an interval less than that away are seen; 0: all of them. Empty: all 0.
     """
 
     ptr: IntArray
@@ -57,12 +58,17 @@ class Seen:
     low: IntArray
     high: IntArray
     is_causal: NDArray[np.bool_]
-    reach: int = 0
+    reach: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def arrays(self) -> tuple[object, ...]:
         """``seen`` of the kernels."""
-        return self.ptr, self.first, self.low, self.high, self.is_causal, self.reach
+        return self.ptr, self.first, self.low, self.high, self.is_causal, self.reaches
+
+    @property
+    def reaches(self) -> IntArray:
+        """``reach`` of every interval."""
+        return self.reach if len(self.reach) else np.zeros_like(self.low)
 
     @classmethod
     def whole(cls, bounds: IntArray) -> Seen:
@@ -115,7 +121,8 @@ class Seen:
 
         A chunked window cuts the runs at the borders of its chunks."""
         if window.kind is WindowKind.SLIDING:
-            return replace(self, reach=window.size)
+            reaches = self.reaches
+            return replace(self, reach=np.where(reaches > 0, np.minimum(reaches, window.size), window.size))
         borders = np.concatenate([np.arange(a, b, window.size) for a, b in pairwise(starts)])
         ptr = np.union1d(self.ptr, borders)
         run = np.searchsorted(self.ptr, ptr[:-1], side="right") - 1
@@ -127,7 +134,7 @@ class Seen:
         source = self.first[run[of_run]] + np.arange(first[-1]) - first[of_run]
         low = np.maximum(self.low[source], borders[chunk[of_run]])
         high = np.maximum(np.minimum(self.high[source], ends[chunk[of_run]]), low)
-        return Seen(ptr, first, low, high, self.is_causal[run])
+        return Seen(ptr, first, low, high, self.is_causal[run], self.reaches[source])
 
     @classmethod
     def of_keys(cls, ptr: IntArray, keys: Sequence[Sequence[tuple[int, int]]], is_causal: NDArray[np.bool_]) -> Seen:

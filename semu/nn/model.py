@@ -111,6 +111,11 @@ class Model:
         return cls(label, [ModalityModule(label, ModalityRole.BACKBONE, module, tuple(inputs))])
 
     @property
+    def encoders(self) -> tuple[str, ...]:
+        """Names of the encoders."""
+        return tuple(module.name for module in self.modules if module.role is ModalityRole.ENCODER)
+
+    @property
     def mergings(self) -> tuple[Merging, ...]:
         """How the items of each encoder become tokens, where the encoder says so."""
         return tuple(module.merging for module in self.modules if module.merging is not None)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from functools import cached_property
+from typing import NamedTuple, Self
 
-from semu.checks import check_integer, check_member, check_switch, check_word, is_integer
+from semu.checks import check_integer, check_member, check_number, check_switch, check_word, is_integer
 from semu.errors import ConfigError
 from semu.nn.masked_kernel import TILE_EDGE
 from semu.nn.trace.sharding import ContextKind, ShardingStyle
@@ -16,11 +17,12 @@ from semu.parallel.context import Balance, check_balance, check_exchange, sequen
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.pipeline import PARTITIONS, TIMED_PARTITIONS
-from semu.parallel.segments import check_segments
+from semu.parallel.segments import OWN_RANKS, check_segments
 
 PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
 VOCABULARIES = ("ends", "pipeline")
+LOSSES = ("head", "towers")
 """Where embedding and head lie."""
 
 
@@ -58,6 +60,19 @@ class Overlap:
                 check_switch(value, f"overlap.{item.name}")
 
 
+class RankPlace(NamedTuple):
+    """Where a pipeline rank lies whose modules have GPUs of their own.
+
+    Attributes:
+        first_gpu: of its first replica; the next replica's follow. width: GPUs of a replica.
+        first_rank: of the pipeline ranks of its modules.
+    """
+
+    first_gpu: int
+    width: int
+    first_rank: int
+
+
 DATA_FIRST, PIPELINE_FIRST = "tp-cp-dp-pp", "tp-cp-pp-dp"
 """Orders of ranks, neighbours first."""
 
@@ -86,12 +101,15 @@ class Parallel(ParallelSizes):
         plan: extra sharding styles, module-path pattern -> style or its value, for modules that semu does not know,
             e.g. ``{"blocks.*.up": ShardingStyle.COLUMN}``; patterns as in ``fnmatch``, the first that matches wins.
         cp_kind: how context parallelism exchanges keys and values: ``"ring"`` (Megatron-LM's ``p2p``, its default),
-            ``"all_gather"`` or ``"all_to_all"`` (``a2a``); without meaning where cp = 1.
+            ``"all_gather"``, ``"all_to_all"`` (``a2a``), ``"needed"`` (what a rank's tiles of the text read; a ring
+            for other streams), or ``"auto"``: ring, all_gather or needed, the fastest for every microbatch; without
+            meaning where cp = 1.
         cp_inner: ranks of the groups between which a ring runs: in them heads are exchanged for tokens (Megatron-LM's
             ``a2a+p2p``); 1: the ring has all context ranks. Without meaning where cp = 1.
         cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
             (``semu.masks.balance``).
         cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
+        cp_slack: work of the busiest context rank above the mean that the policy ``"local"`` allows for fewer bytes.
         attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
             (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
         cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.
@@ -105,14 +123,20 @@ class Parallel(ParallelSizes):
             ``"v-bidirectional"``: twice, either copy in a V (FlexPipe §7.1). ``layout.ranks`` says it group by group.
         segments: how modality modules lie over the pipeline ranks (DIP §3.1): ``"mixed"``, all their layers in one row,
             cut where ``partition`` balances; ``"separated"``, each fills vpp segments of pp stages of its own, so
-            that every rank holds chunks of every module; ``"apart"``, each on pipeline ranks of its own.
+            that every rank holds chunks of every module; ``"apart"``, each on pipeline ranks of its own;
+            ``"colocated"``, so too, but all encoders one after another on the same ranks; ``"replicated"``, all
+            encoders on every pipeline rank of the other modules, which read what their own rank makes (Cornstarch
+            §3.3). Under ``"apart"`` and ``"colocated"`` a module's ``gpus`` give it GPUs of its own.
         rank_order: how ranks lie on GPUs, neighbours first: ``"tp-cp-dp-pp"``, Megatron-LM's, or ``"tp-cp-pp-dp"``, its
             ``--use-tp-pp-dp-mapping``, in which a replica's pipeline ranks are neighbours.
-        shares: modality module -> how many of the vpp segments (separated) or pp ranks (apart) it has; empty: as
-            ``partition`` balances best.
+        shares: modality module -> how many of the vpp segments (separated) or pp ranks (apart, colocated: of all
+            encoders the same) it has; empty: as ``partition`` balances best.
         vocabulary: where embedding and head lie: ``"ends"``, on the first and the last stage, or ``"pipeline"``, split
             over the vocabulary among all tp x pp ranks of a replica, which run them together (the MLLM placement of
             FlexPipe, §7.1 and Fig. 1).
+        loss: where a module that joins several towers runs, a contrastive loss: ``"head"``, on a rank that their
+            features are sent to, or ``"towers"``, on the last ranks of all towers, which gather one another's features
+            and run it together (DistMM-Pipe; FlexPipe Fig. 3).
     """
 
     sequence_parallel: bool = True
@@ -131,13 +155,16 @@ class Parallel(ParallelSizes):
     cp_inner: int = 1
     cp_balance: Balance | str = Balance.ZIGZAG
     cp_block: int = TILE_EDGE
+    cp_slack: float = 0.1
     attention_split: int = 0
     cp_overlap: str = "none"
     cp_gather_heads: str = "kv"
     vocabulary: str = "ends"
+    loss: str = "head"
 
     def __post_init__(self) -> None:
         self.check_sizes()
+        self._read_modules()
         if not is_integer(self.zero) or self.zero not in (0, 1, 2, 3):
             raise ConfigError("unknown ZeRO stage", where="parallel.zero", expected="0, 1, 2 or 3", got=self.zero)
         for name in ("sequence_parallel", "reshard_after_forward"):
@@ -161,10 +188,12 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "cp_kind", kind)
         self._check_levels()
         balance = check_balance(self.cp_balance, self.cp_block, self.attention_split)
+        object.__setattr__(self, "cp_slack", check_number(self.cp_slack, "parallel.cp_slack"))
         object.__setattr__(self, "cp_balance", balance)
         check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads)
-        self._set_modules()
+        self._check_modules()
         check_word(self.vocabulary, VOCABULARIES, "place of embedding and head", "parallel.vocabulary")
+        check_word(self.loss, LOSSES, "place of a loss of several towers", "parallel.loss")
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     def _check_levels(self) -> None:
@@ -260,25 +289,86 @@ class Parallel(ParallelSizes):
             )
         object.__setattr__(self, "layout", layout)
 
-    def _set_modules(self) -> None:
-        """The sizes of every module fit into those of the job."""
+    def _read_modules(self) -> None:
         if not isinstance(self.modules, Mapping):
             raise ConfigError(
                 "not a table of modules", where="parallel.modules", expected="module -> sizes", got=repr(self.modules)
             )
         modules = {name: ModuleParallel.of(name, value) for name, value in self.modules.items()}
-        for name, sizes in modules.items():
-            sizes.sizes(name, self.sizes)
         object.__setattr__(self, "modules", modules)
 
+    def _check_modules(self) -> None:
+        """The sizes of every module fit into those of the job."""
+        for name, sizes in self.modules.items():
+            if sizes.gpus is not None:
+                self._check_own_gpus(name)
+            sizes.sizes(name, self.sizes, has_ranks=self.segments in OWN_RANKS)
+
+    def _check_own_gpus(self, name: str) -> None:
+        """What goes with a module on GPUs of its own."""
+        for key, fits, expected, nearest in (
+            ("segments", self.segments in OWN_RANKS, " or ".join(OWN_RANKS), OWN_RANKS[0]),
+            ("rank_order", self.rank_order == DATA_FIRST, DATA_FIRST, DATA_FIRST),
+            ("vocabulary", self.vocabulary == "ends", "ends", "ends"),
+        ):
+            if not fits:
+                raise ConfigError(
+                    f"GPUs of {name}'s own do not go with {key} = {getattr(self, key)}",
+                    where=f"parallel.{key}",
+                    expected=f"{expected}, or no parallel.modules.{name}.gpus",
+                    got=getattr(self, key),
+                    nearest=nearest,
+                )
+
+    @property
+    def has_own_gpus(self) -> bool:
+        """Whether modality modules have GPUs of their own (``semu.parallel.own_gpus``)."""
+        return any(module.gpus is not None for module in self.modules.values())
+
+    @cached_property
+    def rank_places(self) -> tuple[RankPlace, ...]:
+        """Where every pipeline rank lies, of modules that have GPUs of their own; ``on_own_gpus`` has found them."""
+        found: dict[int, RankPlace] = {}
+        gpu = 0
+        for module in sorted(self.modules.values(), key=lambda own: own.first_rank or 0):
+            first, pp, gpus = module.first_rank or 0, module.pp or 1, module.gpus or 0
+            if first in found:  # another module has the same ranks
+                continue
+            for number in range(pp):
+                found[first + number] = RankPlace(gpu + number * (gpus // pp), gpus // (pp * self.dp), first)
+            gpu += gpus
+        return tuple(found.values())
+
+    @property
+    def rank_widths(self) -> tuple[int, ...]:
+        """GPUs of a replica on every pipeline rank."""
+        if self.has_own_gpus:
+            return tuple(place.width for place in self.rank_places)
+        return (self.replica_gpus,) * self.pp
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the job needs: dp x cp x tp x pp, or those of its modules."""
+        if not self.has_own_gpus:
+            return super().num_gpus
+        if any(module.first_rank is None for module in self.modules.values()):  # the model says who shares GPUs
+            return sum(module.gpus or 0 for module in self.modules.values())
+        return sum(place.width * self.dp for place in self.rank_places)
+
+    def on(self, num_gpus: int) -> Self:
+        """As ``ParallelSizes.on``; replicas of modules on GPUs of their own are found with the model."""
+        return self if self.has_own_gpus else super().on(num_gpus)
+
     def of_module(self, name: str) -> Self:
-        """The parallelism of one modality module: on the same GPUs and pipeline ranks, with the module's sizes."""
+        """The parallelism of one modality module: on the same GPUs and pipeline ranks, or on its own, with the module's
+        sizes."""
         module = self.modules.get(name)
         if module is None:
             return self if not self.modules else replace(self, modules={})
-        dp, cp, tp = module.sizes(name, self.sizes)
+        dp, cp, tp = module.sizes(name, self.sizes, has_ranks=True)
         is_split = self.sequence_parallel if module.sequence_parallel is None else module.sequence_parallel
-        return replace(self, dp=dp, cp=cp, tp=tp, sequence_parallel=is_split, modules={})
+        found = replace(self, dp=dp, cp=cp, tp=tp, sequence_parallel=is_split, modules={})
+        return found if module.gpus is None else replace(found, pp=module.pp or 1, segments="mixed", shares={})
 
     def item_groups(self, name: str) -> int:
         """Groups over which the items of a microbatch are spread in a module: 1 where its sizes are the job's."""
@@ -322,6 +412,11 @@ class Parallel(ParallelSizes):
     def spreads_vocabulary(self) -> bool:
         """Whether embedding and head are split over the pipeline ranks."""
         return self.vocabulary == "pipeline" and self.pp > 1
+
+    @property
+    def gathers_towers(self) -> bool:
+        """Whether the last ranks of towers run together what joins them."""
+        return self.loss == "towers" and self.pp > 1
 
     @property
     def shard_ranks(self) -> int:

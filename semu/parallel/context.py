@@ -24,11 +24,12 @@ class Balance(Enum):
     LPT_EQUAL = "lpt-equal"
     SNAKE = "snake"
     RANDOM = "random"
+    LOCAL = "local"
 
     @property
     def is_by_work(self) -> bool:
         """Whether it looks at the work of blocks."""
-        return self in (Balance.LPT, Balance.LPT_EQUAL, Balance.SNAKE)
+        return self in (Balance.LPT, Balance.LPT_EQUAL, Balance.SNAKE, Balance.LOCAL)
 
     @property
     def is_by_block(self) -> bool:

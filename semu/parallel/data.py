@@ -11,6 +11,8 @@ from semu.hardware.kinds import DType
 MIN_BUCKET_ELEMENTS = 40_000_000
 """Smallest gradient bucket: max(40 million, 1 million x dp) elements, Megatron-LM's default (--ddp-bucket-size)."""
 BUCKET_ELEMENTS_PER_RANK = 1_000_000
+DDP_BUCKET_BYTES = 25 << 20
+"""Parameters of a bucket of PyTorch's DistributedDataParallel (``bucket_cap_mb``), but for the first, of 1 MiB."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,12 @@ class Bucket:
 
 
 def gradient_buckets(
-    elements: Sequence[int], dp: int, *, overlapped: bool, slots: Sequence[int] | None = None
+    elements: Sequence[int],
+    dp: int,
+    *,
+    overlapped: bool,
+    slots: Sequence[int] | None = None,
+    limit: int | None = None,
 ) -> list[Bucket]:
     """Group parameters, in the order in which their gradients become ready, into buckets.
 
@@ -36,10 +43,12 @@ def gradient_buckets(
         overlapped: false: one bucket (nothing is gained by several).
         slots: virtual stage of each parameter; each has buckets of its own (Megatron-LM wraps each model chunk alone),
             also where gradients of several become ready in turns.
+        limit: elements that fill a bucket; None: Megatron-LM's.
     Returns:
         Buckets in the order in which they are complete.
     """
-    limit = max(MIN_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * dp)
+    if limit is None:
+        limit = max(MIN_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * dp)
     buckets: list[Bucket] = []
     filling: dict[int, tuple[list[int], int]] = {}
     for number, count in enumerate(elements):

@@ -21,12 +21,18 @@ class Mesh:
     Rank r is GPU r, unless ``parallel.rank_order`` has the pipeline before data: then replicas, not pipeline ranks, are
     blocks of neighbouring GPUs.
 
+    Where modality modules have GPUs of their own, their pipeline ranks lie one behind the other, and each module has a
+    mesh of its own; the job's mesh knows where a replica of a pipeline rank begins.
+
     Attributes:
         parallel: sizes. cluster: where ranks live.
+        first_gpu, first_rank: of a module that has GPUs of its own: where it begins, its first pipeline rank.
     """
 
     parallel: Parallel
     cluster: Cluster
+    first_gpu: int = 0
+    first_rank: int = 0
     _groups: dict[tuple[str, int, int, int], CommGroup] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -37,7 +43,11 @@ class Mesh:
 
     def rank(self, **place: int) -> int:
         """Number in the order of ``MESH`` at these coordinates, by axis; 0 on the others."""
-        return sum([self._strides[axis] * number for axis, number in place.items()])
+        if self.parallel.has_own_gpus:
+            own = self.parallel.rank_places[place.get("pp", 0)]
+            return own.first_gpu + own.width * place.get("dp", 0)
+        begin = self.first_gpu - (self._strides["pp"] * self.first_rank if "pp" in place else 0)
+        return begin + sum([self._strides[axis] * number for axis, number in place.items()])
 
     def gpu(self, **place: int) -> int:
         """GPU at these coordinates, by axis; 0 on the others."""
@@ -55,6 +65,9 @@ class Mesh:
     def stage_of_gpu(self, gpu: int) -> int:
         """Pipeline rank that runs on a GPU; >= pp: the mesh has no such GPU."""
         p = self.parallel
+        if p.has_own_gpus:
+            ends = [place.first_gpu + place.width * p.dp for place in p.rank_places]
+            return sum(gpu >= end for end in ends)
         block = gpu // p.replica_gpus
         return block % p.pp if self.is_reordered and block < p.pp * p.replicas else block // p.replicas
 
@@ -159,7 +172,9 @@ class Mesh:
 
     def pp_pair(self, source: int, target: int, dp: int = 0) -> CommGroup:
         """The pair of ranks between two pipeline ranks of one replica; of its tensor- and context-parallel peers'
-        pairs the one that crosses nodes, if any does."""
+        pairs the one that crosses nodes, if any does. Ranks of different width: neighbours send to neighbours."""
+        if self.parallel.has_own_gpus:
+            return self._pair_of_widths(source, target, dp)
         first, distance = self.rank(pp=source, dp=dp), self.rank(pp=target) - self.rank(pp=source)
         key = (self._spot(first), distance)
         if key not in self._pairs:
@@ -167,6 +182,12 @@ class Mesh:
             pairs = [self._shared("pp", peer, distance, 2) for peer in peers]
             self._pairs[key] = max(pairs, key=_spread)
         return self._pairs[key]
+
+    def _pair_of_widths(self, source: int, target: int, dp: int) -> CommGroup:
+        ends = [(self.rank(pp=rank, dp=dp), self.parallel.rank_places[rank].width) for rank in (source, target)]
+        count = max(width for _, width in ends)
+        pairs = [[first + number * width // count for first, width in ends] for number in range(count)]
+        return max((self.cluster.place_group("pp", pair) for pair in pairs), key=_spread)
 
     @cached_property
     def worst_tp_group(self) -> CommGroup:
@@ -186,23 +207,30 @@ class Mesh:
         if not p.has_context_levels:
             return None
         inner, outer = p.cp_inner, p.cp // p.cp_inner
-        bases = [base + t for base in self._different(0, p.cp * step, p.num_gpus // (p.cp * step)) for t in range(step)]
+        bases = [
+            base + t
+            for base in self._different(self.first_gpu, p.cp * step, p.num_gpus // (p.cp * step))
+            for t in range(step)
+        ]
         groups = (self._place("cp_group", base + i * inner * step, step, inner) for base in bases for i in range(outer))
         rings = (self._place("cp_ring", base + i * step, inner * step, outer) for base in bases for i in range(inner))
         return max(groups, key=_spread), max(rings, key=_spread)
 
     def worst_group(self, axis: str) -> CommGroup:
-        """The group of one axis that spans the most nodes."""
+        """The group of one axis that spans the most nodes; of modules on GPUs of their own, of any module."""
+        if self.parallel.has_own_gpus:
+            return max((self.of_module(name).worst_group(axis) for name in self.parallel.modules), key=_spread)
         cluster, size, stride = self.cluster, getattr(self.parallel, axis), self._strides[axis]
         nodes = cluster.places
         count = self.parallel.num_gpus // (size * stride)
 
         def _find() -> CommGroup:
-            bases = self._different(0, size * stride, count) if size > 1 else range(1)
+            begin = self.first_gpu
+            bases = self._different(begin, size * stride, count) if size > 1 else range(begin, begin + 1)
             firsts = (base + peer for base in bases for peer in range(stride if size > 1 else 1))
             return max((self._place(axis, first, stride, size) for first in firsts), key=_spread)
 
-        return _find() if self.is_reordered else _WORST.get((axis, size, stride, count, nodes), _find)
+        return _find() if self.is_reordered or self.first_gpu else _WORST.get((axis, size, stride, count, nodes), _find)
 
     @cached_property
     def worst_vocabulary_group(self) -> CommGroup:
@@ -214,6 +242,12 @@ class Mesh:
     def worst_pipeline_group(self) -> CommGroup:
         """The pipeline ranks of one replica, tensor- and context-parallel rank; the group that spans the most nodes."""
         return self._worst_across("vocabulary", [(0, pp) for pp in range(self.parallel.pp)])
+
+    def worst_tower_group(self, count: int) -> CommGroup:
+        """So many pipeline ranks of one replica, from the first to the last, evenly apart: where towers end is not
+        known before the model is cut; the group that spans the most nodes."""
+        apart = [number * (self.parallel.pp - 1) // (count - 1) for number in range(count)]
+        return self._worst_across("towers", [(0, pp) for pp in apart])
 
     def _worst_across(self, name: str, members: list[tuple[int, int]]) -> CommGroup:
         """Of the groups with members at these (tensor, pipeline) ranks the one on the most nodes."""
@@ -238,18 +272,26 @@ class Mesh:
         if name not in self._modules:
             parallel = self.parallel.of_module(name)
             is_other = parallel is not self.parallel and parallel != replace(self.parallel, modules={})
-            self._modules[name] = Mesh(parallel, self.cluster) if is_other else self
+            own = self.parallel.modules.get(name)
+            if own is not None and own.first_rank is not None:
+                first = self.parallel.rank_places[own.first_rank].first_gpu
+                self._modules[name] = Mesh(parallel, self.cluster, first, own.first_rank)
+            else:
+                self._modules[name] = Mesh(parallel, self.cluster) if is_other else self
         return self._modules[name]
 
-    def exchange_group(self, parts: int) -> CommGroup | None:
-        """Ranks that hold different parts of a tensor spread over the tp x cp GPUs of a replica's pipeline rank, where
-        neighbours hold the same part if there are fewer parts than GPUs; the group on most nodes. None: one part."""
-        p = self.parallel
-        width = p.replica_gpus
+    def exchange_group(self, parts: int, width: int) -> CommGroup | None:
+        """Ranks that hold different parts of a tensor spread over the GPUs of a replica's pipeline rank, where
+        neighbours hold the same part if there are fewer parts than GPUs; the group on most nodes. None: one part.
+
+        Args:
+            parts: a divisor of the width. width: GPUs of a replica's pipeline rank.
+        """
         if parts == 1:
             return None
         name = "reshard" if parts == width else f"reshard{parts}"
-        firsts = [f + i for f in self._different(0, width, p.pp * p.replicas) for i in range(width // parts)]
+        blocks = self._different(self.first_gpu, width, self.parallel.num_gpus // width)
+        firsts = [f + i for f in blocks for i in range(width // parts)]
         return max((self._place(name, first, width // parts, parts) for first in firsts), key=_spread)
 
     def _different(self, first: int, step: int, count: int) -> range:

@@ -1,10 +1,10 @@
-"""``ModuleParallel``: how one modality module is spread over the GPUs that a job's other modules use too.
+"""``ModuleParallel``: how one modality module is spread over GPUs, those of the job's other modules or its own.
 
 A pipeline rank of one data-parallel replica has tp x cp GPUs. A module with smaller sizes of its own cuts the same GPUs
 into more, smaller groups; each group has the module's weights, split over its tp, and runs some of the items (images,
 clips) of every microbatch: data parallelism inside the replica. Megatron-LM's ranks are ordered anew for it, tensor
-fastest, then context, then data. Cornstarch gives each modality module a parallelism of its own on GPUs of its own;
-here they share the GPUs.
+fastest, then context, then data. A module with ``gpus`` has GPUs of its own, as in Cornstarch
+(``semu.parallel.own_gpus``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from semu.checks import check_integer, check_switch, check_word
 from semu.errors import ConfigError
 from semu.parallel.axes import AXES
 from semu.parallel.context import module_ranks
+from semu.parallel.pipeline import nearest_multiple
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,13 @@ class ModuleParallel:
         sequence_parallel: shard activations over the sequence between tensor-parallel regions.
         cp: context-parallel size: 1 or the job's.
         dp: data-parallel size. It follows: all GPUs of a pipeline rank are used, so dp x tp x cp is the job's.
-        pp, vpp, ep: the job's; others are not modelled by this version.
+        pp: pipeline ranks of the module, where modules have ranks of their own (``segments`` of ``"apart"`` or
+            ``"colocated"``); else the job's.
+        vpp, ep: the job's; others are not modelled by this version.
+        gpus: GPUs that the module has for itself, of all replicas together: a multiple of the job's dp x tp x cp x pp
+            of the module; what is more runs further groups of ranks, each some of the items. Its tp and cp are any
+            sizes then. None: its pipeline ranks have the job's tp x cp GPUs.
+        first_rank: its first pipeline rank; ``on_own_gpus`` finds it, no run file says it.
     """
 
     tp: int | None = None
@@ -38,6 +45,8 @@ class ModuleParallel:
     pp: int | None = None
     vpp: int | None = None
     ep: int | None = None
+    gpus: int | None = None
+    first_rank: int | None = None
 
     @classmethod
     def of(cls, name: str, value: object) -> ModuleParallel:
@@ -51,7 +60,7 @@ class ModuleParallel:
         where = f"parallel.modules.{name}"
         made = value
         if isinstance(value, Mapping):
-            legal = [item.name for item in fields(cls)]
+            legal = [item.name for item in fields(cls) if item.name != "first_rank"]
             for key in value:
                 check_word(key, legal, "key", f"{where}.{key}")
             made = cls(**value)
@@ -62,31 +71,31 @@ class ModuleParallel:
                 expected="a table, or semu.ModuleParallel(...)",
                 got=repr(value),
             )
-        for key in (item.name for item in fields(cls) if item.name in AXES):
+        for key in (item.name for item in fields(cls) if item.name in (*AXES, "gpus")):
             size = getattr(made, key)
             if size is not None:
-                check_integer(size, f"{where}.{key}", "a parallel size")
+                check_integer(size, f"{where}.{key}", "a number of GPUs" if key == "gpus" else "a parallel size")
         if made.sequence_parallel is not None:
             check_switch(made.sequence_parallel, f"{where}.sequence_parallel")
         return made
 
     def to_table(self) -> dict[str, Any]:
         """The keys that are set, as ``of`` reads them."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "first_rank"}
         return {name: value for name, value in values.items() if value is not None}
 
-    def sizes(self, name: str, job: Mapping[str, int]) -> tuple[int, int, int]:
+    def sizes(self, name: str, job: Mapping[str, int], *, has_ranks: bool = False) -> tuple[int, int, int]:
         """The module's (dp, cp, tp).
 
         Args:
-            name: of the module. job: the job's ``sizes``.
+            name: of the module. job: the job's ``sizes``. has_ranks: the module has pipeline ranks of its own.
         Raises:
             ConfigError: sizes that do not divide, that contradict one another, or that this version does not model.
         """
         where = f"parallel.modules.{name}"
         for key in ("pp", "vpp", "ep"):
             size = getattr(self, key)
-            if size not in (None, job[key]):
+            if size not in (None, job[key]) and not (key == "pp" and has_ranks):
                 same = "experts are spread alike in all modules" if key == "ep" else "all share the pipeline ranks"
                 raise ConfigError(
                     f"{key} = {size} for one module is not modelled by this version: {same}",
@@ -95,8 +104,10 @@ class ModuleParallel:
                     got=size,
                     nearest=job[key],
                 )
-        cp = module_ranks(self.cp, job["cp"], where)
         tp = self.tp if self.tp is not None else job["tp"]
+        if self.gpus is not None:
+            return self._sizes_of_own(self.gpus, tp, job, where)
+        cp = module_ranks(self.cp, job["cp"], where)
         if job["tp"] % tp:
             legal = [size for size in range(1, job["tp"] + 1) if job["tp"] % size == 0]
             raise ConfigError(
@@ -106,12 +117,31 @@ class ModuleParallel:
                 got=tp,
                 nearest=min(legal, key=lambda size: (abs(size - tp), size)),
             )
-        dp = job["dp"] * (job["tp"] * job["cp"] // (tp * cp))
+        return self._checked(job["tp"] * job["cp"] // (tp * cp), cp, tp, job, where)
+
+    def _sizes_of_own(self, gpus: int, tp: int, job: Mapping[str, int], where: str) -> tuple[int, int, int]:
+        """The same on GPUs of its own."""
+        cp = self.cp if self.cp is not None else job["cp"]
+        each = job["dp"] * tp * cp * (self.pp or 1)
+        if gpus % each:
+            raise ConfigError(
+                f"{gpus} GPUs do not divide into groups of dp x tp x cp x pp = "
+                f"{job['dp']} x {tp} x {cp} x {self.pp or 1}",
+                where=f"{where}.gpus",
+                expected=f"a multiple of {each}",
+                got=gpus,
+                nearest=nearest_multiple(gpus, each),
+            )
+        return self._checked(gpus // each, cp, tp, job, where)
+
+    def _checked(self, groups: int, cp: int, tp: int, job: Mapping[str, int], where: str) -> tuple[int, int, int]:
+        """(dp, cp, tp) of so many groups of ranks in each replica, where nothing else that was told contradicts."""
+        dp = job["dp"] * groups
         if self.dp not in (None, dp):
             raise ConfigError(
                 f"dp = {self.dp} leaves GPUs without the module, or needs more than there are",
                 where=f"{where}.dp",
-                expected=f"{dp} = {job['dp']} x {job['tp'] * job['cp'] // (tp * cp)}, or no dp",
+                expected=f"{dp} = {job['dp']} x {groups}, or no dp",
                 got=self.dp,
                 nearest=dp,
             )

@@ -28,6 +28,7 @@ class Chunk:
         first, last: its blocks are ``first <= i < last`` of the module's blocks.
         slot: which of its rank's virtual stages it belongs to. flow: of which copy of the model it is.
         gang: number of the gang of which it is the rank's member, as ``PipelineShape.chunk_gang``; -1: of none.
+        repeats: an encoder that runs on this rank too, where no other module reads it: forwards alone.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Chunk:
     slot: int = 0
     flow: int = 0
     gang: int = -1
+    repeats: bool = False
 
 
 def partition(weights: Sequence[float], num_parts: int) -> list[int]:

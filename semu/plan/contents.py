@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
-from semu.compile.recipe.sub_microbatches import CutModule
+from semu.compile.recipe.cut_module import CutModule
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.job import Recompute, TrainingJob

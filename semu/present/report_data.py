@@ -62,7 +62,7 @@ class LayerRow:
     recompute_s: float
 
     def to_json(self) -> dict[str, object]:
-        """An entry of ``layers`` of ``simulate --json``."""
+        """An entry of ``layer_times`` of ``simulate --json``."""
         return {**vars(self), "ranks": list(self.ranks)}
 
 
@@ -222,7 +222,7 @@ class ReportData(MemoryFigures):
         host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
         contention: what sharing links cost, where it was simulated.
         find_uncertainty: finds ``uncertainty``. split_peaks: finds what is allocated at each rank's peak, by kind.
-        find_layers: finds ``layers``.
+        find_layer_times: finds ``layer_times``.
         reasons, advice: why the iteration is slow and what makes it faster, where that was looked for (``advise``).
         settings: of a run, by dotted key, ``value`` and ``source`` (``RunConfig.settings``); empty: a job in Python.
     """
@@ -267,7 +267,7 @@ class ReportData(MemoryFigures):
     advice: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False, compare=False)
     split_peaks: Callable[[], list[tuple[int, ...]]] | None = field(default=None, repr=False, compare=False)
-    find_layers: Callable[[], tuple[LayerRow, ...]] | None = field(default=None, repr=False, compare=False)
+    find_layer_times: Callable[[], tuple[LayerRow, ...]] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def memory(self) -> tuple[RankMemoryKinds, ...]:
@@ -283,9 +283,9 @@ class ReportData(MemoryFigures):
         return None if self.find_uncertainty is None else self.find_uncertainty()
 
     @cached_property
-    def layers(self) -> tuple[LayerRow, ...]:
+    def layer_times(self) -> tuple[LayerRow, ...]:
         """Forward, backward and recomputation of every layer; computed on first use."""
-        return () if self.find_layers is None else self.find_layers()
+        return () if self.find_layer_times is None else self.find_layer_times()
 
     @property
     def num_gpus(self) -> int:
@@ -348,7 +348,7 @@ class ReportData(MemoryFigures):
             "active_parameters": self.active_parameters if self.has_idle_parameters else None,
             "breakdown_s": dict(self.breakdown_s),
             "ranks": [vars(row).copy() for row in self.ranks],
-            "layers": [row.to_json() for row in self.layers] or None,
+            "layer_times": [row.to_json() for row in self.layer_times] or None,
             "top_operators": [vars(row).copy() for row in self.top_operators],
             "provenance": dict(self.provenance),
             "coverage": self.coverage,

@@ -138,11 +138,11 @@ def _breakdown_rows(breakdown: Mapping[str, object]) -> Iterator[tuple[str, floa
 
 def _layers(report: ReportData) -> Iterator[str]:
     """What every layer costs: the numbers by which ``parallel.partition`` cuts."""
-    if not report.layers:
+    if not report.layer_times:
         return
     yield "layers (time of one, alone, on the mean microbatch; the backward with what runs again)"
     rows: list[Sequence[str]] = [("  layers", "of", "ranks", "forward", "backward", "runs again", "B / F", "")]
-    rows += [_layer_cells(row) for row in report.layers]
+    rows += [_layer_cells(row) for row in report.layer_times]
     yield from fit_columns(rows, (True, False, False, True, True, True, True, False))
 
 

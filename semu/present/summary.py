@@ -20,8 +20,9 @@ _REASONS = 3
 _SHORT = {"exposed_communication": "waiting for", "bubble": "pipeline bubble"}
 GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
 GROUPS |= {
-    **dict.fromkeys(("cp_group", "cp_ring"), "context parallelism"),
+    **dict.fromkeys(("cp_group", "cp_ring", "cp_near", "cp_far"), "context parallelism"),
     "vocabulary": "vocabulary over pipeline ranks",
+    "towers": "features between towers",
     "ep": "expert all-to-all",
     "etp": "tensor-parallel experts",
     "experts": "expert all-gather",

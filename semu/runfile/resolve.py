@@ -158,6 +158,10 @@ def _require(config: Mapping[str, Any], places: Places) -> None:
         )
 
 
+_ASKED = ("cost", "resilience", "assignment")
+"""Tables about more than an iteration, which are there only where they are given."""
+
+
 def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[str, Any]]:
     """All tables, complete but for ``training.global_batch``."""
     defaults: dict[str, dict[str, Any]] = {
@@ -167,11 +171,11 @@ def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[
         "training": options_table(Training(), "training"),
         "overlap": options_table(Overlap(), "overlap"),
         "batch": {},
-        "cost": {},
+        **{name: {} for name in _ASKED},
     }
     del defaults["training"]["global_batch"]
     defaults["parallel"]["dp"] = _replicas(defaults, config)
-    names = [name for name in TABLES if name != "cost" or "cost" in config]
+    names = [name for name in TABLES if name not in _ASKED or name in config]
     resolved = {name: ordered(defaults[name] | config.get(name, {}), name) for name in names}
     if is_own(resolved["model"]):
         with places.located():

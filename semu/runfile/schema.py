@@ -13,11 +13,13 @@ from semu.job.training import OPTIONS
 from semu.nn import LatentSizes, LoRA
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
+from semu.resilience.options import CheckpointOptions, FailureOptions, PriceOptions, Resilience
 from semu.runfile.multimodal import PARTS
 from semu.runfile.networks import NETWORKS
 from semu.runfile.networks import TABLES as NETWORK_TABLES
 from semu.runfile.places import Places
 from semu.runfile.transformer import TransformerConfig
+from semu.searcher.assignment.options import AssignmentOptions
 from semu_models.multimodal.own import EncoderConfig, ProjectorConfig
 
 _KINDS: Mapping[str, ValueKind] = MappingProxyType(
@@ -32,6 +34,7 @@ _KINDS: Mapping[str, ValueKind] = MappingProxyType(
         "tuple[str, ...]": ValueKind.WORDS,
         "int | tuple[int, ...]": ValueKind.PATTERN,
         "Activation": ValueKind.STRING,
+        "float | str": ValueKind.DURATION,
     }
 )
 """Type of a field, without ``| None`` -> type of its key; a field of any other type is a table."""
@@ -89,6 +92,11 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
         "parallel.layout": _kinds(PipelineLayout),
         "batch": {},
         "cost": {"gpu_hour_usd": ValueKind.NUMBER, "watt": ValueKind.NUMBER},
+        "assignment": _kinds(AssignmentOptions),
+        "resilience": _kinds(Resilience),
+        "resilience.checkpoint": _kinds(CheckpointOptions),
+        "resilience.failures": _kinds(FailureOptions),
+        "resilience.price": _kinds(PriceOptions),
     }
 )
 """Table -> key -> type. Tables that are not listed, and ``batch``, are checked by what reads them."""

@@ -1,4 +1,5 @@
-"""Passes over schedules: ``split_backward`` (B becomes I W) and ``merge_backward`` (I W side by side become B)."""
+"""Passes over schedules: ``split_backward`` (B becomes I W), ``merge_backward`` (I W side by side become B) and
+``defer_backward`` (stages of sub-microbatches, the backward of one after those that its readers run later)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from semu.graph.operator import Phase
 from semu.schedule.schedule import Schedule
-from semu.schedule.shape import StageKey
+from semu.schedule.shape import PipelineShape, StageKey
 
 
 def split_backward(schedule: Schedule, where: Callable[[StageKey], bool] = lambda stage: True) -> Schedule:
@@ -48,3 +49,36 @@ def merge_backward(schedule: Schedule) -> Schedule:
                 at += 1
 
     return Schedule.build(schedule.name, map(_merged, schedule.orders))
+
+
+def defer_backward(schedule: Schedule, shape: PipelineShape, name: str) -> Schedule:
+    """A schedule of whole microbatches, for modules that cut them and whose readers read parts of several.
+
+    Every stage of a chunk that cuts microbatches becomes the stages of its parts, one after another. A backward of a
+    part that a later microbatch of the readers has waits until the rank has run the backward of that microbatch
+    (split-backward processing, 001 §4.5.3).
+
+    Args:
+        schedule: legal where no microbatch is cut. shape: with ``reads``. name: of the new schedule.
+    """
+    waits: dict[tuple[str, int], int] = {}  # module, part -> microbatch of its readers
+    for module, reads in shape.reads:
+        waits |= {(module, part): microbatch for microbatch, parts in enumerate(reads) for part in parts}
+
+    def _deferred(order: Sequence[StageKey]) -> Iterator[StageKey]:
+        held: dict[tuple[int, int], list[StageKey]] = {}  # chunk, microbatch -> backwards that wait for it
+        for stage in order:
+            module = shape.chunk_module[stage.chunk]
+            for part in shape.parts(stage.chunk, stage.microbatch):
+                later = waits.get((module, part), stage.microbatch)
+                new = StageKey(stage.chunk, stage.phase, part)
+                if stage.phase is Phase.BACKWARD and later > stage.microbatch:
+                    held.setdefault((stage.chunk, later), []).append(new)
+                else:
+                    yield new
+            if stage.phase is Phase.BACKWARD:
+                yield from held.pop((stage.chunk, stage.microbatch), ())
+        for own in held.values():  # a schedule that runs the later backward first
+            yield from own
+
+    return Schedule.build(name, map(_deferred, schedule.orders))

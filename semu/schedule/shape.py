@@ -59,6 +59,8 @@ class PipelineShape:
             not exist.
         joins: a stage needs all of another module's stages of its microbatch, whichever share a part of it, as the
             simulation of a job executes them.
+        reads: (module, for every microbatch of its readers the numbers of its stages that they read), where that is not
+            what the module makes of the same microbatch: samples that are deferred. Needs ``joins``.
         chunk_gang: per chunk, the number of its gang, -1 for none. Members of a gang lie on ranks of
             their own, hold parts of the same layers and run together: their stages of a microbatch and phase begin at
             once (but weight gradients), and what arrives at one of them it gives to the others. They read chunks of
@@ -81,6 +83,7 @@ class PipelineShape:
     microbatch_flow: tuple[int, ...] = ()
     part_counts: tuple[tuple[int, ...], ...] = ()
     joins: bool = False
+    reads: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
     chunk_gang: tuple[int, ...] = ()
     combines: bool = False
 
@@ -199,8 +202,8 @@ class PipelineShape:
 
     @cached_property
     def is_cut(self) -> bool:
-        """Whether any module cuts a microbatch, or has nothing to do for one."""
-        return any(split > 1 for split in self.chunk_split) or bool(self.part_counts)
+        """Whether any module cuts a microbatch, has nothing to do for one, or is read by other microbatches."""
+        return any(split > 1 for split in self.chunk_split) or bool(self.part_counts or self.reads)
 
     def every_part(self, chunk: int) -> list[int]:
         """Numbers of all of a chunk's stages of one phase, in order."""
@@ -209,6 +212,25 @@ class PipelineShape:
     def chunks_of(self, rank: int, slot: int | None = None) -> list[int]:
         """Chunks held by a rank, in order of data flow; of one of its virtual stages, or of all."""
         return list(self._held.get((rank, slot), ()))
+
+    @cached_property
+    def chain_places(self) -> tuple[int, ...]:
+        """Per rank, its number in a chain of all ranks that lies as far from the end of the data flow, counted in ranks
+        on the longest way: the rank itself where the data flows from rank to rank. Modules side by side (two encoders
+        on ranks of their own) have equal places."""
+        ranks = tuple(range(self.num_ranks))
+        reads_earlier = all(source < chunk for chunk, own in enumerate(self.sources) for source in own)
+        if self.num_slots > 1 or self.chunk_gang or any(self.chunk_flow) or not reads_earlier:
+            return ranks
+        behind = [0] * self.num_chunks
+        for chunk in reversed(range(self.num_chunks)):
+            for source in self.sources[chunk]:
+                moves = self.chunk_rank[source] != self.chunk_rank[chunk]
+                behind[source] = max(behind[source], behind[chunk] + moves)
+        return tuple(
+            self.num_ranks - 1 - max((behind[chunk] for chunk in self.chunks_of(rank)), default=ranks[-1] - rank)
+            for rank in ranks
+        )
 
     @cached_property
     def _held(self) -> dict[tuple[int, int | None], list[int]]:
@@ -262,9 +284,31 @@ class PipelineShape:
         """``_held`` of chunks with a backward, in the order of backwards."""
         return {key: [c for c in reversed(chunks) if self.has_backward[c]] for key, chunks in self._held.items()}
 
-    def shared(self, chunk: int, part: int, other: int) -> range:
+    @cached_property
+    def _read(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """``reads`` by module."""
+        return dict(self.reads)
+
+    @cached_property
+    def _read_by(self) -> dict[str, dict[int, tuple[int, ...]]]:
+        """Module -> number of a stage -> microbatches of the readers that read it."""
+        found: dict[str, dict[int, tuple[int, ...]]] = {}
+        for module, reads in self.reads:
+            own = found.setdefault(module, {})
+            for microbatch, parts in enumerate(reads):
+                for part in parts:
+                    own[part] = (*own.get(part, ()), microbatch)
+        return found
+
+    def shared(self, chunk: int, part: int, other: int) -> Sequence[int]:
         """Stages of another chunk that share a part of the microbatch with a chunk's stage ``part``; where a module
-        joins the parts of another, all of that."""
+        joins the parts of another, all of that; where it reads parts of several microbatches, these."""
+        names = self.chunk_module[chunk], self.chunk_module[other]
+        if self.reads and names[0] != names[1]:
+            if names[1] in self._read:
+                return self._read[names[1]][part]
+            if names[0] in self._read:
+                return self._read_by[names[0]].get(part, ())
         if self.joins and self.chunk_module[chunk] != self.chunk_module[other]:
             return self.parts(other, part // self.chunk_split[chunk])
         if not self.part_counts and self.chunk_split[chunk] == self.chunk_split[other]:

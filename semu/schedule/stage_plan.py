@@ -28,6 +28,10 @@ FORMAT = "semu schedule 1"
 
 Parts = tuple[int | tuple[int, ...], ...]
 """Per microbatch, sub-microbatches: one number, or one for each data-parallel replica."""
+Items = tuple[tuple[tuple[int, ...], ...], ...]
+"""Per microbatch and replica, how many items each sub-microbatch has, in order."""
+Reads = tuple[tuple[tuple[int, int], ...], ...]
+"""Per microbatch of the readers, the (microbatch, sub-microbatch) of the module that they read."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class StagePlan:
         choice: per chunk, the variant that each of its (sub-)microbatches runs, in order; empty: the first everywhere.
         orders: the order of stages on every rank; where a module cuts microbatches into k parts at most, those of
             microbatch i are numbered from i x k. None: the job's schedule.
+        items: modality module -> items of every sub-microbatch (``Items``), where they are not even; a replica may have
+            none for one of them. ``parts`` says how many sub-microbatches there are.
+        reads: modality module -> what the modules that read it take of it (``Reads``), where that is not their own
+            microbatch: samples that are deferred. In the batch, a microbatch of the module's streams is what the module
+            encodes, and one of the other streams is what its readers read.
         problem: what the plan was made for, as ``JobCheckpoint.described`` says; it must be the job's. None: not said.
     Raises:
         ScheduleError: something that is no count, no strategy, no variant.
@@ -55,24 +64,24 @@ class StagePlan:
     variants: tuple[tuple[tuple[str, ...], ...], ...] = ()
     choice: tuple[tuple[int, ...], ...] = ()
     orders: Schedule | None = None
+    items: Mapping[str, Items] = field(default_factory=dict)
+    reads: Mapping[str, Reads] = field(default_factory=dict)
     problem: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         parts = {name: _parts(counts, f"plan.parts.{name}") for name, counts in self.parts.items()}
         object.__setattr__(self, "parts", MappingProxyType(parts))
+        items = {name: _nested(own, f"plan.items.{name}") for name, own in self.items.items()}
+        reads = {name: _nested(own, f"plan.reads.{name}") for name, own in self.reads.items()}
+        for name, own in reads.items():
+            if any(len(pair) != 2 for pairs in own for pair in pairs):
+                raise ScheduleError("not microbatch and part", where=f"plan.reads.{name}", expected="pairs of numbers")
+        object.__setattr__(self, "items", MappingProxyType(items))
+        object.__setattr__(self, "reads", MappingProxyType(reads))
         if self.layers is not None:
             layers = {name: _counts(counts, f"plan.layers.{name}") for name, counts in self.layers.items()}
             object.__setattr__(self, "layers", MappingProxyType(layers))
-        variants = []
-        for chunk, own in enumerate(self.variants):
-            where = f"plan.variants[{chunk}]"
-            if isinstance(own, str) or not isinstance(own, Sequence):
-                raise ScheduleError("not a list of variants", where=where, expected="lists of words", got=repr(own))
-            lists = [_strategies(words, f"{where}[{number}]") for number, words in enumerate(own)]
-            if len({len(words) for words in lists}) > 1:
-                raise ScheduleError("variants of different numbers of layers", where=where, got=list(map(len, lists)))
-            variants.append(tuple(lists))
-        object.__setattr__(self, "variants", tuple(variants))
+        object.__setattr__(self, "variants", _variants(self.variants))
         choice = tuple(_counts(own, f"plan.choice[{chunk}]", least=0) for chunk, own in enumerate(self.choice))
         object.__setattr__(self, "choice", choice)
         if self.choice and self.variants and len(self.choice) != len(self.variants):
@@ -84,7 +93,8 @@ class StagePlan:
             )
 
     def __hash__(self) -> int:
-        return hash((tuple(self.parts.items()), self.variants, self.choice, self.orders))
+        cuts = tuple(self.parts.items()), tuple(self.items.items()), tuple(self.reads.items())
+        return hash((cuts, self.variants, self.choice, self.orders))
 
     # -- files -------------------------------------------------------------------------------------------------------
     def to_json(self) -> str:
@@ -99,6 +109,9 @@ class StagePlan:
                 name: [list(own) if isinstance(own, tuple) else own for own in counts]
                 for name, counts in self.parts.items()
             }
+        for key, nested in (("items", self.items), ("reads", self.reads)):
+            if nested:
+                table[key] = {name: [[list(row) for row in own] for own in rows] for name, rows in nested.items()}
         if self.variants:
             table["variants"] = [[list(words) for words in own] for own in self.variants]
         if self.choice:
@@ -132,8 +145,13 @@ class StagePlan:
                 raise ScheduleError("not orders", where=f"{name}: orders", expected="a line of stages for every rank")
             text = "\n".join(line.strip() or "-" for line in lines)
             orders = Schedule.from_text(text, str(table.get("name", name)))
-        given = {key: table[key] for key in ("parts", "layers", "variants", "choice", "problem") if key in table}
-        for key, kind in (("parts", dict), ("layers", dict), ("problem", dict), ("variants", list), ("choice", list)):
+        kinds = {
+            **dict.fromkeys(("parts", "layers", "problem", "items", "reads"), dict),
+            "variants": list,
+            "choice": list,
+        }
+        given = {key: table[key] for key in kinds if key in table}
+        for key, kind in kinds.items():
             if key in given and not isinstance(given[key], kind):
                 words = "a table" if kind is dict else "a list"
                 raise ScheduleError("of another kind", where=f"{name}: {key}", expected=words, got=repr(given[key]))
@@ -187,6 +205,20 @@ def first_difference(made_for: Mapping[str, Any], is_for: Mapping[str, Any], whe
                 raise ScheduleError("a schedule for another problem", where=spot, expected=str(b), got=str(a))
 
 
+def _variants(value: Sequence[object]) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Per chunk, lists of strategies of equal lengths."""
+    variants = []
+    for chunk, own in enumerate(value):
+        where = f"plan.variants[{chunk}]"
+        if isinstance(own, str) or not isinstance(own, Sequence):
+            raise ScheduleError("not a list of variants", where=where, expected="lists of words", got=repr(own))
+        lists = [_strategies(words, f"{where}[{number}]") for number, words in enumerate(own)]
+        if len({len(words) for words in lists}) > 1:
+            raise ScheduleError("variants of different numbers of layers", where=where, got=list(map(len, lists)))
+        variants.append(tuple(lists))
+    return tuple(variants)
+
+
 def _parts(value: object, where: str) -> Parts:
     items = value if isinstance(value, Sequence) and not isinstance(value, str) else None
     if items is None:
@@ -196,6 +228,18 @@ def _parts(value: object, where: str) -> Parts:
         if isinstance(item, Sequence) and not isinstance(item, str)
         else _counts([item], f"{where}[{number}]", least=0)[0]
         for number, item in enumerate(items)
+    )
+
+
+def _nested(value: object, where: str) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Lists of lists of counts."""
+    outer = value if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
+    if any(isinstance(own, str) or not isinstance(own, Sequence) for own in outer):
+        raise ScheduleError("not lists of lists", where=where, expected="a list for every microbatch", got=repr(value))
+    return tuple(
+        tuple(_counts(row, f"{where}[{number}]") for row in own)
+        for number, own in enumerate(outer)
+        if isinstance(own, Sequence)
     )
 
 

@@ -86,7 +86,7 @@ class JobCheckpoint(SimulatedJob):
         """
         prepared_for = self.layout.recipe.plan
         prepared = prepared_for if prepared_for is not None else StagePlan()
-        for name in ("parts", "layers", "variants"):
+        for name in ("parts", "layers", "variants", "items", "reads"):
             if getattr(plan, name) != getattr(prepared, name):
                 raise ScheduleError(
                     "a plan with other parts, chunks or variants",

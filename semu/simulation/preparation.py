@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from semu import memo
 from semu.compile.layout import build_layout
@@ -19,8 +20,10 @@ from semu.costs.evaluation import (
     distinct_shapes,
     evaluate,
 )
+from semu.costs.exchanges import fastest_exchanges
 from semu.costs.layer_times import template_times
 from semu.costs.phases import check_split
+from semu.costs.ranked import RankedCosts
 from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
@@ -29,6 +32,7 @@ from semu.errors import ConfigError
 from semu.graph.rounding import with_rounded
 from semu.job import TrainingJob
 from semu.nn.streams import derived_in
+from semu.nn.trace.sharding import ContextKind
 from semu.nn.window import Window, windows_in
 from semu.schedule.stage_plan import StagePlan, first_difference
 from semu.schedule.units import Merged, units_of
@@ -97,18 +101,22 @@ def prepare(
 
     plain = _shapes_with({})
     check_streams(job, plain)
-    check_modality_inputs(job, microbatches, plain)
     cutting = SubMicrobatches.whole(job.num_microbatches)
     if plan is not None:
         cutting = cut_batch(job.model, plan, microbatches, parallel.replicas)
+    read = cutting.read
+    check_modality_inputs(job, read or microbatches, distinct_shapes(read, *sizes) if read else plain)
 
-    def _shapes_of(library: TemplateLibrary) -> BatchShapes:
+    def _shapes_of(library: TemplateLibrary, chosen: Sequence[ContextKind] = ()) -> BatchShapes:
         windows, derived = windows_in(library.symbols), derived_in(library.symbols)
-        ranked = Ranked.of(job, library.symbols)
+        ranked = Ranked.of(job, library.symbols, chosen)
         return _shapes_with(windows, derived, ranked) if windows or derived or ranked is not None else plain
 
     def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
         """With those of sub-microbatches."""
+        if not cutting.modules and parallel.context_kind is ContextKind.AUTO and parallel.cp > 1:
+            model = cost_model_of(library, job.profile, latency_rules)
+            return _shapes_of(library, fastest_exchanges(layout, model, partial(_shapes_of, library), count))
         if not cutting.modules:
             return _shapes_of(library)
         refuse_ranked(job, library.symbols)
@@ -117,9 +125,11 @@ def prepare(
 
     def weigh(library: TemplateLibrary) -> list[float]:
         """What ``parallel.partition`` balances, by template."""
-        shapes = _shapes_of(library)
+        shapes = _shapes_of(library, [ContextKind.NEEDED] * count)
         columns = with_rounded(shapes.columns, library.symbols)
         costs = ShapeCosts(cost_model_of(library, job.profile, latency_rules), columns)
+        if shapes.ranks:
+            costs = RankedCosts.of(costs, shapes.columns, shapes.ranks, shapes.shown, parallel)
         serial = not job.overlaps_tensor_parallel
         return template_times(library, shapes, costs, serial=serial, cache=results).weights(parallel.partition)
 

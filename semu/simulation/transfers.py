@@ -91,7 +91,8 @@ def leaving_positions(layout: Layout, source: int, target: int, phase: Phase) ->
 
 
 def edge_bytes(costed: CostedJob, source: int, target: int, phase: Phase) -> NDArray[np.int64]:
-    """Bytes that chunk ``source`` sends to chunk ``target`` for every shape: the carry, or the gradients of the carry.
+    """Bytes that chunk ``source`` sends to chunk ``target`` for every shape: the carry, or the gradients of the carry;
+    between modules on GPUs of their own those through the busiest port.
 
     Returns:
         int64[num_shapes].
@@ -99,12 +100,13 @@ def edge_bytes(costed: CostedJob, source: int, target: int, phase: Phase) -> NDA
     is_forward = phase is Phase.FORWARD
     costs = costed.evaluation.chunks[target if is_forward else source]  # most chunks share theirs
     positions = leaving_positions(costed.layout, source, target, phase)
+    port = costed.layout.busiest_port(source, target, is_gradient=not is_forward)
 
     def _make() -> NDArray[np.int64]:
         total: NDArray[np.int64] = (costs.arriving if is_forward else costs.gradient_leaving)[positions].sum(axis=0)
-        return total
+        return total if port == 1 else -(-total * port.numerator // port.denominator)
 
-    return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, *positions), _make)
+    return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, port, *positions), _make)
 
 
 def splitting_group(layout: Layout) -> CommGroup | None:

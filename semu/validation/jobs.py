@@ -76,10 +76,16 @@ VOCAB_MULTIPLE = 128
 """Megatron-LM's ``make-vocab-size-divisible-by``."""
 DEADLOCKS_UNTIL, DEADLOCKS_FROM_GPUS = "2023-01", 384
 """Where pipelines of Megatron-DeepSpeed ran with synchronous launches (2211.05100 §3.2)."""
+FUSED_LOSS_SINCE = "2025-05"
+"""Megatron-Core 0.12, whose ``--cross-entropy-fusion-impl te`` is Transformer Engine's kernel; the recipes of
+Megatron-Bridge, which came after it, set it."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
 _TORCH = frozenset(item.value for item in Software if item.kernels is Software.TORCH)
 _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3})
+_FLASH_ATTN = frozenset({"fa2", "fa3"})
+"""Attention kernels of the package flash-attn. A framework that calls them is taken to call its other kernels too, as
+nanotron does; HuggingFace's models do not, which their run files say."""
 _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "grad_reduce": ("dp_grad_reduce",),
@@ -142,11 +148,11 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "gradient_accumulation_fusion": row.gradient_accumulation_fusion,
         "launch_blocking": True if _blocks(row) else None,
         "eager_modules": True if is_eager else None,
+        "eager_kernels": "flash-attn" if is_eager and row.attention_kernel in _FLASH_ATTN else None,
         "optimizer_kernels": "foreach" if is_torch_fsdp else None,
         "fp8_recipe": row.fp8_recipe,
         "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
-        "cross_entropy": row.cross_entropy
-        or ("unfused" if row.compiled is False or (is_torch_fsdp and row.sharding == "fsdp" and row.tp == 1) else None),
+        "cross_entropy": row.cross_entropy or _cross_entropy(row),
     }
     tables: Tables = {
         "model": {
@@ -224,6 +230,14 @@ def _has_fp8(device: str) -> bool:
 
 def _software(row: Row) -> str:
     return row.software or ("torch" if _is_torch_fsdp(row) else "megatron")
+
+
+def _cross_entropy(row: Row) -> str | None:
+    """The loss of a row that does not say it; None: semu's default."""
+    if row.compiled is False or (_is_torch_fsdp(row) and row.sharding == "fsdp" and row.tp == 1):
+        return "unfused"
+    is_new = row.software_date is not None and row.software_date >= FUSED_LOSS_SINCE
+    return "fused" if is_new and _software(row) == "megatron" else None
 
 
 def _blocks(row: Row) -> bool:

@@ -14,8 +14,8 @@ def told_by_arguments(table: Mapping[str, object]) -> dict[str, Any]:
     """Fields of a row by its launch arguments; a field that the row has itself is not looked at.
 
     ``cross_entropy``: Megatron-LM's fused loss, which is its own pieces compiled unless the argument names Transformer
-    Engine's. ``layout``: layers of the first and of the last pipeline rank, the others share the rest equally, where
-    that comes out even and each rank has one chunk.
+    Engine's; without the argument it is not fused. ``layout``: layers of the first and of the last pipeline rank, the
+    others share the rest equally, where that comes out even and each rank has one chunk.
 
     Args:
         table: the row's object.
@@ -24,9 +24,10 @@ def told_by_arguments(table: Mapping[str, object]) -> dict[str, Any]:
     if not isinstance(arguments, Mapping):
         return {}
     found: dict[str, Any] = {}
-    if table.get("cross_entropy") is None and arguments.get("--cross-entropy-loss-fusion"):
+    if table.get("cross_entropy") is None:
         is_te = arguments.get("--cross-entropy-fusion-impl") == "te"
-        found["cross_entropy"] = "fused" if is_te else "compiled"
+        is_fused = arguments.get("--cross-entropy-loss-fusion")
+        found["cross_entropy"] = ("fused" if is_te else "compiled") if is_fused else "in_place"
     layers = _layers(table, arguments) if table.get("layout") is None else None
     if layers is not None:
         found["layout"] = {"layers": layers}

@@ -11,11 +11,13 @@
 ``software`` of the row is that of the run.
 
 Defaults, said as remarks: a feed-forward network is 4 hidden wide (``mlp_ratio``), a caption has 77 tokens (behind T5
-120), latents have an eighth of the image's side, patches are 2 x 2. A frozen text encoder or autoencoder is in the loop
-only where the object says that it runs there. A text encoder is T5 1.1 XXL where one is called T5, else OpenCLIP's
-ViT-H/14. ``frozen`` parts are frozen where they are a tower, an encoder, or the language model. A sample of a
-vision-language model is one image and ``text_tokens``, where a source does not say them as many as ``max_length``
-leaves, at most ``CHAT_TOKENS``; where the language model is frozen, captions of ``CAPTION_TOKENS``.
+120), latents have an eighth of the image's side, patches are 2 x 2. A frozen text encoder or autoencoder is in the
+loop only where the object says that it runs there; an autoencoder also where the source does not tell ("not told"),
+since public trainers encode their images in the loop (DiT's and Open-Sora's ``train.py``). A text encoder is T5 1.1
+XXL where one is called T5, else OpenCLIP's ViT-H/14. ``frozen`` parts are frozen where they are a tower, an encoder,
+or the language model. A sample of a vision-language model is one image and ``text_tokens``, where a source does not
+say them as many as ``max_length`` leaves, at most ``CHAT_TOKENS``; where the language model is frozen, captions of
+``CAPTION_TOKENS``.
 """
 
 from __future__ import annotations
@@ -218,7 +220,10 @@ def _encoders(
     if _runs_in_loop(text):
         keys["caption"] = dict(_T5 if is_t5 else _CLIP_H)
         frozen.append("text")
-    if _runs_in_loop(item.text("vae")):
+    is_open = item.text("vae") == "not told"
+    if is_open:
+        item.remarks.append(f"{item.path}vae taken as run in the loop")
+    if is_open or _runs_in_loop(item.text("vae")):
         keys["vae"] = True
         frozen.append("vae")
         streams["vision"] = frames * frame_px * frame_px

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.masks.balance import Cut, cut_tokens
-from semu.masks.bits import read_bits, seen_of_bits
+from semu.masks.bits import seen_of_file
 from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import IntArray, Spans
+from semu.masks.tile_lists import reads_of_blocks
 from semu.masks.tiles import Tiles, count, work_of_blocks
-from semu.nn.masked_kernel import FIELDS, FULL, GATHERED, WHOLE, MaskedKernel
+from semu.nn.masked_kernel import FIELDS, FULL, GATHERED, OTHERS, OWN, TRAFFIC, WHOLE, MaskedKernel
+from semu.nn.trace.sharding import ContextKind
 from semu.nn.window import Window
 from semu.parallel.context import Balance
 from semu.workload.batch import Microbatch
@@ -30,6 +32,8 @@ class ContextPlan:
         balance: of the text. block: its blocks [tokens]. seed: of a random order.
         machines: tiles that a device computes at once; 0: unknown, nothing is lost at the end of a kernel.
         token_multiple: tokens of a rank are padded to a multiple of it.
+        kind: how keys and values are exchanged. nodes: that the context ranks occupy, as many on each.
+        slack: tiles of the busiest rank over the mean, less 1, that fewer bytes are worth (``local``).
     """
 
     mask: str = MaskKind.CAUSAL.value
@@ -39,6 +43,9 @@ class ContextPlan:
     seed: int = 0
     machines: int = 0
     token_multiple: int = 1
+    kind: ContextKind = ContextKind.RING
+    nodes: int = 1
+    slack: float = 0.0
 
     def seen(self, spans: Spans, label: str, window: Window | None = None) -> Seen:
         """What tokens see. ``label``: a mask, ``full``, or ``file``."""
@@ -46,7 +53,7 @@ class ContextPlan:
             whole = Seen.whole(spans.starts)
             seen = Seen(whole.ptr, whole.first, whole.low, whole.high, np.zeros_like(whole.is_causal))
         elif label == "file":
-            seen = seen_of_bits(read_bits(self.mask), spans.starts, self.mask)
+            seen = seen_of_file(self.mask, spans.starts)
         else:
             seen = Seen.of(MaskKind(label), spans)
         return seen if window is None else seen.within(window, spans.starts)
@@ -71,7 +78,10 @@ class ContextPlan:
         def _work(bounds: IntArray) -> IntArray:
             return work_of_blocks(self.seen(spans, self.label), spans.starts, bounds)
 
-        return cut_tokens(policy, spans, self.cp, self.block, _work, self.seed)
+        def _reads(bounds: IntArray) -> tuple[IntArray, NDArray[np.int32]]:
+            return reads_of_blocks(self.seen(spans, self.label), spans.starts, bounds)
+
+        return cut_tokens(policy, spans, self.cp, self.block, _work, self.seed, reads=_reads, slack=self.slack)
 
 
 def rank_columns(
@@ -111,45 +121,81 @@ def _of_microbatch(spans: dict[str, Spans], kernels: Sequence[MaskedKernel], pla
     cuts = {stream: plan.cut(own, is_text=stream == "text") for stream, own in spans.items()}
     if "text" in spans and plan.cp > 1 and plan.balance is not Balance.ZIGZAG:
         found["text.shard"] = -(-cuts["text"].tokens // plan.token_multiple)
-    counted: dict[tuple[str, str, str, str], Tiles] = {}
+    counted: dict[tuple[str, str, str, int, bool], Tiles] = {}
     for kernel in kernels:
         own = spans.get(kernel.stream)
         if own is None:
             continue
-        scope = kernel.scope if kernel.scope in (GATHERED, WHOLE) else "ring"
-        key = kernel.stream, kernel.mask, kernel.window, scope
+        together = _ranks_together(kernel, plan)
+        key = kernel.stream, kernel.mask, kernel.window, together, kernel.scope == GATHERED
         if key not in counted:
             cut = cuts[kernel.stream]
-            if scope == WHOLE:
+            if kernel.scope == WHOLE:
                 cut = Cut(own.starts, np.zeros(len(own.starts) - 1, np.int32), 1)
-            counted[key] = count(plan.seen(own, kernel.mask, kernel.reach), own.starts, cut, by_owner=scope == "ring")
+            elif together > 1:
+                cut = Cut(cut.bounds, (cut.rank // together).astype(np.int32), cut.num_ranks // together)
+            seen = plan.seen(own, kernel.mask, kernel.reach)
+            counted[key] = count(seen, own.starts, cut, by_owner=kernel.scope not in (GATHERED, WHOLE))
         for field, values in sizes_of(counted[key], kernel, plan).items():
-            (name,) = kernel.size(field).terms  # type: ignore[union-attr]
-            found[name[0]] = values
+            found[kernel.symbol(field)] = values
     return found
 
 
+def _ranks_together(kernel: MaskedKernel, plan: ContextPlan) -> int:
+    """Ranks that hold the same queries, each for heads of its own."""
+    if kernel.scope == WHOLE:
+        return plan.cp
+    return kernel.step[1] if kernel.exchange == "ring" else 1
+
+
+def _owners(kernel: MaskedKernel, ranks: int) -> NDArray[np.bool_]:
+    """Whose keys the kernel reads on every rank, or group of ranks: bool[ranks, owners]."""
+    if kernel.scope in (GATHERED, WHOLE):
+        return np.ones((ranks, 1), np.bool_)
+    own = np.eye(ranks, dtype=np.bool_)
+    if kernel.scope == OTHERS:
+        return ~own
+    return np.roll(own, -(0 if kernel.scope == OWN else kernel.step[0]), axis=1)
+
+
 def sizes_of(tiles: Tiles, kernel: MaskedKernel, plan: ContextPlan) -> dict[str, IntArray]:
-    """The sizes of a kernel on every rank: int64[cp] by ``FIELDS``."""
-    ranks = np.arange(len(tiles.columns))
-    owner = np.zeros_like(ranks)
-    if kernel.scope not in (GATHERED, WHOLE):
-        owner = (ranks - int(kernel.scope)) % len(ranks)
-    sums = [tiles.sums(table)[ranks, owner] for table in (tiles.pairs, tiles.tiles, tiles.partial)]
-    found = [*sums, tiles.keys_read()[ranks, owner]]
-    spans, columns, parts = [], [], []
-    for rank in ranks.tolist():
-        rows = tiles.tiles[tiles.rows_of(rank), owner[rank]].astype(np.int64)
+    """The sizes of a kernel on every rank: int64[cp] by ``FIELDS``, of the scope ``others`` by ``TRAFFIC`` too."""
+    is_read = _owners(kernel, len(tiles.columns))
+    sums = [(tiles.sums(table) * is_read).sum(axis=1) for table in (tiles.pairs, tiles.tiles, tiles.partial)]
+    found = [*sums, (tiles.keys_read() * is_read).sum(axis=1)]
+    spans, columns, parts, merged = [], [], [], []
+    for rank, mine in enumerate(is_read):
+        of_rank = tiles.rows_of(rank)
+        rows = tiles.tiles[of_rank][:, mine].sum(axis=1).astype(np.int64)
         pieces = parts_of(rows, kernel.split, tiles)
         parts.append(len(pieces) if kernel.split else 0)
         spans.append(_busy(pieces, kernel.heads, plan.machines))
-        mine = tiles.columns[rank] if tiles.tiles.shape[1] == 1 else tiles.columns[rank][tiles.key_owner == owner[rank]]
-        columns.append(_busy(mine.astype(np.int64), kernel.heads, plan.machines))
+        merged.append(int(tiles.size[of_rank][rows > 0].sum()))
+        columns.append(_busy(tiles.columns[rank][mine[tiles.key_owner]].astype(np.int64), kernel.heads, plan.machines))
     found += [np.array(values, np.int64) for values in (parts, spans, columns)]
     by_field = dict(zip(FIELDS, found, strict=True))
-    if len(ranks) < plan.cp:  # all ranks do the same, each for heads of its own
-        return {field: np.repeat(values, plan.cp) for field, values in by_field.items()}
-    return by_field
+    if kernel.scope == OTHERS:
+        by_field |= traffic_of(tiles, plan.nodes) | {"merged": np.array(merged, np.int64)}
+    return {field: np.repeat(values, _ranks_together(kernel, plan)) for field, values in by_field.items()}
+
+
+def traffic_of(tiles: Tiles, nodes: int) -> dict[str, IntArray]:
+    """Tokens whose keys and values context ranks send one another where each gets what its tiles read.
+
+    Args:
+        tiles: counted by owner. nodes: as many ranks on each.
+    Returns:
+        int64[cp] by the names in ``TRAFFIC``: within the node (near) and to other nodes (far), in, out, and the larger.
+    """
+    moved = tiles.keys_read()
+    np.fill_diagonal(moved, 0)
+    node = np.arange(len(moved)) * nodes // len(moved)
+    is_near = node[:, None] == node[None, :]
+    found: dict[str, IntArray] = {}
+    for way, mine in (("near", moved * is_near), ("far", moved * ~is_near)):
+        found[f"{way}_in"], found[f"{way}_out"] = mine.sum(axis=1), mine.sum(axis=0)
+        found[way] = np.maximum(found[f"{way}_in"], found[f"{way}_out"])
+    return {field: found[field] for field in TRAFFIC if field in found}
 
 
 def parts_of(rows: IntArray, split: int, tiles: Tiles) -> IntArray:

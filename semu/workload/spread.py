@@ -24,7 +24,7 @@ class Spread:
     """How a modality module spreads a microbatch.
 
     Attributes:
-        module: its name. stream: whose lengths decide. groups: of ranks, >= 2.
+        module: its name. stream: whose lengths decide. groups: of ranks; 1: streams are padded in another way only.
         token_divisor, parts: of the module, as ``shape_columns`` takes them.
     """
 
@@ -33,6 +33,15 @@ class Spread:
     groups: int
     token_divisor: int
     parts: int = 1
+
+
+def _as_many(microbatches: Sequence[Microbatch], stream: str) -> list[str]:
+    """Streams with a sequence for each of another stream's, that one among them."""
+    return [
+        name
+        for name in microbatches[0].lengths
+        if all(len(item.lengths[name]) == len(item.lengths[stream]) for item in microbatches)
+    ]
 
 
 def deal(lengths: Lengths, groups: int) -> NDArray[np.int64]:
@@ -64,15 +73,13 @@ def spread_columns(
         group g.
     """
     names = list(microbatches[0].lengths)
-    together = [
-        name
-        for name in names
-        if all(len(item.lengths[name]) == len(item.lengths[spread.stream]) for item in microbatches)
-    ]
+    alike = _as_many(microbatches, spread.stream)
+    together = alike if spread.groups > 1 else names
     keys: dict[str, tuple[str, str]] = {}  # the sum of products of two streams' lengths
     for name in together:
         keys[f"{name}.{spread.module}.pairs"] = name, name
-        keys |= {f"{name}*{other}.{spread.module}.pairs": (name, other) for other in together if other != name}
+        others = _as_many(microbatches, name) if spread.groups == 1 else alike
+        keys |= {f"{name}*{other}.{spread.module}.pairs": (name, other) for other in others if other != name}
     sizes = [f"{name}.{spread.module}.{what}" for name in together for what in ("shard", "sequences")]
     inside = {
         f"{name}.{spread.module}.pairs{MARK}{window.label}": (name, window)
@@ -82,17 +89,18 @@ def spread_columns(
     found = {key: np.zeros((spread.groups, len(microbatches)), np.int64) for key in (*keys, *sizes, *inside)}
     worst = np.zeros(len(microbatches), dtype=np.int64)
     for number, item in enumerate(microbatches):
-        group = deal(item.lengths[spread.stream], spread.groups)
+        dealt = deal(item.lengths[spread.stream], spread.groups)
         chunks = {name: -(-item.lengths[name] // spread.parts) for name in together}
+        group = {name: dealt if spread.groups > 1 else np.zeros_like(item.lengths[name]) for name in together}
         for name in together:
-            tokens = spread.parts * _sums(chunks[name], group, spread.groups)
+            tokens = spread.parts * _sums(chunks[name], group[name], spread.groups)
             found[f"{name}.{spread.module}.shard"][:, number] = -(-tokens // spread.token_divisor)
-            found[f"{name}.{spread.module}.sequences"][:, number] = np.bincount(group, minlength=spread.groups)
+            found[f"{name}.{spread.module}.sequences"][:, number] = np.bincount(group[name], minlength=spread.groups)
         for key, (name, other) in keys.items():
-            found[key][:, number] = _sums(chunks[name] * chunks[other], group, spread.groups)
+            found[key][:, number] = _sums(chunks[name] * chunks[other], group[name], spread.groups)
         for key, (name, window) in inside.items():
-            found[key][:, number] = _sums(window.pairs_of(item.lengths[name]), group, spread.groups)
-        tokens = _sums(item.lengths[spread.stream], group, spread.groups)
+            found[key][:, number] = _sums(window.pairs_of(item.lengths[name]), group[name], spread.groups)
+        tokens = _sums(item.lengths[spread.stream], dealt, spread.groups)
         most = np.flatnonzero(tokens == tokens.max())
         worst[number] = most[np.argmax(found[f"{spread.stream}.{spread.module}.pairs"][most, number])]
     columns = {key: table[worst, np.arange(len(microbatches))] for key, table in found.items()}

@@ -6,10 +6,11 @@ from itertools import combinations, pairwise, product
 
 import pytest
 from simulation.jobs import job_of
-from simulation.multimodal_jobs import KINDS, items_of, model_of
+from simulation.multimodal_jobs import items_of, model_of
 
 import semu
 from semu.baselines import cornstarch, cornstarch_unaware, megatron
+from semu.baselines.modules_in_parallel import PLACEMENTS
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
@@ -25,10 +26,9 @@ FROZEN = {
 CUTS = {"latency": cornstarch, "forward": cornstarch_unaware}
 
 
-def job(kind: str, pp: int = 4, *, frozen: bool = True, count: int = 4) -> TrainingJob:
-    assert kind in KINDS
-    model = model_of(kind).freeze(FROZEN[kind] if frozen else ())
-    return job_of(model, items_of(kind, count), Parallel(pp=pp), recompute="full")
+def job(kind: str, pp: int = 4, segments: str = "mixed") -> TrainingJob:
+    model = model_of(kind).freeze(FROZEN[kind])
+    return job_of(model, items_of(kind, 4), Parallel(pp=pp, segments=segments), recompute="full")
 
 
 def cost(row: LayerRow, by: str) -> float:
@@ -51,7 +51,9 @@ def test_no_shares_and_cuts_balance_better(kind: str, by: str) -> None:
     found = CUTS[by](job(kind, 5))
     report = found.simulate()
     names = [module.name for module in found.job.model.modules]
-    rows = [[cost(row, by) for row in report.layers if row.module == name for _ in range(row.layers)] for name in names]
+    rows = [
+        [cost(row, by) for row in report.layer_times if row.module == name for _ in range(row.layers)] for name in names
+    ]
     chunks = report.job["chunks"]
     assert isinstance(chunks, list)
     weights = [sum(rows[names.index(c["module"])][slice(*c["blocks"])]) for c in chunks]
@@ -91,9 +93,11 @@ def test_fewer_ranks_than_modules() -> None:
 
 @pytest.mark.parametrize("kind", FROZEN)
 @pytest.mark.parametrize("by", CUTS)
-def test_simulated_searched_planned(kind: str, by: str) -> None:
-    """A search finds no slower schedule; the plan is legal and has the ranks that were simulated."""
-    found = CUTS[by](job(kind))
+@pytest.mark.parametrize("segments", PLACEMENTS)
+def test_simulated_searched_planned(kind: str, by: str, segments: str) -> None:
+    """In all placements a search finds no slower schedule; the plan is legal and has the ranks that were simulated."""
+    found = CUTS[by](job(kind, 3, segments))
+    assert found.job.parallel.segments == segments
     report = found.simulate()
     searched = semu.search(found.job, rollouts=20, seed=0)
     assert searched.report.iteration_time_s <= report.iteration_time_s

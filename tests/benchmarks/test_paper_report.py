@@ -11,7 +11,7 @@ import pytest
 from benchmarks.paper import __main__ as frame
 from benchmarks.paper import _run, _scripts, table1, worked_example
 from benchmarks.paper._jobs import baseline, job_of, on_batch, seeds_of
-from benchmarks.paper._report import number, report_text
+from benchmarks.paper._page import Page, number
 from benchmarks.paper._results import PaperResult, PaperRow, Verdict
 from benchmarks.paper.choices import CHOICES, Choices
 from semu.errors import ConfigError
@@ -67,7 +67,7 @@ def test_all_scripts_run_in_order_and_one_that_fails_is_reported(
     assert "no such thing" in document["failed"]["two"]
     assert [row["verdict"] for row in document["results"][0]["rows"]] == ["settled", "differs", "not said"]
     report = (tmp_path / "README.md").read_text()
-    assert "2 of 4 numbers that the paper prints are settled, 2 differ" in report
+    assert "2 of 4 numbers that the papers print are settled, 2 differ" in report
     assert "Not finished: two." in report
     assert "| [DIP one](#one) | a time | 10 | 10.2 | s | 1.02 | settled | vpp 4: 12 |" in report
     assert "![DIP three: A title](three.png)" in report
@@ -95,6 +95,10 @@ def test_a_changed_choice_is_another_result(tmp_path: Path) -> None:
     store.write(PaperResult("one", "t", "s", ROWS))
     assert store.read("one") == PaperResult("one", "t", "s", ROWS)
     assert _run.Store(tmp_path, False, CHOICES.changed(vpp=3)).read("one") is None
+    other_paper = CHOICES.changed(cornstarch_split=32)
+    assert _run.Store(tmp_path, False, other_paper).read("one") is not None
+    store.write(PaperResult("cornstarch_balance", "t", "s", ROWS))
+    assert _run.Store(tmp_path, False, other_paper).read("cornstarch_balance") is None
 
 
 def test_ctrl_c_keeps_what_is_finished(scripts: Callable[..., Made], tmp_path: Path) -> None:
@@ -121,7 +125,7 @@ def test_names_choose_scripts_and_unknown_ones_are_bad_input(
     assert frame.main(["three", "one", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert made.ran == ["one", "three"]
     assert frame.main(["--out", str(tmp_path)]) == 2
-    assert frame.main(["--publish", "one", "--out", str(tmp_path)]) == 2
+    assert frame.main(["--publish", "--quick", "one", "--out", str(tmp_path)]) == 2
     with pytest.raises(ConfigError, match="tabel5"):
         _scripts.find_script("tabel5")
     capsys.readouterr()
@@ -139,10 +143,44 @@ def test_publishing_puts_pictures_into_a_folder(
     assert (tmp_path / "published" / "pictures" / "one.png").is_file()
 
 
+def test_one_script_is_published_among_the_others(
+    scripts: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripts()
+    out, page = str(tmp_path / "out"), tmp_path / "README.md"
+    monkeypatch.setattr(frame, "PUBLISHED", tmp_path)
+    assert frame.main(["--all", "--jobs", "1", "--publish", "--out", out]) == 0
+    before = page.read_text()
+    rows = (PaperRow("a gain", 20.0, 20.1, "%"), PaperRow("odd", 2.0, 1.0, "x", note="3 and 4", is_contradicted=True))
+    monkeypatch.setattr(Made, "run", lambda self, choices, *, quick, out: PaperResult("two", "T", "DIP two", rows))
+    assert frame.main(["two", "--publish", "--out", out]) == 0
+    after = page.read_text()
+    assert (
+        "2 of 6 numbers" not in before and "3 of 6 numbers that the papers print are settled, 2 differ, 1 are" in after
+    )
+    assert "inconsistent in the source |" in after and "- **odd** (inconsistent in the source): 3 and 4" in after
+    kept = [line for line in before.splitlines() if "(#two)" not in line and "numbers that" not in line]
+    assert all(line in after for line in kept if "two" not in line)
+    changed = CHOICES.changed(vpp=3)
+    monkeypatch.setattr(frame, "CHOICES", changed)
+    assert frame.main(["two", "--publish", "--out", out]) == 2
+    assert "another value of the choice vpp" in capsys.readouterr().err
+    assert page.read_text() == after
+
+
+def test_the_published_page_is_what_is_read_of_it() -> None:
+    text = (frame.PUBLISHED / "README.md").read_text(encoding="utf-8")
+    page = Page.read(text)
+    assert page.text() == text
+    assert list(page.rows) == [name for name in frame.SCRIPTS if name in page.rows]
+    assert page.updated(Page.of([], CHOICES), frame.SCRIPTS).sections == page.sections
+
+
 def test_rows() -> None:
     assert ROWS[0].verdict is Verdict.SETTLED
     assert PaperRow("x", 0.0, 0.0, "").verdict is Verdict.SETTLED
     assert PaperRow("x", 0.0, 1.0, "").verdict is Verdict.DIFFERS
+    assert PaperRow("x", 1.0, 1.0, "", is_contradicted=True).verdict is Verdict.INCONSISTENT
     assert PaperRow.from_json(json.loads(json.dumps(ROWS[0].to_json()))) == ROWS[0]
     assert [number(x) for x in (None, 49.0, 1234567.0, 0.123456, 23456.7)] == ["", "49", "1,234,567", "0.1235", "23457"]
 
@@ -157,7 +195,7 @@ def test_choices_can_be_changed_to_their_alternatives_only_by_name() -> None:
 
 
 def test_the_report_says_that_a_quick_run_is_none() -> None:
-    assert "no results" in report_text([], CHOICES, quick=True)
+    assert "no results" in Page.of([], CHOICES).text(quick=True)
 
 
 def test_jobs_and_baselines_are_what_the_choices_say() -> None:

@@ -20,7 +20,7 @@ def job(frozen: Sequence[str] = (), recompute: str = "none", **sizes: int) -> Tr
 
 
 def row_of(report: semu.Report, path: str) -> LayerRow:
-    return next(row for row in report.layers if row.first == path)
+    return next(row for row in report.layer_times if row.first == path)
 
 
 @pytest.mark.parametrize("frozen", [(), ENCODER, (*ENCODER, "llm"), ("vit",), ("llm",)])
@@ -32,7 +32,7 @@ def test_layers_make_the_stages(frozen: Sequence[str], recompute: str, sizes: di
     stages = [stage for rank in report.timeline.ranks for stage in rank.stages]
     for phase, name in (("F", "forward_s"), ("B", "backward_s")):
         busy = sum(stage.end_s - stage.start_s for stage in stages if stage.phase.value == phase)
-        layers = sum(row.layers * getattr(row, name) for row in report.layers)
+        layers = sum(row.layers * getattr(row, name) for row in report.layer_times)
         assert report.num_microbatches * layers == pytest.approx(busy, rel=1e-9, abs=1e-12)
 
 
@@ -55,7 +55,7 @@ def test_frozen_layers_cost_what_autograd_leaves(recompute: str) -> None:
 def test_the_first_trainable_layer_makes_no_input_gradient() -> None:
     """Eq. 3.3 charges one; autograd makes none, and what differs is a layer with something trainable before it."""
     before, behind = (semu.simulate(job(frozen)) for frozen in (("vit", "llm.embedding"), ("vit.layers",)))
-    first, later = before.layers, behind.layers
+    first, later = before.layer_times, behind.layer_times
     rows = [row for row in first if row.first.startswith("llm.layers")]
     assert [row.layers for row in rows] == [1, 2]  # the first one is a template of its own
     assert 0 < rows[0].backward_s < rows[1].backward_s
@@ -67,10 +67,10 @@ def test_the_first_trainable_layer_makes_no_input_gradient() -> None:
 
 def test_in_json_and_in_details() -> None:
     report = semu.simulate(job(ENCODER, "full", pp=2))
-    document = report.to_json()["layers"]
+    document = report.to_json()["layer_times"]
     assert isinstance(document, list)
-    assert [row["layers"] for row in document] == [row.layers for row in report.layers]
-    assert sum(row.layers for row in report.layers) == sum(len(module.blocks()) for module in job().model.modules)
+    assert [row["layers"] for row in document] == [row.layers for row in report.layer_times]
+    assert sum(row.layers for row in report.layer_times) == sum(len(module.blocks()) for module in job().model.modules)
     assert set(document[0]) == {
         "module",
         "first",

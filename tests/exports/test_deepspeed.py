@@ -30,7 +30,7 @@ def run_of(parallel: dict[str, Any], training: dict[str, Any], overlap: dict[str
         "model": {"name": "gpt2"},
         "cluster": {"device": "h100", "nodes": 1, "gpus_per_node": gpus},
         "parallel": parallel,
-        "training": {**PROGRAM, **training},
+        "training": {**PROGRAM, **({"fsdp": "none"} if parallel["zero"] == 3 else {}), **training},
         "overlap": overlap,
     }
     return resolve_tables(tables, Places("test"))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 HASHES = FOLDER / "hashes.json"
-ADDED = ("memory", "is_as_asked", "layers")
+ADDED = ("memory", "is_as_asked", "layer_times")
 """Keys of documents that came later; they are left out before hashing (a key is added, never renamed)."""
 
 if __name__ == "__main__":  # the tree's own semu, whatever is installed; --tree says which tree

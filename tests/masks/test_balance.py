@@ -13,6 +13,7 @@ from semu.errors import ConfigError
 from semu.masks.balance import blocks_of, cut_tokens, deal_blocks
 from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import IntArray, Spans
+from semu.masks.tile_lists import reads_of_blocks
 from semu.masks.tiles import work_of_blocks
 from semu.parallel.context import Balance
 
@@ -80,7 +81,14 @@ def test_many_blocks_are_balanced_to_a_thousandth() -> None:
 
 def _by_token(policy: Balance, spans: Spans, ranks: int, block: int = 128) -> IntArray:
     seen = Seen.of(MaskKind.DOCUMENT, spans)
-    cut = cut_tokens(policy, spans, ranks, block, lambda bounds: work_of_blocks(seen, spans.starts, bounds))
+    cut = cut_tokens(
+        policy,
+        spans,
+        ranks,
+        block,
+        lambda bounds: work_of_blocks(seen, spans.starts, bounds),
+        reads=lambda bounds: reads_of_blocks(seen, spans.starts, bounds),
+    )
     return cut.permutation
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -13,6 +15,7 @@ from semu.masks.balance import Cut, cut_tokens
 from semu.masks.bits import bits_of, read_bits, seen_of_bits
 from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import IntArray, Spans
+from semu.masks.tile_lists import reads_of_blocks
 from semu.masks.tiles import count, packed, work_of_blocks
 from semu.nn.window import Window
 from semu.parallel.context import Balance
@@ -39,7 +42,8 @@ def test_tiles_are_those_of_a_table(
     seen = Seen.of(kind, spans)
     seen = seen if window is None else seen.within(window, spans.starts)
     try:
-        cut = cut_tokens(policy, spans, ranks, block, lambda bounds: work_of_blocks(seen, spans.starts, bounds))
+        work, reads = partial(work_of_blocks, seen, spans.starts), partial(reads_of_blocks, seen, spans.starts)
+        cut = cut_tokens(policy, spans, ranks, block, work, reads=reads)
     except ConfigError:  # too few blocks, or unequal ones
         cut = cut_tokens(Balance.ZIGZAG, spans, ranks)
     assert sorted(cut.permutation.tolist()) == list(range(spans.num_tokens))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from masks.dense import dense_mask, drawn_spans
@@ -9,7 +11,7 @@ from masks.dense import dense_mask, drawn_spans
 from semu.masks.balance import Cut, cut_tokens
 from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import Spans
-from semu.masks.tile_lists import TileLists
+from semu.masks.tile_lists import TileLists, reads_of_blocks
 from semu.masks.tiles import work_of_blocks
 from semu.parallel.context import Balance
 
@@ -52,7 +54,9 @@ def test_tiles_are_flex_attention_s(kind: MaskKind, seed: int) -> None:
 
 def _parts(policy: Balance, kind: MaskKind, spans: Spans, ranks: int) -> list[np.ndarray]:  # type: ignore[type-arg]
     seen = Seen.of(kind, spans)
-    cut = cut_tokens(policy, spans, ranks, 32, lambda bounds: work_of_blocks(seen, spans.starts, bounds))
+    starts = spans.starts
+    work, reads = partial(work_of_blocks, seen, starts), partial(reads_of_blocks, seen, starts)
+    cut = cut_tokens(policy, spans, ranks, 32, work, reads=reads)
     return np.split(cut.permutation, np.cumsum(cut.tokens)[:-1])
 
 
@@ -61,12 +65,13 @@ def _in_one_piece(q, k, v, mask, grad):  # type: ignore[no-untyped-def]
     return out, torch.autograd.grad(out, (q, k, v), grad)
 
 
-@pytest.mark.parametrize("way", ["gathered", "ring"])
+@pytest.mark.parametrize("way", ["gathered", "ring", "needed"])
 @pytest.mark.parametrize("kind", [MaskKind.MULTIMODAL, MaskKind.PREFIX])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ranks_together_make_the_whole(policy: Balance, kind: MaskKind, way: str) -> None:
-    """Every rank attends with its own queries, to all keys or to those of one rank after the other, merged by their
-    log-sum-exps; outputs, put in order, and gradients are those of attention in one piece."""
+    """Every rank attends with its own queries, to all keys, to those of one rank after the other, or to its own and to
+    those of the others' tiles that it reads, merged by their log-sum-exps; outputs, put in order, and gradients are
+    those of attention in one piece."""
     ranks = 3
     spans = drawn_spans(np.random.default_rng(5), 400)
     mask = _mask(kind, spans)
@@ -79,8 +84,11 @@ def test_ranks_together_make_the_whole(policy: Balance, kind: MaskKind, way: str
     for rank, mine in enumerate(parts):
         if way == "gathered":
             whole = torch.nn.functional.scaled_dot_product_attention(q[:, mine], k, v, attn_mask=mask[mine])
+        elif way == "ring":
+            order = [parts[(rank - step) % ranks] for step in range(ranks)]
+            whole = _merged(q, k, v, mask, mine, order)
         else:
-            whole = _around_ring(q, k, v, mask, parts, rank)
+            whole = _merged(q, k, v, mask, mine, [mine, _tiles_read(mask, parts, rank)])
         outputs.append(whole)
     inverse = torch.argsort(torch.cat(parts))
     out = torch.cat(outputs, dim=1)[:, inverse]
@@ -90,12 +98,17 @@ def test_ranks_together_make_the_whole(policy: Balance, kind: MaskKind, way: str
         torch.testing.assert_close(mine, other)
 
 
-def _around_ring(q, k, v, mask, parts, rank):  # type: ignore[no-untyped-def]
-    """Merge a rank's outputs over the keys of each rank in the order in which a ring brings them."""
-    mine, size = parts[rank], q.shape[-1]
+def _tiles_read(mask, parts, rank):  # type: ignore[no-untyped-def]
+    """Keys of other ranks in the tiles, as their owners pack them, of which the rank sees any."""
+    tiles = [tile for other, own in enumerate(parts) if other != rank for tile in own.split(128)]
+    return torch.cat([tile for tile in tiles if mask[parts[rank]][:, tile].any()] or [parts[rank][:0]])
+
+
+def _merged(q, k, v, mask, mine, order):  # type: ignore[no-untyped-def]
+    """Merge a rank's outputs over some keys after others."""
+    size = q.shape[-1]
     total, norm = torch.zeros_like(q[:, mine]), torch.full((*q[:, mine].shape[:2], 1), -torch.inf, dtype=q.dtype)
-    for step in range(len(parts)):
-        theirs = parts[(rank - step) % len(parts)]
+    for theirs in order:
         scores = (q[:, mine] @ k[:, theirs].transpose(1, 2)) / size**0.5
         scores = scores.masked_fill(~mask[mine][:, theirs], -torch.inf)
         part = torch.logsumexp(scores, dim=2, keepdim=True)

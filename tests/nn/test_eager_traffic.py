@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from nn.tracing_kit import Apply, number, options, spec
 
-from semu.graph.operator import OpKind
+from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
 from semu.nn import GELU, LayerNorm, Linear, Module, Sequences, SiLU
 from semu.nn import functional as F
 from semu.nn.rules.optimizer import average_bytes, foreach_bytes
 from semu.nn.trace.block import trace_block
-from semu.nn.trace.eager import Autocast
+from semu.nn.trace.eager import Autocast, EagerKernels
 from semu_models.generation.unet_layers import ResBlock
 
 torch = pytest.importorskip("torch")
@@ -39,11 +39,12 @@ that the gradients need; layer_norm_kernel.cu the gradients of weight and bias."
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that operators read and write; products apart."""
+    """Bytes that operators read and write; products apart, and ``LEAVES`` unless they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_copies: bool = False) -> None:
         super().__init__()
         self.moved = 0
+        self.apart = PRODUCTS if with_copies else (*PRODUCTS, *LEAVES)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         reads = {id(x): x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor)}
@@ -56,7 +57,7 @@ class Traffic(TorchDispatchMode):
             and not func._schema.is_mutable
             and all(x.untyped_storage().data_ptr() in memory for x in writes)
         )
-        if not is_view and name not in (*PRODUCTS, *LEAVES) and not name.startswith(("empty", "detach", "new_")):
+        if not is_view and name not in self.apart and not name.startswith(("empty", "detach", "new_")):
             many = [_size(x) for x in reads.values()]
             written = [_size(x) for x in reads.values() if name.endswith("_")] if not writes else map(_size, writes)
             if name.startswith("_foreach") and name.endswith("_"):  # the first list is changed
@@ -128,6 +129,49 @@ def test_a_module_s_traffic(name: str) -> None:
         ),
     }[name]
     assert traced(module, *inputs) == pytest.approx(torchs(), rel=0.05)
+
+
+class Rotation(torch.autograd.Function):  # type: ignore[misc]
+    """Stands for flash-attn's rotary kernel of packed keys and values, which works in place."""
+
+    @staticmethod
+    def forward(context: Any, kv: Any) -> Any:
+        context.mark_dirty(kv)
+        return kv
+
+    @staticmethod
+    def backward(context: Any, dkv: Any) -> Any:
+        return dkv
+
+
+def test_copies_around_flash_attn_s_rotation() -> None:
+    """nanotron's ``CausalSelfAttention.forward``: [length, sequences, 3 heads x dim] to what its kernels take."""
+    length, sequences, heads, dim = 64, 3, 4, 32
+
+    def _laid_out(states: Any) -> Any:
+        q, k, v = torch.split(states, heads * dim, dim=-1)
+        q, k, v = (x.transpose(0, 1).contiguous().view(sequences, length, heads, dim) for x in (q, k, v))
+        kv = torch.cat([k.unsqueeze(0), v.unsqueeze(0)], dim=0).permute(1, 2, 0, 3, 4).contiguous()
+        k, v = torch.split(Rotation.apply(kv), 1, dim=2)
+        return q, k.squeeze(2), v.squeeze(2)
+
+    states = leaf(length, sequences, 3 * heads * dim)
+    with Traffic(with_copies=True) as forward:
+        parts = _laid_out(states)
+    gradients = [torch.ones_like(part) for part in parts]
+    with Traffic(with_copies=True) as backward:
+        torch.autograd.backward(parts, gradients)
+    chosen = dataclasses.replace(options(), eager_modules=True, eager_kernels=EagerKernels.FLASH_ATTN)
+    tokens = spec(length * sequences, heads, dim, sequences=Sequences.uniform(sequences, length))
+    found = {}
+    for keys in (False, True):
+        block = trace_block(Apply(lambda x: F.rope(x, with_values=keys)), [tokens], chosen)  # noqa: B023
+        for op in block.graph.operators:
+            if op.kind is OpKind.ADD:
+                is_back = op.phase is Phase.INPUT_GRADIENT
+                found[is_back] = found.get(is_back, 0) + number(op.mem_bytes)
+    assert forward.moved == found[False]
+    assert backward.moved == found[True]
 
 
 def residual_block(half: Any, norms: Any, time_width: int) -> Callable[[Any, Any], Any]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.hardware.kinds import DType
-from semu.parallel.data import Bucket, StaticBytes, gradient_buckets, static_bytes
+from semu.parallel.data import DDP_BUCKET_BYTES, Bucket, StaticBytes, gradient_buckets, static_bytes
 
 MILLION = 1_000_000
 
@@ -108,6 +108,14 @@ def test_a_bucket_closes_as_soon_as_it_is_large_enough(elements: list[int], dp: 
         assert bucket.elements - elements[bucket.members[-1]] < limit
     for bucket in buckets[:-1]:
         assert bucket.elements >= limit
+
+
+def test_pytorch_s_buckets_are_smaller() -> None:
+    """``bucket_cap_mb`` of DistributedDataParallel: 25 MiB of parameters, one larger than that alone."""
+    limit = DDP_BUCKET_BYTES // 2
+    found = gradient_buckets([8_000_000, 8_000_000, 50_000_000, 1000], 1024, overlapped=True, limit=limit)
+    assert limit == 13_107_200
+    assert [bucket.members for bucket in found] == [(0, 1), (2,), (3,)]
 
 
 def test_nothing_is_gained_by_several_buckets_without_overlap() -> None:

@@ -34,12 +34,12 @@ def test_groups_stand_where_the_ranks_are() -> None:
     assert (mesh.worst_tp_group.num_ranks, mesh.worst_tp_group.num_nodes) == (8, 2)
     assert (vit.dp_group(0).num_ranks, vit.dp_group(0).num_nodes, vit.dp_group(0).ranks_per_node) == (8, 4, 2)
     assert mesh.of_module("llm") is mesh
-    whole, pairs = mesh.exchange_group(8), mesh.exchange_group(4)
+    whole, pairs = mesh.exchange_group(8, 8), mesh.exchange_group(4, 8)
     assert whole is not None
     assert pairs is not None
     assert (whole.name, whole.num_ranks, whole.num_nodes) == ("reshard", 8, 2)
     assert (pairs.name, pairs.num_ranks, pairs.num_nodes, pairs.ranks_per_node) == ("reshard4", 4, 2, 2)
-    assert mesh.exchange_group(1) is None
+    assert mesh.exchange_group(1, 8) is None
 
 
 @pytest.mark.parametrize(

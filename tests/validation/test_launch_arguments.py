@@ -48,9 +48,26 @@ def test_a_layout_of_the_row_comes_first() -> None:
         ({"--cross-entropy-loss-fusion": True}, None, "compiled"),
         ({"--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "te"}, None, "fused"),
         ({"--cross-entropy-loss-fusion": True}, "fused", "fused"),
-        ({"--cross-entropy-loss-fusion": False}, None, None),
-        ({}, None, None),
+        ({"--cross-entropy-loss-fusion": False}, None, "in_place"),
+        ({}, None, "in_place"),
     ],
 )
-def test_the_token_loss(arguments: dict[str, Any], told: str | None, word: str | None) -> None:
-    assert tables(arguments, cross_entropy=told)["training"].get("cross_entropy") == word
+@pytest.mark.parametrize("date", ["2024-07", "2025-11"])
+def test_the_token_loss(arguments: dict[str, Any], told: str | None, word: str | None, date: str) -> None:
+    made = tables(arguments, cross_entropy=told, software_date=date, software="megatron")
+    assert made["training"].get("cross_entropy") == word
+
+
+@pytest.mark.parametrize(
+    ("software", "date", "word"),
+    [
+        ("megatron", "2025-04", None),
+        ("megatron", "2025-05", "fused"),
+        ("megatron", None, None),
+        ("torch", "2025-11", None),
+    ],
+)
+def test_a_loss_that_nothing_says_is_that_of_its_date(software: str, date: str | None, word: str | None) -> None:
+    made = row({"software": software, "software_date": date})
+    table = run_tables(made, next(iter(candidates(made))), made.profile)["training"]
+    assert table.get("cross_entropy") == word

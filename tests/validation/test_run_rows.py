@@ -170,6 +170,8 @@ def test_encoders_in_the_loop_are_said_by_the_object() -> None:
     (with_vae, remarks) = run_of_multimodal({**UNET, "vae": "run in the loop (frozen)"})
     assert with_vae["model"]["frozen"] == ["text", "vae"] and with_vae["batch"]["vision"] == 512**2
     assert any("num_res_blocks" in remark for remark in remarks)
+    (untold, said) = run_of_multimodal({**UNET, "vae": "not told"})
+    assert untold == with_vae and "multimodal.vae taken as run in the loop" in said and said != remarks
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", [], {}, [{}], True, -1, float("nan")])

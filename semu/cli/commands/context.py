@@ -22,19 +22,23 @@ def context_command(arguments: argparse.Namespace) -> int:
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         from semu.door.contexts import save_study, with_context
+        from semu.nn.trace.sharding import EXCHANGES, ContextKind
         from semu.parallel.context import Balance
         from semu.simulation.contexts.permutations import write_permutations
         from semu.simulation.contexts.policies import study
 
         job = run.job()
         say_notes(run)
-        chosen = None
+        chosen, kinds = None, list(EXCHANGES) if arguments.policies == "all" else None
+        if arguments.kinds is not None:
+            words = [word.strip() for word in arguments.kinds.split(",")]
+            kinds = [check_member(word, ContextKind, "--kinds", "exchange of keys") for word in words]
         if arguments.policies not in (None, "all"):
             words = [word.strip() for word in arguments.policies.split(",")]
             chosen = [check_member(word, Balance, "--policies", "policy of context ranks") for word in words]
         with run.places.located():
             job = with_context(job, arguments.mask, arguments.cp)
-            found = study(job, policies=chosen, progress=progress)
+            found = study(job, policies=chosen, kinds=kinds, progress=progress)
         if arguments.out is not None:
             progress("drawing")
             say_written(*save_study(found, arguments.out))

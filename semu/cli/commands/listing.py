@@ -153,7 +153,8 @@ def _mask_rows() -> dict[str, list[dict[str, str]]]:
 def _masks_text() -> str:
     found = _mask_rows()
     masks, policies = ([[row["name"], row["description"]] for row in found[key]] for key in ("masks", "policies"))
-    note = "training.attention_mask takes a mask, or a file of int64 bits (.npy);\nparallel.cp_balance takes a policy."
+    note = "training.attention_mask takes a mask, or a file: int64 bits (.npy), intervals (.npz);\n"
+    note += "parallel.cp_balance takes a policy."
     return f"{_table(('mask', 'who sees whom'), masks)}\n\n{_table(('policy', 'who holds what'), policies)}\n\n{note}"
 
 

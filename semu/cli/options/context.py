@@ -18,6 +18,7 @@ bits.
 examples:
   semu context vlm-m --mask multimodal --cp 4
   semu context llama-3-8b --cluster h100:4x8 --parallel tp4-cp8 --set training.seq_len=131072 --policies zigzag,lpt
+  semu context vlm-s --parallel cp8 --policies zigzag,lpt,local --kinds ring,all_gather,needed,auto
   semu context run.toml --out out --export permutation.npz
 
 exit codes: 0 ok (a policy that cannot deal the batch is listed with the reason), 2 bad input, 70 a defect in semu
@@ -32,6 +33,12 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--cp", type=int, metavar="N", help="context ranks; replicas become as many as the cluster holds"
     )
     asked.add_argument("--policies", metavar="A,B,...", help="some policies (default: all)")
+    asked.add_argument(
+        "--kinds",
+        metavar="A,B,...",
+        help="exchanges of keys, words of parallel.cp_kind, each under every policy (default: the run's, and with"
+        " --policies all ring, all_gather and needed)",
+    )
     add_changes(parser, seed="of the batch")
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="DIR", help="write context.json and mask.png")

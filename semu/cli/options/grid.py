@@ -17,9 +17,9 @@ Every legal combination of the axes is simulated, or cut because it surely does 
 with the nearest change that would; then comes the full report of the best. Rows whose times lie within 0.5 % of one
 above them are counted there ("and 9 like it"; mb: micro_batch); --csv, --json and --out have each of them.
 
-axes: dp tp pp cp ep vpp micro_batch recompute schedule zero placement segments cp_balance attention_split partition.
-Without --vary: dp, tp, pp, vpp, micro_batch and recompute, with experts also ep. dp follows from the other sizes unless
-it is fixed; tp stays within a node unless its values are named.
+axes: dp tp pp cp ep vpp micro_batch recompute schedule zero placement segments cp_balance attention_split partition
+cp_kind. Without --vary: dp, tp, pp, vpp, micro_batch and recompute, with experts also ep. dp follows from the others
+unless it is fixed; tp stays within a node unless its values are named.
 
 examples:
   semu grid gpt3-175b --out out

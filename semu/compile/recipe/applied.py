@@ -71,7 +71,8 @@ def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> _Joine
     job, state = layout.job, state_of(layout.job.model)
     traced_key = trace_key(job, layout.mesh, has_experts=state.has_experts, reads_replicas=state.reads_replicas)
     chunks_key = cut_key(job)
-    cut = tuple((name, own.streams) for name, own in sorted(cutting.modules.items()))
+    cut: tuple[object, ...] = tuple((name, own.streams) for name, own in sorted(cutting.modules.items()))
+    cut += tuple(sorted(cutting.readers))
     key = (traced_key, chunks_key, plan.variants, cut)
     is_keyed = traced_key is not None and chunks_key is not None and state.is_fixed
     joined_before = _JOINED.of(state).peek(key) if is_keyed else None
@@ -153,6 +154,8 @@ def described_plan(layout: Layout) -> dict[str, object]:
     found: dict[str, object] = {}
     if recipe.cutting.modules:
         found["parts"] = {name: list(module.counts) for name, module in recipe.cutting.modules.items()}
+    if recipe.plan.reads:
+        found["reads"] = {name: [list(map(list, own)) for own in rows] for name, rows in recipe.plan.reads.items()}
     if any(recipe.plan.variants):
         found["variants"] = [
             [

@@ -158,4 +158,5 @@ class Recipe:
             return shape
         counts = tuple(self.cutting.counts(module) for module in shape.chunk_module)
         split = tuple(max(1, *own) for own in counts)
-        return replace(shape, chunk_split=split, part_counts=counts, joins=True)
+        reads = tuple(self.cutting.reads.items())
+        return replace(shape, chunk_split=split, part_counts=counts, joins=True, reads=reads)

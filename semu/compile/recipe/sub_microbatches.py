@@ -7,50 +7,20 @@ another, what every two of their parts share. A replica that does not need a par
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.compile.recipe.cut_module import CutModule
+from semu.compile.recipe.deferred import counts_of_all, parts_read, read_columns, sizes_of
 from semu.errors import ScheduleError
 from semu.nn.model import Model
 from semu.nn.streams import changes_of
 from semu.schedule.stage_plan import StagePlan
 from semu.workload.batch import Microbatch
-
-
-@dataclass(frozen=True, eq=False)
-class CutModule:
-    """A module that cuts microbatches.
-
-    Attributes:
-        name: of the module. streams: names of the streams that are cut together with the items of the module.
-        own: int64[dp, num_microbatches], number of parts that each replica cuts each microbatch into.
-        counts: per microbatch, the largest number of parts over all replicas.
-        first: per microbatch, the number of parts of all earlier microbatches; behind them, the number of all parts.
-        column: column of the first part in the table of shapes.
-    """
-
-    name: str
-    streams: frozenset[str]
-    own: NDArray[np.int64]
-    counts: tuple[int, ...]
-    first: tuple[int, ...]
-    column: int
-
-    @property
-    def split(self) -> int:
-        """Most parts of any microbatch: those of microbatch i are numbered from i times this."""
-        return max(1, *self.counts)
-
-    def items(self, replica: int, microbatch: int, part: int, count: int) -> tuple[int, int]:
-        """Which of ``count`` items a part has: from, to."""
-        parts = int(self.own[replica, microbatch])
-        if part >= parts:
-            return 0, 0
-        return part * count // parts, (part + 1) * count // parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +30,8 @@ class SubMicrobatches:
     Attributes:
         modules: those that cut microbatches, by name. num_microbatches: of a replica.
         meetings: (module, module that reads it) -> first column of what their parts share.
+        reads: module -> for every microbatch of its readers, the numbers of its parts that they read.
+        readers: modules that read parts of several microbatches -> column of their first microbatch.
         table: per column, what it holds on every replica.
     """
 
@@ -67,6 +39,8 @@ class SubMicrobatches:
     num_microbatches: int
     meetings: Mapping[tuple[str, str], int]
     table: tuple[tuple[Microbatch, ...], ...]
+    reads: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    readers: Mapping[str, int] = field(default_factory=dict)
 
     def counts(self, module: str) -> tuple[int, ...]:
         """Parts of every microbatch in a module."""
@@ -84,6 +58,8 @@ class SubMicrobatches:
 
     def columns(self, module: str, parts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Columns of a module's parts, as ``StageKey`` numbers them: int64[n]."""
+        if module in self.readers:
+            return self.readers[module] + parts
         if module not in self.modules:
             return parts
         cut = self.modules[module]
@@ -103,6 +79,13 @@ class SubMicrobatches:
             return taker.column + taker.first[microbatch] + taken
         before = sum(a * b for a, b in zip(giver.counts[:microbatch], taker.counts[:microbatch], strict=True))
         return self.meetings[source, target] + before + given * taker.counts[microbatch] + taken
+
+    @property
+    def read(self) -> list[Microbatch]:
+        """What readers of several microbatches read, microbatch after microbatch, replica after replica; empty where
+        there are none."""
+        first = next(iter(self.readers.values()), len(self.table))
+        return [item for column in self.table[first : first + self.num_microbatches] for item in column]
 
     def parts_differ(self, source: str, target: str) -> bool:
         """Whether parts are joined, or cut, between two modules."""
@@ -142,13 +125,14 @@ def cut_batch(model: Model, plan: StagePlan, microbatches: Sequence[Microbatch],
             )
         stream = module.inputs[0].stream
         have = np.array([[len(item.lengths[stream]) for item in own] for own in by_replica], dtype=np.int64)
-        own = _own_counts(given, have, where)
-        if (own.max(axis=0) == 1).all():
+        own = _own_counts(given, have, where) if module.name not in plan.items else counts_of_all(given, where, dp)
+        sizes = None if module.name not in plan.items else sizes_of(plan.items[module.name], own, have, module.name)
+        if (own.max(axis=0) == 1).all() and module.name not in plan.reads:
             continue  # every microbatch whole
         together = [key for key in microbatches[0].lengths if _goes_along(key, stream, microbatches)]
         counts = tuple(own.max(axis=0).tolist())
         first = (0, *accumulate(counts))
-        modules[module.name] = CutModule(module.name, frozenset(together), own, counts, first, column)
+        modules[module.name] = CutModule(module.name, frozenset(together), own, counts, first, column, sizes)
         column += first[-1]
     if not modules:
         return SubMicrobatches.whole(m)
@@ -171,7 +155,13 @@ def cut_batch(model: Model, plan: StagePlan, microbatches: Sequence[Microbatch],
         ]
     for source, target in meetings:
         table += _shared(modules[source], modules[target], by_replica)
-    return SubMicrobatches(modules, m, meetings, tuple(table))
+    readers: dict[str, int] = {}
+    reads = {name: parts_read(model, own, name, modules, m) for name, own in plan.reads.items()}
+    for module in model.modules:
+        if any(source in reads for source in module.sources):
+            readers[module.name] = len(table)
+            table += read_columns(module.sources, modules, reads, by_replica)
+    return SubMicrobatches(modules, m, meetings, tuple(table), reads, readers)
 
 
 def check_symbols(cut: CutModule, symbols: Iterable[str]) -> None:

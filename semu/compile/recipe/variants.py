@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from semu.compile.chunk import ChunkStages
-from semu.compile.layout import Layout, borrowed_tensors, library_of
+from semu.compile.chunk_joining import borrowed_tensors
+from semu.compile.layout import Layout, library_of
 from semu.compile.recipe.sub_microbatches import SubMicrobatches
 from semu.compile.template_cache import JoinedLibrary
 from semu.compile.tracer import Block, ModelTracer

@@ -24,6 +24,8 @@ class Engine:
         zero, reshard: as ``[parallel]``. group: ranks of a sharding group; ``NODE``; None: all data-parallel ranks.
         grad_dtype: of gradient buffers and on the wire; None: that of the parameters.
         has_master: parameters have an fp32 copy, whatever type the model was loaded in.
+        fsdp: a word of ``training.fsdp``; None: nothing is sharded in the forward.
+        autocasts: the model runs under ``torch.autocast``; false: its modules were cast (DeepSpeed).
         overlap: ``[overlap]``. offload: words of ``training.offload``.
         tp, cp, cp_kind: sizes of the other axes; cp_kind None: cp = 1.
         defers: gradients stay whole from the first microbatch to the last, where there are several.
@@ -39,6 +41,8 @@ class Engine:
     group: int | None = None
     grad_dtype: str | None = None
     has_master: bool = False
+    fsdp: str | None = None
+    autocasts: bool = True
     overlap: dict[str, Any] = field(default_factory=dict)
     offload: tuple[str, ...] = ()
     tp: int = 1

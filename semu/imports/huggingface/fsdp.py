@@ -10,6 +10,7 @@ from semu.errors import unknown_name
 from semu.imports.flags import Effect
 from semu.imports.huggingface.engine import NODE, Engine
 from semu.imports.settings import Settings
+from semu.parallel.fsdp import Fsdp
 
 STRATEGIES = {
     "FULL_SHARD": (3, True, None),
@@ -52,6 +53,7 @@ def fsdp_engine(
         group=group,
         grad_dtype=precision if precision in ("bf16", "fp16") else "fp32",
         has_master=True,
+        fsdp=(Fsdp.FIRST if version == 1 else Fsdp.SECOND).value if zero == 3 else None,
         overlap={"grad_reduce": True, "param_gather": True},
         defers=zero == 3,
     )

@@ -21,6 +21,8 @@ from semu.imports.reading import Tables
 from semu.imports.settings import Settings
 from semu.imports.sizes import cluster_of
 from semu.job.experts import mixtures
+from semu.job.kinds import OptimizerKernels
+from semu.nn.trace.eager import Autocast
 
 ATTENTION: Mapping[str, Mapping[str, str]] = {
     "sdpa": {"attention_kernel": "sdpa"},
@@ -37,6 +39,8 @@ _ADAM = (
     *("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_torch_xla", "adamw_torch_npu_fused"),
     *("adamw", "adam", "paged_adamw_32bit", "paged_adamw", "adamw_anyprecision", "stable_adamw", "adamw_bnb_32bit"),
 )
+_BY_OPERATION = ("adamw_torch", "adamw_hf", "adamw_anyprecision", "stable_adamw")
+"""Those that run a kernel for each operation: PyTorch's without ``fused``, and such as are written in Python."""
 
 
 @dataclass
@@ -282,6 +286,10 @@ def _training(job: Job) -> dict[str, Any]:
         "cross_entropy": "fused" if job.fused_loss else "unfused",
         "gradient_clipping": job.clips,
     }
+    if job.engine.fsdp is not None:
+        table["fsdp"] = job.engine.fsdp
+    if job.engine.autocasts and job.precision in ("bf16", "fp16") and not is_narrow:
+        table["autocast"] = Autocast.FP32_NORMS.value
     if job.deterministic:
         table["attention_deterministic"] = True
     if not job.compiled and not job.fused:
@@ -297,7 +305,7 @@ def _optimizer(job: Job) -> dict[str, Any]:
     """What another optimizer than Adam with fp32 moments changes."""
     word = job.optim.lower()
     if word in _ADAM:
-        return {}
+        return {"optimizer_kernels": OptimizerKernels.FOREACH.value} if word in _BY_OPERATION else {}
     has_lora = "lora" in job.model
     if word in _LION:
         return {"optimizer": "lion"}

@@ -13,6 +13,7 @@ from semu.imports.arguments import Given
 from semu.imports.flags import Effect, FlagTable, read_table
 from semu.imports.huggingface.engine import HOST_EFFECT, HOST_STEP, Engine
 from semu.imports.settings import Settings
+from semu.parallel.fsdp import Fsdp
 
 FLAGS = FlagTable(read_table("semu.imports.deepspeed"), "DeepSpeed")
 """The keys that semu knows."""
@@ -54,6 +55,8 @@ def zero_engine(settings: Settings, precision: str) -> Engine:
         settings,
         zero=stage,
         has_master=True,
+        fsdp=Fsdp.NONE.value if stage == 3 else None,
+        autocasts=False,
         grad_dtype=_grad_dtype(settings, precision, stage),
         overlap=_overlap(settings, stage),
         offload=_offload(settings, stage),
@@ -146,7 +149,9 @@ def zero_optimizer(settings: Settings) -> str | None:
     """The optimizer of a configuration, by the Trainer's name of its kind; None: it says none."""
     if not settings.is_told("optimizer.type"):
         return None
-    return "lion" if is_lion(settings.get("optimizer.type")) else "adamw"
+    if is_lion(settings.get("optimizer.type")):
+        return "lion"
+    return "adamw_torch" if settings.get("optimizer.params.torch_adam") else "adamw"
 
 
 def is_lion(kind: object) -> bool:

@@ -16,6 +16,7 @@ from semu.imports.hub import hub_model
 from semu.imports.reading import ImportedTables, Tables, finish
 from semu.imports.settings import Settings
 from semu.imports.sizes import cluster_of
+from semu.nn.trace.eager import Autocast
 
 FLAGS = FlagTable(read_table("semu.imports.llmfoundry"), "llm-foundry")
 _OWN = re.compile(
@@ -84,7 +85,9 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
         "recompute": "full" if settings.get("fsdp_config.activation_checkpointing") == "true" else "none",
         "software": "torch",
         "gradient_clipping": clip is not None and float(clip) > 0,
-        **({"optimizer": "lion"} if is_lion else {}),
+        **({"optimizer": "lion"} if is_lion else {"optimizer_kernels": "foreach"}),
+        **({"fsdp": "fsdp1"} if parallel["zero"] == 3 else {}),
+        **_autocast(settings),
     }
     mixed = settings.get("fsdp_config.mixed_precision")
     if mixed == "FULL":
@@ -93,6 +96,15 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
     training["grad_dtype"] = training["precision"] if is_pure else "fp32"
     model, kernels = _model(settings, length)
     return {"model": model, "cluster": own, "parallel": parallel, "training": training | kernels}
+
+
+def _autocast(settings: Settings) -> dict[str, Any]:
+    """What Composer's autocast (``amp_bf16``, ``amp_fp16``) does with norms: MPT's of low precision stay in 16 bits."""
+    if settings.get("precision") not in ("amp_bf16", "amp_fp16"):
+        return {}
+    is_mpt = settings.get("model.name") != "hf_causal_lm"
+    is_low = is_mpt and settings.get("model.norm_type").startswith("low_precision")
+    return {"autocast": (Autocast.LOW_PRECISION_NORMS if is_low else Autocast.FP32_NORMS).value}
 
 
 def _micro(settings: Settings) -> int:
@@ -121,6 +133,8 @@ def _sharding(settings: Settings, dp: int, cluster: dict[str, Any]) -> dict[str,
 def _model(settings: Settings, length: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """``[model]``, and the kernels that a model of this kind has."""
     kernels: dict[str, Any] = {"attention_kernel": "fa2"}
+    if not any(item.written.startswith("compile_config") for item in settings.given.arguments):  # or nothing is
+        kernels["eager_modules"] = True
     kernels["cross_entropy"] = "fused" if settings.get("model.loss_fn") == "fused_crossentropy" else "unfused"
     if settings.get("model.name") == "hf_causal_lm":
         name = settings.get("model.pretrained_model_name_or_path")
@@ -128,9 +142,10 @@ def _model(settings: Settings, length: int) -> tuple[dict[str, Any], dict[str, A
             key = "model.pretrained_model_name_or_path"
             raise ConfigError(f"no {key}", where=settings.given.source, expected="an id of the hub, or a folder")
         where = settings.where("model.pretrained_model_name_or_path")
-        return hub_model(name, settings.given.source, where), kernels | {"eager_modules": True}
+        return hub_model(name, settings.given.source, where), kernels
     if settings.get("model.attn_config.attn_impl") == "torch":
-        kernels = {"attention": "unfused", "cross_entropy": kernels["cross_entropy"]}
+        kernels.pop("attention_kernel")
+        kernels["attention"] = "unfused"
     return {"transformer": _mpt(settings, length)}, kernels
 
 

@@ -77,6 +77,7 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
         "schedule": "gpipe" if is_all_forward and pp > 1 else "1f1b",
         "software": "torch",
         "eager_modules": True,
+        "eager_kernels": "flash-attn",
         "attention_kernel": "fa2",
         "cross_entropy": "unfused",
         "gradient_clipping": clip is not None and float(clip) > 0,

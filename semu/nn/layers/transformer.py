@@ -89,7 +89,7 @@ class SelfAttention(Module):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
         if self.rotary:
-            q, k = F.rope(q, self.rotary_dim), F.rope(k, self.rotary_dim)
+            q, k = F.rope(q, self.rotary_dim), F.rope(k, self.rotary_dim, with_values=True)
         context = F.attention(
             q,
             k,

@@ -9,6 +9,7 @@ from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.casts import for_norms
 from semu.nn.trace.eager import (
+    FLASH,
     GROUP_NORM,
     GROUP_NORM_BACKWARD,
     LAYER_NORM_BACKWARD,
@@ -39,6 +40,9 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
     rows = product(x.local_shape[:-1])
     statistics = rows * num_statistics * DType.FP32.size_bytes
 
+    is_flash = is_rms and trace.options.calls_flash
+    kernel = f"{FLASH}{name}" if is_flash else name
+
     def _normalise() -> Tensor:
         return trace.emit(
             OpKind.NORM,
@@ -46,13 +50,13 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
             like=x,
             mem_bytes=2 * x.size_bytes + statistics,
             key=(rows, x.shape[-1]),
-            name=name,
+            name=kernel,
             extra_outputs=[((rows, num_statistics), DType.FP32)],
         )
 
     y = _normalise()
     (saved,) = trace.side_outputs(1)
-    if is_rms:
+    if is_rms and not is_flash:
         eager_passes(y, RMS_NORM, name)
     if is_group:
         eager_moves(y, GROUP_NORM, name)
@@ -70,9 +74,9 @@ def norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, *, num_sta
             mem_bytes=(3 if x.requires_grad else 2) * x.size_bytes + statistics,
             key=(rows, x.shape[-1]),
             phase=Phase.INPUT_GRADIENT if x.requires_grad else Phase.WEIGHT_GRADIENT,
-            name=f"{name}_bw",
+            name=f"{kernel}_bw",
         )
-        if is_rms and x.requires_grad:
+        if is_rms and not is_flash and x.requires_grad:
             eager_passes(grad_x, RMS_NORM_BACKWARD, f"{name}_bw", Phase.INPUT_GRADIENT)
         if is_group or (trained and not is_rms):
             passes = GROUP_NORM_BACKWARD if is_group else LAYER_NORM_BACKWARD

@@ -14,6 +14,12 @@ from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.casts import cast
 from semu.nn.trace.eager import (
+    FLASH,
+    FLASH_JOIN,
+    FLASH_KEYS,
+    FLASH_KEYS_BACKWARD,
+    FLASH_QUERIES,
+    FLASH_QUERIES_BACKWARD,
     GATE,
     GATE_BACKWARD,
     GATED_ADD,
@@ -156,7 +162,8 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
     x.trace.drop_output("act", y, _apply)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
-        eager_passes(grad, GATE_BACKWARD, f"{name}_bw")
+        joined = FLASH_JOIN if x.trace.options.calls_flash else 0
+        eager_passes(grad, GATE_BACKWARD + joined, f"{name}_bw")
         traffic = 2 * size + half_size
         return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
@@ -179,23 +186,30 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x.trace.recorded([x], y, _backward)
 
 
-def rope(x: Tensor, rotated: int | None = None) -> Tensor:
+def rope(x: Tensor, rotated: int | None = None, *, with_values: bool = False) -> Tensor:
     """Rotary position embedding of [tokens, heads, dim] (2104.09864). Saves nothing; backward rotates back.
 
     ``rotated``: features of a head that are rotated (None: all). One kernel writes all of them, and copies the rest
     (Transformer Engine's fused kernel); eager mode works on those features alone, then joins them with the rest.
+    ``with_values``: these are keys, which flash-attn's kernel takes packed with as many values.
     """
     features = x.shape[-1]
     share = rotated / features if rotated is not None and isinstance(features, int) else 1.0
     join = 0 if share == 1.0 else ROTARY_JOIN
 
-    def _rotate(source: Tensor, eager_bytes: int, name: str) -> Tensor:
-        eager_bytes = round((eager_bytes + join) * share)
-        eager_passes(source, eager_bytes, name)
-        return x.trace.emit(OpKind.ROPE, [source], like=source, mem_bytes=2 * source.size_bytes, name=name)
+    is_flash = x.trace.options.calls_flash
+    copies = (FLASH_KEYS, FLASH_KEYS_BACKWARD) if with_values else (FLASH_QUERIES, FLASH_QUERIES_BACKWARD)
 
-    y = _rotate(x, ROTARY, "rope")
-    return x.trace.recorded([x], y, lambda grad: [_rotate(grad, ROTARY_BACKWARD, "rope_bw")])
+    def _rotate(source: Tensor, eager_bytes: int, name: str) -> Tensor:
+        if not is_flash:
+            eager_bytes = round((eager_bytes + join) * share)
+        eager_passes(source, eager_bytes, name)
+        kernel = f"{FLASH}{name}" if is_flash else name
+        return x.trace.emit(OpKind.ROPE, [source], like=source, mem_bytes=2 * source.size_bytes, name=kernel)
+
+    forward, backward = copies if is_flash else (ROTARY, ROTARY_BACKWARD)
+    y = _rotate(x, forward, "rope")
+    return x.trace.recorded([x], y, lambda grad: [_rotate(grad, backward, "rope_bw")])
 
 
 def modulate(x: Tensor, condition: Tensor) -> Tensor:

@@ -5,12 +5,16 @@ smaller groups than the job's), the tokens of a sequence over context ranks, and
 tensor-parallel ranks. All ranks gather all parts, padded to the longest as NCCL's all-gather needs, and keep the rows
 that the next module needs on them: Megatron-LM's gather from, and scatter to, the sequence-parallel region, for any two
 layouts. Backward: source and target change places; gradients are spread as their tensors are.
+
+A module on GPUs of its own sends its parts to the next module's GPUs (``semu.compile.module_sharding.landing``), which
+gather them there, and keep what they need.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.network import CommGroup
@@ -27,12 +31,19 @@ class TokenLayout:
         sequences: packing of one group of ranks, on one context rank.
         parts: groups x context ranks that share the sequences. shards: parts of the tokens over tensor-parallel ranks.
         group: the ranks that hold different parts; None: every rank holds everything.
+        held: parts that a rank has, one behind the other, of a module on more GPUs.
     """
 
     sequences: Sequences
     parts: int
     shards: int
     group: CommGroup | None
+    held: int = 1
+
+    @property
+    def tokens(self) -> Dim:
+        """Tokens of the parts that a rank has."""
+        return self.held * self.sequences.tokens
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ def _moved(x: Tensor, source: TokenLayout, target: TokenLayout, name: str, *, is
         role = Role.ACTIVATION if is_in_place else Role.COMMUNICATION
         buffer = group.num_ranks * x.size_bytes
         whole = communicate(OpKind.ALL_GATHER, [x], buffer, group, f"{name}.all_gather", like=gathered, role=role)
-    shape, shards = (target.sequences.tokens, *x.shape[1:]), (target.shards, *x.shards[1:])
+    shape, shards = (target.tokens, *x.shape[1:]), (target.shards, *x.shards[1:])
     like = replace(x, shape=shape, shards=shards, sequences=target.sequences)
     if is_in_place and (source.group is not None or not is_leaving or source.shards == target.shards):
         return x.trace.view(whole, shape, shards)

@@ -26,6 +26,15 @@ Other modules of eager PyTorch, as reads and writes of an element [passes] beyon
 * cuDNN's convolutions on tensor cores want channels last. Where the model keeps PyTorch's default, channels first,
   each of the three products copies both tensors that it shares with the model: 2 of each.
 
+The package flash-attn brings norms and rotary embeddings as kernels of its own (``EagerKernels.FLASH_ATTN``). Around
+them nanotron copies tensors into other layouts (``CausalSelfAttention``, ``GLUActivation``), in reads and writes [bytes
+per element of half precision]:
+
+* queries: sequences first, 4; their gradients: joined with those of keys and values, 4.
+* keys and as many values: sequences first, packed, and laid side by side, 3 x 4 each; their gradients: the pack and the
+  join, 2 x 4 each.
+* gate and up are halves of one product, whose gradients are joined: 8 per element of the result.
+
 How many kernels these are decides what launching them takes (``launches_of``), as do the copies around attention and
 the rest of a norm's backward; the sum of a weight's gradient into ``.grad`` is an operator of its own. A collective
 takes the host about as long as ten kernels: a function of autograd, ``torch.distributed``, the streams' events (CPU
@@ -57,6 +66,12 @@ BIAS = 2
 JOIN = 2
 LAYOUT = 2
 """Of both operands of a convolution with channels first."""
+FLASH_QUERIES, FLASH_QUERIES_BACKWARD = 4, 4
+FLASH_KEYS, FLASH_KEYS_BACKWARD = 24, 16
+"""Of keys and of as many values."""
+FLASH_JOIN = 8
+FLASH = "flash_"
+"""Begins the names of the package's kernels."""
 _PASSES, _BACKWARD = "_passes", "_bw"
 _PASS_KERNELS: Mapping[str, int] = {
     **{"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2, "layer_norm_bw": 0, "group_norm_bw": 1},
@@ -72,6 +87,18 @@ _KERNELS: Mapping[tuple[OpKind, Phase], int] = {
 ACCUMULATE = "accumulate_weight_grad"
 """Name of the kernel that adds a weight's gradient to its buffer."""
 _COLLECTIVE = 10
+_TRITON = 7
+"""A kernel in Triton, launched from Python inside a function of autograd: scanned 5 to 8 on 51 runs of nanotron."""
+
+
+class EagerKernels(Enum):
+    """Whose kernels the modules of an eager framework call; the value is run.toml's word.
+
+    PLAIN: PyTorch's own operators. FLASH_ATTN: norms and rotary embeddings of the package flash-attn.
+    """
+
+    PLAIN = "plain"
+    FLASH_ATTN = "flash-attn"
 
 
 class Autocast(Enum):
@@ -115,6 +142,8 @@ def launches_of(operator: Operator) -> int:
     if operator.kind.is_communication:
         return _COLLECTIVE
     name = operator.path.rpartition(".")[2]
+    if name.startswith(FLASH):
+        return _TRITON
     if name.endswith(_PASSES):
         name = name.removesuffix(_PASSES)
         return _PASS_KERNELS.get(name, 2 if name.endswith(_BACKWARD) else 1)

@@ -10,7 +10,7 @@ from semu.hardware.network import CommGroup
 from semu.hardware.packed import FrozenWeights
 from semu.nn.masked_kernel import Masking
 from semu.nn.routing import ExpertPlan
-from semu.nn.trace.eager import Autocast
+from semu.nn.trace.eager import Autocast, EagerKernels
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.nn.trace.sharding import ContextKind, ShardingPlan
 
@@ -45,9 +45,10 @@ class TraceOptions:
             ``semu.nn.trace.early_stop``.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
         eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
+        eager_kernels: whose kernels these modules then call.
         masking: the mask of attention over text, and how context ranks share it.
         gang_group: ranks that run the block together, each with its part; what arrives is at one of them.
-        eager_modules: modules run operator by operator, see ``semu.nn.trace.eager``.
+        gang_gathers: these ranks run the same; of what arrives every tensor is at another one of them.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
         bias_kernels: linear layers without row split add their bias behind the product, as Megatron-LM's own do.
         autocast: 16-bit products under ``torch.autocast``; None: all tensors have one type.
@@ -73,6 +74,7 @@ class TraceOptions:
     keep_products: bool = False
     stop_early: bool = False
     eager_modules: bool = False
+    eager_kernels: EagerKernels = EagerKernels.PLAIN
     channels_first: bool = False
     bias_kernels: bool = False
     autocast: Autocast | None = None
@@ -86,6 +88,12 @@ class TraceOptions:
     frozen_weights: FrozenWeights | None = None
     masking: Masking = field(default_factory=Masking)
     gang_group: CommGroup | None = None
+    gang_gathers: bool = False
+
+    @property
+    def calls_flash(self) -> bool:
+        """Whether eager modules call the kernels of the package flash-attn."""
+        return self.eager_modules and self.eager_kernels is EagerKernels.FLASH_ATTN
 
     @property
     def plain_dtype(self) -> DType:

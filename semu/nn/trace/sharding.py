@@ -34,12 +34,24 @@ class ContextKind(Enum):
 
     RING passes them on from rank to rank beside the computation (Ring Attention, 2310.01889; ``p2p`` in Megatron-LM),
     ALL_GATHER collects them before it (Llama 3, 2407.21783 §3.3.2), ALL_TO_ALL gives every rank some of the heads of
-    all tokens (DeepSpeed-Ulysses, 2309.14509; ``a2a`` in Megatron-LM).
+    all tokens (DeepSpeed-Ulysses, 2309.14509; ``a2a`` in Megatron-LM), NEEDED sends a rank the keys that its tiles read
+    (DCP, SOSP '25). AUTO is the fastest of RING, ALL_GATHER and NEEDED for every microbatch.
     """
 
     RING = "ring"
     ALL_GATHER = "all_gather"
     ALL_TO_ALL = "all_to_all"
+    NEEDED = "needed"
+    AUTO = "auto"
+
+    @property
+    def sends_tiles(self) -> bool:
+        """Whether what is sent depends on the mask's tiles."""
+        return self in (ContextKind.NEEDED, ContextKind.AUTO)
+
+
+EXCHANGES = (ContextKind.ALL_GATHER, ContextKind.NEEDED, ContextKind.RING)
+"""What AUTO chooses from; gathers come first on the stream, as they wait for nothing but keys."""
 
 
 @dataclass(frozen=True)

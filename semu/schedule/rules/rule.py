@@ -30,6 +30,10 @@ class Rule(ABC):
         """Whether it runs the pipeline, so that costs matter to the order."""
         return type(self).on is not Rule.on
 
+    def waiting(self, study: PipelineStudy) -> PipelineStudy:
+        """The pipeline with what the rule holds back beside the flow of data."""
+        return study
+
     @abstractmethod
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """The order of each rank; a rule that runs the pipeline takes a second for each F, I and W.
@@ -50,7 +54,8 @@ class Rule(ABC):
 
 
 def ranks_values(number: Number, shape: PipelineShape, where: str, least: int = 0) -> I64:
-    """A number of a rule on every rank: int64[num_ranks].
+    """A number of a rule on every rank, whose r is the rank's place in the data flow (``PipelineShape.chain_places``):
+    int64[num_ranks].
 
     Raises:
         ConfigError: as ``value_of``.
@@ -58,7 +63,8 @@ def ranks_values(number: Number, shape: PipelineShape, where: str, least: int = 
     p, v, m = shape.num_ranks, shape.num_slots, shape.num_microbatches
     if isinstance(number, int):
         return np.full(p, value_of(number, Size(p, 0, v, m), where, least), dtype=np.int64)
-    return np.array([value_of(number, Size(p, rank, v, m), where, least) for rank in range(p)], dtype=np.int64)
+    places = [Size(p, rank, v, m) for rank in shape.chain_places]
+    return np.array([value_of(number, place, where, least) for place in places], dtype=np.int64)
 
 
 def one_value(number: Number, shape: PipelineShape, where: str, least: int = 0) -> int:

@@ -14,11 +14,11 @@ from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
 from semu.searcher.assignment.assignment import Assignment, encoder_names
-from semu.searcher.assignment.costs import SampleCosts, fit_costs, prepared_with, weighted
+from semu.searcher.assignment.costs import SampleCosts, fit_costs, weighted
 from semu.searcher.assignment.dealing import check_filled
 from semu.searcher.assignment.methods.table import DEFAULT_METHOD, METHODS, Method
-from semu.searcher.assignment.pipeline import PipelineTimes
-from semu.searcher.assignment.problem import I64, AssignmentProblem, Dealt, in_ticks
+from semu.searcher.assignment.pipeline import Pipelines
+from semu.searcher.assignment.problem import I64, AssignmentProblem, in_ticks
 from semu.workload.recorded import FileBatch
 from semu.workload.samples import Samples
 from semu.workload.stream import read_like
@@ -53,7 +53,7 @@ class Assigner:
         check_assignable(job)
         self.job, self.method, self.seed = job, method, check_seed(seed, "assignment.seed")
         find_method(job, method)
-        self._times: dict[int, PipelineTimes] = {}
+        self._pipelines: Pipelines | None = None
         self._costs = costs
         if costs is None and samples is not None:
             self._costs = self._fitted(samples)
@@ -79,7 +79,7 @@ class Assigner:
         per_microbatch = len(samples.text_tokens) / self.num_bins
         if self.limit is not None:
             per_microbatch = min(per_microbatch, self.limit / max(1.0, float(samples.lengths.mean())))
-        return fit_costs(self.job, samples, per_microbatch, self.limit, self.seed)
+        return fit_costs(self.job, samples, max(per_microbatch, 1.0), self.limit, self.seed)
 
     def __call__(
         self,
@@ -118,7 +118,7 @@ class Assigner:
         chosen = method if method is not None else self.method
         dealt = find_method(self.job, chosen).deal(problem)
         check_filled(problem, dealt.bins, dealt.num_microbatches)
-        return Assignment(chosen, self.job, samples, names, dealt, problem, costs)
+        return Assignment(chosen, self.job, samples, names, dealt, problem, self.pipelines(costs))
 
     def _problem(self, samples: Samples, features: I64, bounds: I64, costs: SampleCosts) -> AssignmentProblem:
         fixed_s, slope_s = costs.per_rank
@@ -135,19 +135,14 @@ class Assigner:
             num_microbatches=self.job.num_microbatches,
             bounds=bounds,
             seed=self.seed,
-            times=lambda dealt: self._pipeline(costs, dealt).of_dealt(dealt, features),
+            times=lambda dealt: self.pipelines(costs).seconds(dealt, features),
         )
 
-    def _pipeline(self, costs: SampleCosts, dealt: Dealt) -> PipelineTimes:
-        """The pipeline with as many microbatches."""
-        count = dealt.num_microbatches
-        if count not in self._times:
-            checkpoint = costs.checkpoint
-            if count != self.job.num_microbatches:
-                items = checkpoint.job.batch.microbatches(count * self.job.parallel.replicas, 1)
-                checkpoint = prepared_with(self.job, items, count)
-            self._times[count] = PipelineTimes(costs, checkpoint)
-        return self._times[count]
+    def pipelines(self, costs: SampleCosts) -> Pipelines:
+        """The job's pipelines under fitted costs."""
+        if self._pipelines is None:
+            self._pipelines = Pipelines(self.job, costs)
+        return self._pipelines
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +181,7 @@ class SampleSource:
         bounds = bounds[:: job.training.micro_batch]
         found = cls(batch.metadata.path, samples, batch.metadata.ids(), bounds, num_bins, per_iteration)
         if per_iteration is not None:
-            check_count(per_iteration, "assignment.samples", least=num_bins)
+            check_count(per_iteration, "assignment.count", least=num_bins)
         if not found.num_iterations:
             have, need = (len(samples.text_tokens), per_iteration) if per_iteration else (len(bounds) - 1, num_bins)
             what = "samples" if per_iteration else "packed microbatches"

@@ -15,6 +15,8 @@ from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
+from semu.searcher.assignment.deferring import deferring_job, deferring_plan, item_streams, parts_of
+from semu.searcher.assignment.pipeline import Pipelines
 from semu.searcher.assignment.problem import TICK_S, AssignmentProblem, Dealt
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.workload.batch import Microbatch
@@ -33,7 +35,7 @@ class Assignment:
     Attributes:
         method: that made it. job: as it was given; ``assigned_job`` is the one that runs this.
         samples: of the iteration, in the order of the file. ids: of each.
-        dealt: where each goes. problem: what the method was asked. costs: of samples.
+        dealt: where each goes. problem: what the method was asked. pipelines: of the job under fitted costs.
     """
 
     method: str
@@ -42,7 +44,12 @@ class Assignment:
     ids: Sequence[str | int]
     dealt: Dealt
     problem: AssignmentProblem
-    costs: SampleCosts
+    pipelines: Pipelines
+
+    @property
+    def costs(self) -> SampleCosts:
+        """What samples cost."""
+        return self.pipelines.costs
 
     # -- who has what ------------------------------------------------------------------------------------------------
     @property
@@ -109,17 +116,50 @@ class Assignment:
     @cached_property
     def _items(self) -> list[Microbatch]:
         order, bounds = self._order
-        return self.samples.taken(order).microbatches(bounds, len(bounds) - 1, 1, False)
+        encoded = self.samples.taken(order).microbatches(bounds, len(bounds) - 1, 1, False)
+        if not self.defers:
+            return encoded
+        order, bounds = self._read_order
+        read = self.samples.taken(order).microbatches(bounds, len(bounds) - 1, 1, False)
+        return [
+            Microbatch.from_arrays({**there.lengths, "text": here.lengths["text"]}, here.samples)
+            for there, here in zip(encoded, read, strict=True)
+        ]
 
     @property
+    def defers(self) -> bool:
+        """Whether any sample is encoded in another microbatch than it is read in."""
+        return bool(self.dealt.is_deferred.any())
+
+    @cached_property
     def recipe(self) -> StagePlan | None:
-        """What defers samples: a plan for ``simulate``; None: nothing is deferred."""
-        return None
+        """What defers samples: a plan for ``simulate`` of ``assigned_job``; None: nothing is deferred."""
+        return self.checkpoint.layout.recipe.plan if self.defers else None
+
+    @cached_property
+    def _item_counts(self) -> dict[str, list[list[list[int]]]]:
+        """Encoder -> per microbatch and replica, items that stay and items that wait."""
+        parts = parts_of(self.num_microbatches)
+        found = {}
+        for module, stream in item_streams(self.job).items():
+            size = 2 * self.dp * self.num_microbatches
+            counts = np.bincount(
+                2 * self.dealt.bins + self.dealt.is_deferred, weights=self.samples.items[stream].counts, minlength=size
+            )
+            table = counts.astype(np.int64).reshape(self.dp, self.num_microbatches, 2)
+            found[module] = [
+                [table[r, k, : parts[k]].tolist() for r in range(self.dp)] for k in range(self.num_microbatches)
+            ]
+        return found
 
     @cached_property
     def checkpoint(self) -> JobCheckpoint:
         """The job with this batch, prepared: restore it under schedules."""
-        return prepared_with(self.job, self.batch.items, self.num_microbatches, self.recipe)
+        count = self.num_microbatches
+        if not self.defers:
+            return prepared_with(self.job, self.batch.items, count)
+        plan = deferring_plan(self._item_counts, count)
+        return deferring_job(self.job, self.batch.items, plan, self.pipelines.base(count), count)
 
     @property
     def assigned_job(self) -> TrainingJob:

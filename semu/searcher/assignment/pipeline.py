@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.unit_graph import Edges, UnitGraph
-from semu.searcher.assignment.costs import SampleCosts, weighted
+from semu.job import TrainingJob
+from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
+from semu.searcher.assignment.deferring import deferring_job, deferring_plan, item_streams, parts_of
 from semu.searcher.assignment.problem import Dealt
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.pipeline import unit_graph
 from semu.simulation.unit_programs import programs_of
+from semu.workload.batch import Microbatch
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -31,7 +34,7 @@ class PipelineTimes:
     """
 
     def __init__(self, costs: SampleCosts, checkpoint: JobCheckpoint) -> None:
-        self._costs = costs
+        self._costs, self._checkpoint = costs, checkpoint
         problem = checkpoint.problem()
         units = checkpoint.split(problem.merged).units
         self._dp = checkpoint.job.parallel.replicas
@@ -43,34 +46,95 @@ class PipelineTimes:
         self._order = graph.forced_order(self._edges)
         self._stages = problem.unit_of_nodes[: problem.num_stages]
 
-    @property
-    def num_columns(self) -> int:
-        """Columns of the table of shapes: microbatches, then whatever a plan adds."""
-        return int(self._column.max()) + 1
-
     def of_features(self, features: F64) -> F64:
         """End of every replica's last stage: float64[dp] [s].
 
         Args:
-            features: float64[dp, num_columns, num_names], sums over the samples of every column.
+            features: float64[dp, num_columns, num_names], sums over the samples of every column of the table of
+                shapes: microbatches, then what a plan adds. Nothing runs on a column of zeros that a plan added.
         """
-        costs = self._costs
+        costs, first = self._costs, self._checkpoint.job.num_microbatches
         table = weighted(features, costs.slope_s) + costs.fixed_s
-        rows = table.shape[2]
-        latency = table.reshape(self._dp, -1)[:, self._column * rows + self._row]
-        times = replace(self._graph, latency=np.ascontiguousarray(np.maximum(latency, 0.0))).resume(
-            self._edges, forced=self._order
-        )
+        table[:, first:][~features[:, first:].any(axis=2)] = 0.0
+        latency = table.reshape(self._dp, -1)[:, self._column * table.shape[2] + self._row]
+        graph = replace(self._graph, latency=np.ascontiguousarray(np.maximum(latency, 0.0)))
+        times = graph.resume(self._edges, forced=self._order)
         return np.ascontiguousarray(times.end[:, self._stages].max(axis=1))
 
     def of_dealt(self, dealt: Dealt, features: I64) -> F64:
-        """The same of an assignment without deferral.
+        """The same of an assignment.
 
         Args:
             features: int64[num_samples, num_names], of every sample.
         """
         count = dealt.num_microbatches
-        return self.of_features(summed(features, dealt.bins, self._dp * count).reshape(self._dp, count, -1))
+        whole = summed(features, dealt.bins, self._dp * count).reshape(self._dp, count, -1)
+        cutting = self._checkpoint.layout.recipe.cutting
+        if not cutting.modules:
+            return self.of_features(whole)
+        table = np.zeros((self._dp, len(cutting.table), features.shape[1]))
+        table[:, :count] = whole
+        part = 2 * dealt.bins + dealt.is_deferred
+        halves = summed(features, part, 2 * self._dp * count).reshape(self._dp, count, 2, -1)
+        names = self._costs.names
+        for cut in cutting.modules.values():
+            own = np.array([name.partition(".")[0] in cut.streams for name in names])
+            for number in range(cut.first[-1]):
+                microbatch = int(np.searchsorted(cut.first, number, side="right")) - 1
+                half = halves[:, microbatch, number - cut.first[microbatch]]
+                table[:, cut.column + number] = half * own
+        read = summed(features, dealt.reader_bins, self._dp * count).reshape(self._dp, count, -1)
+        for column in cutting.readers.values():
+            table[:, column : column + count] = read
+        return self.of_features(table)
+
+
+class Pipelines:
+    """``PipelineTimes`` of a job by number of microbatches, with and without deferral; each is made once.
+
+    Args:
+        job: the job. costs: of samples.
+    """
+
+    def __init__(self, job: TrainingJob, costs: SampleCosts) -> None:
+        self._job, self.costs = job, costs
+        self._bases: dict[int, JobCheckpoint] = {job.num_microbatches: costs.checkpoint}
+        self._times: dict[tuple[int, bool], PipelineTimes] = {}
+
+    def base(self, count: int) -> JobCheckpoint:
+        """The job with ``count`` microbatches of some samples, without deferral."""
+        if count not in self._bases:
+            self._bases[count] = prepared_with(self._job, self._items(count), count)
+        return self._bases[count]
+
+    def _items(self, count: int) -> list[Microbatch]:
+        return self.costs.checkpoint.job.batch.microbatches(count * self._job.parallel.replicas, 1)
+
+    def of(self, count: int, defers: bool) -> PipelineTimes:
+        """Times of ``count`` microbatches. ``defers``: under the plan of ``deferring_plan``.
+
+        Raises:
+            ConfigError: a job that cannot defer.
+        """
+        key = count, defers
+        if key not in self._times:
+            self._times[key] = PipelineTimes(self.costs, self._deferring(count) if defers else self.base(count))
+        return self._times[key]
+
+    def _deferring(self, count: int) -> JobCheckpoint:
+        dp, items, parts = self._job.parallel.replicas, self._items(count), parts_of(count)
+        cut = {
+            module: [
+                [[len(items[number * dp + r].lengths[stream]), 0][: parts[number]] for r in range(dp)]
+                for number in range(count)
+            ]
+            for module, stream in item_streams(self._job).items()
+        }
+        return deferring_job(self._job, items, deferring_plan(cut, count), self.base(count), count)
+
+    def seconds(self, dealt: Dealt, features: I64) -> F64:
+        """End of every replica's last stage: float64[dp] [s]. ``features``: of every sample."""
+        return self.of(dealt.num_microbatches, bool(dealt.is_deferred.any())).of_dealt(dealt, features)
 
 
 def summed(features: I64, bins: I64, count: int) -> F64:

@@ -1,8 +1,8 @@
 """``BlockTable``: what the blocks of a model cost at least, each by itself, for every size of a microbatch at once.
 
-All configurations with the same (tp, cp, ep, zero, recompute, cp_balance, attention_split) are made of the same blocks;
-pp, vpp, segments and dp only put them together differently. Where context ranks do different work, blocks are those of
-the rank with most tiles: a stage of all ranks ends no sooner.
+All configurations with the same (tp, cp, ep, zero, recompute, cp_balance, attention_split, cp_kind) are made of the
+same blocks; pp, vpp, segments and dp only put them together differently. Where context ranks do different work, blocks
+are those of the rank with most tiles: a stage of all ranks ends no sooner.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MicrobatchCosts:
 
 @dataclass(frozen=True)
 class BlockTable:
-    """The blocks of a model under one (tp, cp, ep, zero, recompute, cp_balance, attention_split).
+    """The blocks of a model under one (tp, cp, ep, zero, recompute, cp_balance, attention_split, cp_kind).
 
     Attributes:
         model: prices. weights: of the blocks, for the balance of stages. blocks_per_module: of every module.
@@ -89,6 +89,10 @@ class BlockTable:
         own = job_at(job, point)
         if own.parallel.cuts_by_time:  # only where blocks lie depends on it
             own = replace(own, parallel=replace(own.parallel, partition="parameters"))
+        if own.parallel.spreads_vocabulary or own.parallel.gathers_towers:  # each block once: no part of it is faster
+            own = replace(
+                own, parallel=replace(own.parallel, vocabulary="ends", loss="head", segments="mixed", shares={})
+            )
         is_partial = own.training.recompute_layers is not None
         if is_partial:  # which ones depends on the chunks: for a bound, none is recomputed and none keeps anything
             without = replace(own.training, recompute=Recompute.NONE, recompute_layers=None, recompute_method=None)

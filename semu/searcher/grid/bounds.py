@@ -119,7 +119,7 @@ class Floors:
         rows = np.flatnonzero(training.global_batch % (point.dp * sizes) == 0)
         table = self._table(point)
         costs, cut = table.costs.of_rows(rows), self._cut(point, table)
-        if cut is None or point.placement == "bidirectional":
+        if cut is None or point.placement.endswith("bidirectional"):
             times, memories = costs.all_s[:, -1] / (point.dp * point.pp), np.zeros(len(rows))
         else:
             outer = self._outside(point, table, cut)
@@ -131,7 +131,8 @@ class Floors:
     # -- what is shared ------------------------------------------------------------------------------------------
     def _table(self, point: Point) -> BlockTable:
         etp = job_at(self._job, point).parallel.expert_tensor_ranks  # follows dp where it is left open
-        key = (point.tp, point.ep, etp, point.zero, point.recompute, point.attention_split, *_policy(point))
+        context = point.attention_split, point.cp_kind, *_policy(point)
+        key = (point.tp, point.ep, etp, point.zero, point.recompute, *context)
         if key not in self._tables:
             self._tables[key] = BlockTable.of(self._job, point, self._sizes[_policy(point)])
         return self._tables[key]
@@ -142,7 +143,8 @@ class Floors:
         if key not in self._cuts:
             own = job_at(self._job, point)
             self._cuts[key] = None
-            if not own.parallel.cuts_by_time:
+            has_gangs = own.parallel.spreads_vocabulary or own.parallel.gathers_towers
+            if not (own.parallel.cuts_by_time or has_gangs):
                 chunks = _chunks(own, table)
                 rank = np.array([chunk.rank for chunk in chunks])
                 offset = np.cumsum([0, *table.blocks_per_module])
@@ -228,7 +230,8 @@ class Floors:
             counts: int64[num_sizes], microbatches of a replica.
         """
         family = ALL_SCHEDULES[point.schedule]
-        if not self._knows_static or not family.is_bounded or point.placement != "circular" or point.zero >= 2:
+        is_known = self._is_chain and family.is_bounded and point.placement == "circular" and point.zero < 2
+        if not self._knows_static or not is_known:
             return np.full(len(counts), outer.static.max())
         p, v, m = point.pp, point.vpp, counts[:, np.newaxis]
         steps = np.array([family.activations(p, count, v) for count in counts.tolist()], dtype=np.int64)[:, cut.rank]
@@ -285,4 +288,6 @@ def _chunks(job: TrainingJob, table: BlockTable) -> list[Chunk]:
         parallel.vpp,
         parallel.placement,
         parallel.shares,
+        [module.sources for module in job.model.modules],
+        job.model.encoders,
     )

@@ -222,9 +222,10 @@ def _borrowed_ranks(job: TrainingJob) -> Misfit:
 
 
 def _ring(job: TrainingJob) -> Misfit:
-    is_other = job.parallel.cp_kind is ContextKind.ALL_TO_ALL or job.parallel.cp_inner > 1
-
     def _misfit(point: Point, microbatches: int) -> str | None:
+        is_other = point.cp_kind == ContextKind.ALL_TO_ALL.value or job.parallel.cp_inner > 1
+        if point.cp > 1 and ContextKind(point.cp_kind).sends_tiles:
+            return "torch's context ranks exchange all keys"
         return "torch's context parallelism has no all-to-all over heads" if is_other and point.cp > 1 else None
 
     return _misfit
@@ -272,6 +273,14 @@ def _chain_of_stages(job: TrainingJob) -> Misfit:
         if is_chain and point.segments in ("separated", "apart"):
             return None
         return f"torch's stages are one chain; segments = {point.segments} of {len(modules)} modules are none"
+
+    return _misfit
+
+
+def _whole_sequences(job: TrainingJob) -> Misfit:
+    def _misfit(point: Point, microbatches: int) -> str | None:
+        is_other = point.cp > 1 and ContextKind(point.cp_kind).sends_tiles
+        return "Megatron-LM's context ranks exchange all keys" if is_other else None
 
     return _misfit
 
@@ -400,6 +409,12 @@ RULES = (
         "modality modules lie in one row (`segments`: mixed), or, where each reads one other, on stages of their own",
         "`module_fqns_per_model_part`: the stages are a chain",
         _chain_of_stages,
+    ),
+    FrameworkRule(
+        Framework.MEGATRON,
+        "context ranks exchange all keys and values, or heads for tokens",
+        "`--cp-comm-type`",
+        _whole_sequences,
     ),
 )
 """What the frameworks ask; semu's own rules (whole tensor-parallel heads, experts, sequences, batches) hold for all."""

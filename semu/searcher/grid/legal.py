@@ -18,7 +18,7 @@ from semu.job import TrainingJob
 from semu.parallel.context import Balance
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
 from semu.searcher.grid.framework import NAMES, Framework, FrameworkRule, framework_rule
-from semu.searcher.grid.space import OPTIONS, Axis, Point, Space, job_at, num_blocks, parallel_of
+from semu.searcher.grid.space import OPTIONS, Axis, Point, Space, job_at, layout_of, num_blocks, parallel_of
 
 
 class Rule(StrEnum):
@@ -28,6 +28,7 @@ class Rule(StrEnum):
     GPUS = "gpus"
     BLOCKS = "blocks"
     SIZES = "sizes"
+    LAYOUT = "layout"
     CONTEXT = "context"
     PIPELINE = "pipeline"
     BATCH = "batch"
@@ -43,6 +44,7 @@ SENTENCES = {
     Rule.NODE: "a tensor-parallel group does not lie within a node",
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
+    Rule.LAYOUT: "other layouts are faster under 1F1B on as many pipeline ranks",
     Rule.CONTEXT: "without context ranks all their policies are one",
     Rule.PIPELINE: "without a pipeline all cuts into stages are one",
     Rule.BATCH: "the global batch does not divide by dp x micro_batch",
@@ -170,6 +172,9 @@ def legal_points(
                     cuts.add(Rule.GROUPS, 1)
                     continue
                 point = sizes._replace(micro_batch=int(micro_batch), recompute=str(recompute), schedule=str(schedule))
+                if space.layouts is not None and layout_of(point) not in space.layouts:
+                    cuts.add(Rule.LAYOUT, 1)
+                    continue
                 if is_odd[point.schedule] or sizes.placement != "circular":
                     error = _refusal(job, point)
                     if error is not None:
@@ -204,7 +209,7 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 continue
             for own in options:
                 sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *own)  # type: ignore[arg-type]
-                if cp == 1 and sizes.cp_balance != v[Axis.CP_BALANCE][0]:
+                if cp == 1 and (sizes.cp_balance, sizes.cp_kind) != (v[Axis.CP_BALANCE][0], v[Axis.CP_KIND][0]):
                     cuts.add(Rule.CONTEXT, inner)
                     continue
                 if pp == 1 and sizes.partition != v[Axis.PARTITION][0]:
@@ -223,17 +228,10 @@ def _ints(values: tuple[int | str, ...]) -> list[int]:
 
 def _misfit(job: TrainingJob, sizes: Point) -> SemuError | None:
     """What is wrong with sizes whatever the batch: they are tried with two microbatches for each pipeline rank."""
-    from semu.parallel.segments import check_places
-
-    pp, vpp = sizes.pp, sizes.vpp
     try:
         parallel = replace(job.parallel, **parallel_of(sizes))
-        training = replace(job.training, micro_batch=1, global_batch=2 * sizes.dp * pp)
+        training = replace(job.training, micro_batch=1, global_batch=2 * sizes.dp * sizes.pp)
         replace(job, parallel=parallel, training=training)
-        if parallel.segments != "mixed":
-            names = [module.name for module in job.model.modules]
-            blocks = [len(module.blocks()) for module in job.model.modules]
-            check_places(parallel.segments, names, blocks, pp, vpp, parallel.shares)
     except ConfigError as error:
         return error
     return None
@@ -295,7 +293,7 @@ def _shardable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point
 def _sharding(point: Point) -> tuple[object, ...]:
     """On what it depends whether a model can be spread; a policy that deals blocks needs enough in a microbatch."""
     deals = point.cp > 1 and Balance(point.cp_balance).is_by_block
-    policy = point.cp_balance, point.attention_split, point.micro_batch if deals else 0
+    policy = point.cp_balance, point.attention_split, point.cp_kind, point.micro_batch if deals else 0
     return point.tp, point.cp, point.ep, point.zero, *policy
 
 

@@ -14,6 +14,7 @@ from semu.hardware.cluster import Cluster
 from semu.job import Recompute, TrainingJob
 from semu.job.experts import mixtures
 from semu.nn.masked_kernel import TILE_EDGE
+from semu.nn.trace.sharding import ContextKind
 from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import PLACEMENTS
 from semu.parallel.context import Balance
@@ -41,6 +42,7 @@ class Axis(StrEnum):
     CP_BALANCE = "cp_balance"
     ATTENTION_SPLIT = "attention_split"
     PARTITION = "partition"
+    CP_KIND = "cp_kind"
 
 
 class RankBy(StrEnum):
@@ -71,6 +73,7 @@ class Point(NamedTuple):
     cp_balance: str
     attention_split: int
     partition: str
+    cp_kind: str
 
     def label(self, axes: Iterable[Axis]) -> str:
         """``dp8 tp2 pp4 micro_batch1 full``: the values on some axes."""
@@ -78,9 +81,22 @@ class Point(NamedTuple):
         return " ".join(word if isinstance(word, str) else f"{axis}{word}" for axis, word in zip(axes, words))  # noqa: B905
 
 
+def layout_of(point: Point) -> Point:
+    """What is left of a configuration without virtual stages, schedule and placement."""
+    return point._replace(vpp=1, schedule="", placement="")
+
+
 USUAL = (Axis.DP, Axis.TP, Axis.PP, Axis.VPP, Axis.MICRO_BATCH, Axis.RECOMPUTE)
 """Axes that vary by default; with experts ``ep`` too."""
-OPTIONS = (Axis.ZERO, Axis.PLACEMENT, Axis.SEGMENTS, Axis.CP_BALANCE, Axis.ATTENTION_SPLIT, Axis.PARTITION)
+OPTIONS = (
+    Axis.ZERO,
+    Axis.PLACEMENT,
+    Axis.SEGMENTS,
+    Axis.CP_BALANCE,
+    Axis.ATTENTION_SPLIT,
+    Axis.PARTITION,
+    Axis.CP_KIND,
+)
 """Of ``Parallel`` beside its sizes: the last fields of a ``Point``."""
 _PARALLEL = tuple(axis for axis in Axis if axis in (*AXES, *OPTIONS))
 
@@ -93,11 +109,13 @@ class Space:
         values: per axis, its values in order; one value: the axis is fixed.
         varied: axes that were asked to vary, in the order of ``Axis``.
         within_node: tensor-parallel groups lie within a node; values of tp that were named are taken as they are.
+        layouts: those that are legal, as ``layout_of``; None: all.
     """
 
     values: Mapping[Axis, tuple[Value, ...]]
     varied: tuple[Axis, ...]
     within_node: bool = True
+    layouts: frozenset[Point] | None = None
 
     @classmethod
     def of(
@@ -195,13 +213,16 @@ def with_rules(
     """Axes with the rules of an exploration: named schedules and rules in every placement (FlexPipe §6).
 
     Args:
-        vary: axes as ``Space.of`` takes them; a schedule or placement that is given stays.
+        vary: axes as ``Space.of`` takes them; a schedule, a placement or virtual stages that are given stay, others are
+            those that are explored.
     """
-    from semu.schedule.exploration.space import GRID_RULES
+    from semu.schedule.exploration.space import GRID_RULES, MOST_SLOTS
 
     found: dict[str, Sequence[Value] | None] = dict(dict.fromkeys(_usual(job, {})) if vary is None else vary)
     found.setdefault(Axis.SCHEDULE.value, ("1f1b", "interleaved", *GRID_RULES))
     found.setdefault(Axis.PLACEMENT.value, tuple(PLACEMENTS))
+    if Axis.VPP.value in found and found[Axis.VPP.value] is None:
+        found[Axis.VPP.value] = range(1, MOST_SLOTS + 1)
     return found
 
 
@@ -217,6 +238,8 @@ def _words(axis: Axis) -> list[str] | None:
         return [item.value for item in Balance]
     if axis is Axis.PARTITION:
         return [*PARTITIONS]
+    if axis is Axis.CP_KIND:
+        return [item.value for item in ContextKind]
     if axis is Axis.SCHEDULE:
         from semu.schedule.registry import ALL_SCHEDULES
 
@@ -236,6 +259,9 @@ def every_value(axis: Axis, job: TrainingJob) -> tuple[Value, ...]:
     words = _words(axis)
     if axis is Axis.SEGMENTS and len(job.model.modules) == 1:
         return (own_value(axis, job),)
+    if axis is Axis.SEGMENTS:  # encoders that share ranks with one another, or with the others
+        fewest = {"colocated": 2, "replicated": 1}
+        return tuple(word for word in SEGMENTS if len(job.model.encoders) >= fewest.get(word, 0))
     if words is not None:
         return tuple(words)
     if axis is Axis.ATTENTION_SPLIT:

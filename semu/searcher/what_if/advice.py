@@ -64,7 +64,7 @@ def _reasons(job: TrainingJob, report: Report) -> Iterator[tuple[str, list[Setti
         rank = busy.index(most)
         what = ", ".join(dict.fromkeys(stage.module for stage in ranks[rank].stages))
         text = f"rank {rank} ({what}) is busy {format_time(most)}, {most / usual:.1f} x as long as the median rank"
-        yield text, [{"parallel.partition": "latency"}] if parallel.partition == "parameters" else []
+        yield text, [{"parallel.partition": "latency"}] if parallel.partition in ("parameters", "forward") else []
     elif parallel.pp > 1 and report.bubble_ratio > SHARE:
         text = (
             f"{parallel.pp} pipeline ranks idle {report.bubble_ratio:.0%} with {report.num_microbatches} microbatches"

@@ -56,33 +56,35 @@ def check_lengths(job: TrainingJob, microbatches: Sequence[Microbatch]) -> None:
     Raises:
         ConfigError: a length that does not divide, a sequence that is too short.
     """
-    cp, parts = job.parallel.cp, job.parallel.sequence_parts
-    if cp == 1:
-        return
-    if isinstance(job.batch, TextBatch):
-        length = job.batch.context_length(job.training.seq_len)
-        assert length is not None
-        if length % parts:
-            raise ConfigError(
-                f"sequences of {length} tokens do not divide into 2 x cp = {parts} chunks",
-                where="training.seq_len",
-                expected=f"a multiple of {parts}",
-                got=length,
-                nearest=nearest_multiple(length, parts),
-            )
-        return
-    cut = [module for module in job.model.modules if job.parallel.of_module(module.name).cp == cp]
-    read = {spec.stream: module.name for module in cut for spec in module.inputs}
-    for stream, module in read.items():
-        lengths = [item.lengths[stream] for item in microbatches if stream in item.lengths]
-        every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
-        shortest = int(every[every > 0].min(initial=np.iinfo(np.int64).max))
-        if shortest < cp:
-            raise ConfigError(
-                f"module {module} reads sequences of {shortest} tokens of the stream {stream!r}, fewer than cp = {cp} "
-                "ranks",
-                where="parallel.cp",
-                expected=f"at most {shortest}, the shortest sequence",
-                got=cp,
-                nearest=max(n for n in range(1, shortest + 1) if cp % n == 0),
-            )
+    own = {module: job.parallel.of_module(module.name) for module in job.model.modules}
+    for cp in sorted({parallel.cp for parallel in own.values()} - {1}, reverse=True):
+        if isinstance(job.batch, TextBatch):
+            _check_text(job.batch.context_length(job.training.seq_len) or 0, 2 * cp)
+            continue
+        cut = [module for module, parallel in own.items() if parallel.cp == cp]
+        read = {spec.stream: module.name for module in cut for spec in module.inputs}
+        for stream, module in read.items():
+            lengths = [item.lengths[stream] for item in microbatches if stream in item.lengths]
+            every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
+            shortest = int(every[every > 0].min(initial=np.iinfo(np.int64).max))
+            if shortest < cp:
+                raise ConfigError(
+                    f"module {module} reads sequences of {shortest} tokens of the stream {stream!r}, fewer than "
+                    f"cp = {cp} ranks",
+                    where="parallel.cp" if cp == job.parallel.cp else f"parallel.modules.{module}.cp",
+                    expected=f"at most {shortest}, the shortest sequence",
+                    got=cp,
+                    nearest=max(n for n in range(1, shortest + 1) if cp % n == 0),
+                )
+
+
+def _check_text(length: int, parts: int) -> None:
+    """Text of one length divides into chunks."""
+    if length % parts:
+        raise ConfigError(
+            f"sequences of {length} tokens do not divide into 2 x cp = {parts} chunks",
+            where="training.seq_len",
+            expected=f"a multiple of {parts}",
+            got=length,
+            nearest=nearest_multiple(length, parts),
+        )

@@ -17,7 +17,7 @@ from semu.simulation.schedules.named import check_schedule_options
 
 def refuse_unmodelled(job: TrainingJob) -> None:
     """Say no to what this version would get wrong."""
-    if job.parallel.cp > 1:
+    if any(job.parallel.of_module(module.name).cp > 1 for module in job.model.modules):
         check_attention(job)
     check_offload(job)
     refuse_modules(job)
@@ -32,7 +32,27 @@ def refuse_unmodelled(job: TrainingJob) -> None:
             got=consumers.count(twice),
             nearest=1,
         )
+    if job.parallel.segments == "replicated":
+        _check_replicated(job)
     check_schedule_options(job)
+
+
+def _check_replicated(job: TrainingJob) -> None:
+    """Encoders on every rank: what keeps parameters elsewhere, or groups layers of one chunk, is not modelled."""
+    training, parallel = job.training, job.parallel
+    for where, fits, expected, got, nearest in (
+        ("parallel.zero", parallel.zero <= 1, "0 or 1", parallel.zero, 1),
+        ("training.recompute_layers", training.recompute_layers is None, "nothing", training.recompute_layers, None),
+        ("training.offload", training.offload is None, "nothing", training.offload, None),
+    ):
+        if not fits:
+            raise ConfigError(
+                "encoders that are replicated on every pipeline rank do not go with this",
+                where=where,
+                expected=f'{expected}, or parallel.segments = "apart" or "colocated"',
+                got=got,
+                nearest=nearest,
+            )
 
 
 def _check_fp8(job: TrainingJob) -> None:

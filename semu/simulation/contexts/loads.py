@@ -9,9 +9,13 @@ from numpy.typing import NDArray
 
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import stages_of_chunk
-from semu.costs.ranked import RankedCosts, exchange_of
+from semu.costs.ranked import RankedCosts, is_context
 from semu.graph.dim import symbols_of
 from semu.hardware.kinds import OpKind
+from semu.masks.balance import Cut
+from semu.masks.spans import Spans
+from semu.masks.tiles import count
+from semu.workload.masked import ContextPlan, traffic_of
 
 ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
 
@@ -45,8 +49,7 @@ class Loads:
             for op in library.operators
         ]
         rows = np.array(is_over_text) & (calls > 0)
-        exchange = [exchange_of(*of) for of in zip(library.operators, library.groups, strict=True)]
-        sent = (np.array(exchange) > 0) & (calls > 0)
+        sent = np.array([is_context(group) for group in library.groups], np.bool_) & (calls > 0)
         latency = by_shape.on_ranks if isinstance(by_shape, RankedCosts) else by_shape.latency[None]
         attention = latency[:, :, rows] @ calls[rows]
         wire = calls[sent] @ by_shape.columns.net_bytes[sent]
@@ -60,6 +63,21 @@ class Loads:
         """How long ranks wait in attention for the busiest, mean over ranks, all microbatches of all replicas [s]."""
         waits = self.attention_s.max(axis=0) - self.attention_s.mean(axis=0)
         return float(waits @ self.uses)
+
+
+def keys_needed(plan: ContextPlan, spans: Spans, cut: Cut) -> int:
+    """Tokens of other ranks in tiles that a rank computes, all ranks together."""
+    tiles = count(plan.seen(spans, plan.label), spans.starts, cut, by_owner=True)
+    return int(traffic_of(tiles, 1)["near_in"].sum())
+
+
+def waited_s(costed: CostedJob) -> float:
+    """How long stages wait for context ranks' transfers and for one another, all microbatches of all replicas [s]."""
+    layout, evaluation = costed.layout, costed.evaluation
+    uses = np.bincount(evaluation.shapes.index.ravel(), minlength=evaluation.num_shapes)
+    streams = [n for n, name in enumerate(layout.streams) if name == "cp" or name.startswith("cp_")]
+    stages = [stage for chunk in evaluation.chunks for stage in (chunk.forward, chunk.backward) if stage is not None]
+    return float(sum((uses @ stage.exposed[:, streams]).sum() for stage in stages))
 
 
 def imbalance(tiles: NDArray[np.int64], uses: NDArray[np.int64]) -> float:

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from semu.costs.evaluation import CostedJob
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.job.context import context_plan
-from semu.nn.masked_kernel import masked_in
+from semu.nn.masked_kernel import GATE, masked_in
+from semu.nn.trace.sharding import EXCHANGES, ContextKind
 from semu.parallel.context import Balance
-from semu.simulation.contexts.loads import Loads, imbalance
+from semu.simulation.contexts.loads import Loads, imbalance, keys_needed, waited_s
 from semu.simulation.contexts.result import blind_note
 from semu.workload.batch import Microbatch
 from semu.workload.masked import rank_columns
@@ -36,8 +38,9 @@ def context_notes(costed: CostedJob, iteration_time_s: float) -> list[str]:
     if not costed.evaluation.shapes.ranks:
         return notes
     loads = Loads.of(costed)
-    replicas = max(len(costed.evaluation.shapes.index), 1)
-    share = loads.lost_s / replicas / job.parallel.pp / iteration_time_s
+    alone_s = max(len(costed.evaluation.shapes.index), 1) * job.parallel.pp * iteration_time_s
+    share = loads.lost_s / alone_s
+    notes += _exchange_notes(costed, (waited_s(costed) - loads.lost_s) / alone_s)
     if share < _WORTH:
         return notes
     now = imbalance(loads.tiles, loads.uses)
@@ -46,6 +49,36 @@ def context_notes(costed: CostedJob, iteration_time_s: float) -> list[str]:
     policy = plan.balance.value
     note = f"this batch loses {100 * share:.1f} % to context-parallel imbalance (parallel.cp_balance = {policy})"
     return [*notes, f"{note}; policy lpt wins back up to {100 * won:.1f} %" if won >= _WORTH / 5 else note]
+
+
+def _exchange_notes(costed: CostedJob, waits: float) -> list[str]:
+    """Which exchange ran, where there are several; what sending needed keys alone would save. ``waits``: share of the
+    iteration in which context ranks wait for keys."""
+    job, shapes = costed.job, costed.evaluation.shapes
+    kind = job.parallel.context_kind
+    if kind is ContextKind.AUTO:
+        uses = np.bincount(shapes.index.ravel(), minlength=costed.evaluation.num_shapes)
+        runs = {way.value: shapes.ranks.get(f"text.shard{GATE}{way.value}") for way in EXCHANGES}
+        counts = {way: int(uses[tokens.any(axis=0)].sum()) for way, tokens in runs.items() if tokens is not None}
+        words = ", ".join(f"{way} for {number:,}" for way, number in counts.items() if number)
+        return [f"fastest exchange of keys (parallel.cp_kind = auto): {words} microbatches"] if words else []
+    if waits < _WORTH or kind not in EXCHANGES or kind is ContextKind.NEEDED:
+        return []
+    plan, found = context_plan(job), []
+    every = [item.spans() for item in _items(job)]
+    others = (plan.cp - 1) * sum(spans.num_tokens for spans in every)
+    for balance in dict.fromkeys((plan.balance, Balance.LOCAL)):
+        other = replace(plan, balance=balance)
+        try:
+            found.append((sum(keys_needed(other, own, other.cut(own)) for own in every) / others, balance.value))
+        except ConfigError:  # too few blocks to deal
+            continue
+    needed, policy = min(found)
+    if waits * (1 - needed) < _WORTH:
+        return []
+    note = f"context ranks wait {100 * waits:.1f} % of the iteration for keys, of which a rank's tiles read"
+    changes = "" if policy == plan.balance.value else f" and cp_balance = {policy}"
+    return [f"{note} {100 * needed:.0f} % with parallel.cp_kind = needed{changes}: it may win back some of that"]
 
 
 def _items(job: TrainingJob) -> list[Microbatch]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from semu.masks.spans import Spans
 from semu.masks.tiles import count, work_of_blocks
 from semu.nn.trace.sharding import ContextKind
 from semu.parallel.context import Balance
-from semu.simulation.contexts.loads import Loads
+from semu.simulation.contexts.loads import Loads, keys_needed
 from semu.simulation.contexts.result import ContextStudy, PolicyRow
 from semu.simulation.preparation import prepare
 from semu.workload.batch import Microbatch
@@ -27,19 +28,22 @@ def study(
     job: TrainingJob,
     *,
     policies: Sequence[Balance | str] | None = None,
+    kinds: Sequence[ContextKind | str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ContextStudy:
     """Simulate a job under several policies of context ranks.
 
     Args:
-        job: with cp >= 2. policies: None: all.
+        job: with cp >= 2. policies: None: all. kinds: exchanges of keys, each under every policy; None: the job's.
         progress: called with what is done.
     Raises:
         ConfigError: one context rank, heads instead of tokens per rank, an unknown policy, as ``simulate``.
     """
     say = progress if progress is not None else lambda _: None
-    _check(job)
     chosen = [Balance(policy) for policy in (policies if policies is not None else Balance)]
+    ways = [job.parallel.context_kind] if kinds is None else [ContextKind(kind) for kind in kinds]
+    for way in ways:
+        _check(job, way)
     plan = context_plan(job)
     items = job.batch.microbatches(
         job.num_microbatches * job.parallel.replicas, job.training.micro_batch, job.training.seq_len
@@ -49,12 +53,13 @@ def study(
     for policy in chosen:
         say(f"policy {policy.value}")
         try:
-            rows.append(_row(job, policy, items))
+            sums = _sums(replace(plan, balance=policy), items)
+            rows += [_row(job, policy, way, items, sums) for way in ways]
             owners[policy.value] = _owner(replace(plan, balance=policy), largest)
         except ConfigError as error:
             if error.where not in ("parallel.cp_block", "parallel.cp_balance"):
                 raise
-            rows.append(PolicyRow(policy.value, str(error.message)))
+            rows.append(PolicyRow(policy.value, refused=str(error.message)))
     if all(row.refused for row in rows):
         raise ConfigError("no policy can deal this batch", where="--policies", got=rows[0].refused)
     distinct = {id(item): item for item in items}
@@ -74,29 +79,35 @@ def study(
     )
 
 
-def _row(job: TrainingJob, policy: Balance, items: Sequence[Microbatch]) -> PolicyRow:
-    """One policy, simulated. Tiles are counted of the mask alone, also where the trace asks for none."""
-    other = replace(job, parallel=replace(job.parallel, cp_balance=policy))
-    checkpoint = prepare(other)
+def _row(
+    job: TrainingJob, policy: Balance, kind: ContextKind, items: Sequence[Microbatch], sums: Mapping[str, Any]
+) -> PolicyRow:
+    """One policy with one exchange, simulated. ``sums``: see ``_sums``."""
+    own = replace(job.parallel, cp_balance=policy, cp_kind=kind)
+    if kind is not ContextKind.ALL_GATHER:
+        own = replace(own, cp_overlap="none", cp_gather_heads="kv")
+    if kind is not ContextKind.RING:
+        own = replace(own, cp_inner=1)
+    checkpoint = prepare(replace(job, parallel=own))
     estimate = checkpoint.estimate()
-    plan = context_plan(other)
-    sums = _sums(plan, items)
     loads, index = Loads.of(checkpoint), checkpoint.evaluation.shapes.index
     attention = float(loads.attention_s.max(axis=0)[index].sum(axis=1).max())
     wire = float(loads.wire_bytes[index].sum(axis=1).max())
-    return PolicyRow(
+    row = PolicyRow(
         policy.value,
-        "",
-        *sums,
+        kind.value,
         wire_bytes=wire,
         attention_s=attention,
         iteration_s=estimate.iteration_time_s,
         memory_bytes=max(estimate.peak_memory_bytes),
     )
+    return replace(row, **sums)
 
 
-def _sums(plan: ContextPlan, items: Sequence[Microbatch]) -> tuple[float, float, float, float, float]:
-    """Largest over mean of tiles, columns and tokens, padding, share of partial tiles; over all microbatches."""
+def _sums(plan: ContextPlan, items: Sequence[Microbatch]) -> dict[str, Any]:
+    """Largest over mean of tiles, columns and tokens, padding, shares of partial tiles and of keys that are needed.
+
+    Over all microbatches, of the mask alone, also where the trace asks for no tiles."""
     by_item: dict[bytes, NDArray[np.float64]] = {}
     total = np.zeros(8)
     for item in items:
@@ -109,14 +120,20 @@ def _sums(plan: ContextPlan, items: Sequence[Microbatch]) -> tuple[float, float,
             held = np.bincount(np.repeat(cut.rank, np.diff(cut.bounds)), of_tokens(of_keys, spans), plan.cp)
             tokens = cut.tokens
             partial = float(tiles.partial.sum())
-            by_item[spans.content] = np.array(
-                [per_rank.max(), per_rank.mean(), held.max(), held.mean(), tokens.max(), tokens.mean(), partial, 0.0]
-            )
+            pairs = [f(x) for x in (per_rank, held, tokens) for f in (np.max, np.mean)]
+            by_item[spans.content] = np.array([*pairs, partial, keys_needed(plan, spans, cut)], np.float64)
         total += by_item[spans.content]
     tile_sum = total[1] * plan.cp
     ratios = [float(total[i] / total[i + 1]) if total[i + 1] else 1.0 for i in (0, 2, 4)]
     padding = 1.0 - total[5] / total[4] if total[4] else 0.0
-    return ratios[0], ratios[1], ratios[2], float(padding), float(total[6] / tile_sum) if tile_sum else 0.0
+    others = total[5] * plan.cp * (plan.cp - 1)
+    needed = float(total[7] / others) if others else 0.0
+    return {
+        **dict(zip(("tiles", "columns", "tokens"), ratios, strict=True)),
+        "padding": float(padding),
+        "partial": float(total[6] / tile_sum) if tile_sum else 0.0,
+        "needed": needed,
+    }
 
 
 def of_tokens(of_keys: NDArray[np.integer], spans: Spans) -> NDArray[np.float64]:
@@ -143,7 +160,7 @@ def _bound(plan: ContextPlan, every: Sequence[Spans]) -> float:
     return most / mean if mean else 1.0
 
 
-def _check(job: TrainingJob) -> None:
+def _check(job: TrainingJob, kind: ContextKind) -> None:
     if job.parallel.cp < 2:
         raise ConfigError(
             "one context rank has nothing to share",
@@ -152,11 +169,11 @@ def _check(job: TrainingJob) -> None:
             got=job.parallel.cp,
             nearest=2,
         )
-    if job.parallel.context_kind is ContextKind.ALL_TO_ALL:
+    if kind is ContextKind.ALL_TO_ALL:
         raise ConfigError(
             "every context rank attends to all tokens with some of the heads: there is nothing to balance",
             where="parallel.cp_kind",
-            expected="ring or all_gather",
+            expected="ring, all_gather, needed or auto",
             got="all_to_all",
             nearest="ring",
         )

@@ -15,25 +15,29 @@ from semu.workload.masked import ContextPlan
 
 @dataclass(frozen=True)
 class PolicyRow:
-    """One policy on the batch.
+    """One policy with one exchange on the batch.
 
     Attributes:
-        policy: its word. refused: why it cannot deal the batch; empty: it can, else all numbers are 0.
+        policy, kind: words of ``cp_balance`` and ``cp_kind``.
+        refused: why it cannot deal the batch; empty: it can, else all numbers are 0.
         tiles: largest over mean of the ranks' tiles (rows of queries; forward). columns: the same by the most rows that
             read a tile of keys, over the mean (dK and dV). tokens: largest over mean of the ranks' tokens.
         padding: share of the gathered buffers that is no token. partial: share of the tiles that the mask cuts.
+        needed: share of other ranks' keys that are in a tile that a rank computes; all ranks together.
         wire_bytes: that a rank sends to context ranks in an iteration.
         attention_s: time in attention of the busiest rank, all microbatches of the busiest replica [s].
         iteration_s: the iteration [s]. memory_bytes: its peak.
     """
 
     policy: str
+    kind: str = ""
     refused: str = ""
     tiles: float = 0.0
     columns: float = 0.0
     tokens: float = 0.0
     padding: float = 0.0
     partial: float = 0.0
+    needed: float = 0.0
     wire_bytes: float = 0.0
     attention_s: float = 0.0
     iteration_s: float = 0.0
@@ -70,8 +74,10 @@ class ContextStudy:
 
     @property
     def own(self) -> PolicyRow | None:
-        """The job's own policy, where it was asked for."""
-        return next((row for row in self.rows if row.policy == self.plan.balance.value), None)
+        """The job's own policy and exchange, where they were asked for."""
+        kind = self.job.parallel.context_kind.value
+        mine = [row for row in self.rows if row.policy == self.plan.balance.value]
+        return next((row for row in mine if row.refused or row.kind == kind), None)
 
     def to_json(self) -> dict[str, object]:
         """Plain numbers, for ``context.json``."""
@@ -82,6 +88,7 @@ class ContextStudy:
             "cp_block": self.plan.block,
             "policy": self.plan.balance.value,
             "best": self.best.policy,
+            "best_kind": self.best.kind,
             "lower_bound": self.bound,
             "batch": {
                 "tokens": self.tokens,
@@ -98,11 +105,13 @@ class ContextStudy:
 
 _HEADS = (
     "policy",
+    "exchange",
     "tiles max/mean",
     "dK,dV",
     "tokens",
     "padding",
     "partial",
+    "needed",
     "attention s",
     "wire GB",
     "memory GiB",
@@ -119,18 +128,22 @@ def _text(found: ContextStudy) -> str:
     )
     able = sorted((row for row in found.rows if not row.refused), key=lambda row: row.iteration_s)
     cells = [_HEADS, *(_cells(row) for row in able)]
-    lines = [head, "", *fit_columns(cells, [number > 0 for number in range(len(_HEADS))]), ""]
+    lines = [head, "", *fit_columns(cells, [number > 1 for number in range(len(_HEADS))]), ""]
     lines += [f"{row.policy}: {row.refused}" for row in found.rows if row.refused]
     lines.append(f"no policy of whole blocks can do better than {found.bound:.4f} (tiles max/mean)")
     own, best = found.own, found.best
     if own is not None and not own.refused and best is not own:
         won = 100 * (1 - best.iteration_s / own.iteration_s)
-        lines.append(f"{best.policy} is {won:.1f} % faster than {own.policy}, the run's policy")
+        words = [f"{row.policy} ({row.kind})" if row.kind != own.kind else row.policy for row in (best, own)]
+        lines.append(f"{words[0]} is {won:.1f} % faster than {words[1]}, the run's policy")
     if found.empty:
         lines.append(blind_note(found.empty))
-    if plan.mask == "causal" and any(row.policy == "zigzag" for row in able):
+    if plan.mask == "causal" and any(row.policy == "zigzag" and row.kind in ("ring", "all_gather") for row in able):
         lines.append("zigzag under a causal mask is costed by formula, the others by counted tiles")
-    lines.append("max/mean over ranks, microbatch by microbatch; attention: of the busiest rank, both ways")
+    lines.append(
+        "max/mean over ranks, microbatch by microbatch; needed: of other ranks' keys, those in a tile that a rank "
+        "computes; attention: of the busiest rank, both ways"
+    )
     return "\n".join(lines)
 
 
@@ -142,11 +155,13 @@ def blind_note(tokens: int) -> str:
 def _cells(row: PolicyRow) -> tuple[str, ...]:
     return (
         row.policy,
+        row.kind,
         f"{row.tiles:.4f}",
         f"{row.columns:.3f}",
         f"{row.tokens:.3f}",
         f"{100 * row.padding:.1f} %",
         f"{100 * row.partial:.1f} %",
+        f"{100 * row.needed:.1f} %",
         f"{row.attention_s:.4g}",
         f"{row.wire_bytes / 1e9:.3g}",
         f"{row.memory_bytes / GIB:.2f}",

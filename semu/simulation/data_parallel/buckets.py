@@ -57,8 +57,9 @@ def rank_buckets(
         sizes = tuple([elements[number] for number in chosen])
         chosen_slots = tuple([slots[number] for number in chosen])
         dp = pool.mesh.parallel.gradient_ranks
-        find = partial(gradient_buckets, sizes, dp, overlapped=overlapped, slots=chosen_slots)
-        buckets = _BUCKETS.get(layout.cut, (sizes, chosen_slots, dp, overlapped), find)
+        limit = layout.job.bucket_elements
+        find = partial(gradient_buckets, sizes, dp, overlapped=overlapped, slots=chosen_slots, limit=limit)
+        buckets = _BUCKETS.get(layout.cut, (sizes, chosen_slots, dp, overlapped, limit), find)
         result += [
             RankBucket(
                 bucket.elements,

@@ -88,6 +88,10 @@ def norm_group(layout: Layout) -> CommGroup:
     many replicas as have all experts."""
     parallel, mesh = layout.job.parallel, layout.mesh
     span = 1
+    if parallel.has_own_gpus:
+        replicas = parallel.replicas if parallel.zero >= 1 else 1
+        spans = [(place.first_gpu, place.width * replicas) for place in parallel.rank_places]
+        return layout.job.cluster.place_group("world", [first + n for first, count in spans for n in range(count)])
     if any(held.is_expert for rank in range(parallel.pp) for _, _, held in layout.held_by(rank)):
         span = -(-parallel.ep * parallel.expert_tensor_ranks // parallel.tp)
     if span > parallel.cp:

@@ -142,7 +142,10 @@ def launch_slowdowns(layout: Layout) -> list[float]:
     stall = layout.job.profile.host.transfer_stall.value if layout.job.training.is_eager else 0.0
     crosses = [stall > 0 and mesh.pp_pair(rank, rank + 1).num_nodes > 1 for rank in range(parallel.pp - 1)]
     beside = zip([False, *crosses], [*crosses, False], strict=True)
-    return [1 + stall * (parallel.tp - 1) if any(pair) else 1.0 for pair in beside]
+    peers = [mesh.of_module(layout.chunks_of(rank)[0].module).parallel.tp for rank in range(parallel.pp)]
+    if not parallel.has_own_gpus:
+        peers = [parallel.tp] * parallel.pp
+    return [1 + stall * (tp - 1) if any(pair) else 1.0 for tp, pair in zip(peers, beside, strict=True)]
 
 
 def _issued(

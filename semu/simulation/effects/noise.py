@@ -8,6 +8,7 @@ replicas are further variants of the same units, so the schedule's edges are res
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,15 +41,15 @@ def stage_factors(rng: np.random.Generator, shape: tuple[int, ...], jitter: floa
 
 
 def straggler_factors(
-    rng: np.random.Generator, shape: tuple[int, ...], gpus: int, share: float, slowdown: float
+    rng: np.random.Generator, shape: tuple[int, ...], gpus: Sequence[int], share: float, slowdown: float
 ) -> NDArray[np.float64]:
     """``slowdown`` where at least one of the GPUs of a pipeline rank is a straggler, else 1.
 
     Args:
-        shape: of the result, one number per pipeline rank. gpus: of a pipeline rank; each is a straggler with
-            probability ``share``, so that the rank is slow with 1 - (1 - share)^gpus.
+        shape: of the result, one number per pipeline rank in the last axis. gpus: of each of them; each GPU is a
+            straggler with probability ``share``, so that the rank is slow with 1 - (1 - share)^gpus.
     """
-    is_slow = rng.random(shape) < 1.0 - (1.0 - share) ** gpus
+    is_slow = rng.random(shape) < 1.0 - (1.0 - share) ** np.array(gpus)
     return np.where(is_slow, slowdown, 1.0)
 
 
@@ -70,7 +71,7 @@ def sample_iterations(timed: TimedJob, samples: int, seed: int) -> NDArray[np.fl
     waits[:, node_unit] = (run.latency - run.plain)[replicas.of]
     order = run.problem.unit_edges(overlapped_sends=job.overlaps_sends)
     rng, slow = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    training, gpus = job.training, job.parallel.replica_gpus
+    training, gpus = job.training, job.parallel.rank_widths
     stage_rank = units.stream[is_stage]
     result = np.empty(samples)
     step = max(1, _TOGETHER // plain.size)

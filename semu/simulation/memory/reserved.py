@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -68,7 +68,11 @@ def device_room(job: TrainingJob, sizes: GpuAxes | None = None) -> DeviceRoom:
     capacity = int(job.profile.memory_bytes.value)
     share = job.training.memory_margin
     margin = math.ceil(capacity * (job.profile.memory_margin.value if share is None else share))
-    return DeviceRoom(capacity, outside_bytes(job.training, sizes or job.parallel), margin)
+    own = sizes or job.parallel
+    if sizes is None and job.parallel.has_own_gpus:  # as many communicators as any rank has
+        modules = [job.parallel.of_module(name) for name in job.parallel.modules]
+        own = replace(job.parallel, modules={}, tp=max(m.tp for m in modules), dp=max(m.dp for m in modules))
+    return DeviceRoom(capacity, outside_bytes(job.training, own), margin)
 
 
 def outside_bytes(training: Training, parallel: GpuAxes) -> int:

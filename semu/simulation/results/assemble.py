@@ -89,7 +89,7 @@ def assemble_report(iteration: Iteration) -> Report:
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
         split_peaks=partial(_split_peaks, memories, peaks),
-        find_layers=partial(layer_rows, iteration),
+        find_layer_times=partial(layer_rows, iteration),
         find_uncertainty=lived.uncertainty,
     )
 
@@ -105,8 +105,11 @@ def parallel_label(job: TrainingJob) -> str:
     for module in job.model.modules:
         if module.name in job.parallel.modules:
             sizes = job.parallel.of_module(module.name)
-            different = [name for name in PEERS if getattr(sizes, name) != getattr(job.parallel, name)]
+            axes = (*PEERS, "pp") if job.parallel.has_own_gpus else PEERS
+            different = [name for name in axes if getattr(sizes, name) != getattr(job.parallel, name)]
             words = "-".join(f"{name}{getattr(sizes, name)}" for name in different)
+            gpus = job.parallel.modules[module.name].gpus
+            words = ", ".join([*([words] if words else []), *([f"{gpus} GPUs"] if gpus is not None else [])])
             if sizes.tp > 1 and sizes.sequence_parallel != job.parallel.sequence_parallel:
                 words = " ".join([*([words] if words else []), "with sp" if sizes.sequence_parallel else "without sp"])
             labels += [f"{module.name}: {words}"] if words else []
@@ -186,6 +189,9 @@ def module_sizes(layout: Layout) -> dict[str, dict[str, object]]:
         parallel = job.parallel.of_module(module.name)
         sizes: dict[str, object] = {name: getattr(parallel, name) for name in GPU_AXES}
         sizes["sequence_parallel"] = parallel.sequence_parallel and parallel.tp > 1
+        if job.parallel.has_own_gpus:
+            own = job.parallel.modules[module.name]
+            sizes |= {"gpus": own.gpus, "first_rank": own.first_rank}
         result[module.name] = sizes | {"item_groups": parallel.replicas // job.parallel.replicas}
     return result
 

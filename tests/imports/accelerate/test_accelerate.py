@@ -41,6 +41,8 @@ def test_fsdp() -> None:
             "attention_kernel": "sdpa",
             "cross_entropy": "unfused",
             "gradient_clipping": True,
+            "fsdp": "fsdp2",
+            "autocast": "fp32_norms",
             "eager_modules": True,
         },
         "overlap": {"grad_reduce": True, "param_gather": True},

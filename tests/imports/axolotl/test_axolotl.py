@@ -85,7 +85,7 @@ def test_fsdp_with_liger() -> None:
     expected = {**TRAINING, "micro_batch": 1, "global_batch": 8, "seq_len": 8192, "recompute": "full", "launch": True}
     for name in ("master_dtype", "optimizer_state_dtype", "eager_modules"):
         del expected[name]
-    expected |= {"attention_kernel": "fa2", "cross_entropy": "fused"}
+    expected |= {"attention_kernel": "fa2", "cross_entropy": "fused", "fsdp": "fsdp2", "autocast": "fp32_norms"}
     assert tables["training"] == {**expected, "left_out": ["liger_fused_linear_cross_entropy 0.02"]}
 
 
@@ -127,7 +127,7 @@ def test_frozen_parts() -> None:
         ({"sample_packing": None}, {"left_out": ["sample_packing 0.1"]}),
         ({"pad_to_sequence_len": True, "sample_packing": False}, {}),
         ({"gradient_accumulation_steps": None, "batch_size": 8}, {"global_batch": 64}),
-        ({"optimizer": "adamw_torch"}, {}),
+        ({"optimizer": "adamw_torch"}, {"optimizer_kernels": "foreach"}),
     ],
 )
 def test_keys(changes: dict[str, Any], training: dict[str, Any]) -> None:

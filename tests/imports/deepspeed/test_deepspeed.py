@@ -41,6 +41,7 @@ def test_a_file_beside_a_model() -> None:
         "attention_kernel": "sdpa",
         "cross_entropy": "unfused",
         "gradient_clipping": True,
+        "fsdp": "none",  # nor has it an autocast
         "eager_modules": True,
         "left_out": ["zero_optimization.stage3_param_persistence_threshold 0.02"],
     }

@@ -39,6 +39,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             "data_types": {"grad_accum_dtype": "bf16"},
             "zero_optimization": {"stage": 3, "overlap_comm": True},
             "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
         },
         {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}},
     ],

@@ -35,6 +35,7 @@ EAGER = {
     "attention_kernel": "sdpa",
     "cross_entropy": "unfused",
     "gradient_clipping": True,
+    "autocast": "fp32_norms",
     "eager_modules": True,
 }
 """``[training]`` of ``BASE``."""
@@ -54,8 +55,10 @@ def test_deepspeed_beside_arguments() -> None:
         "parallel": {"zero": 3},
         "overlap": {"grad_reduce": True, "param_gather": True},
     }
+    deepspeed = {name: value for name, value in EAGER.items() if name != "autocast"}  # which casts the modules
     assert found.tables["training"] == {
-        **EAGER,
+        **deepspeed,
+        "fsdp": "none",
         "micro_batch": 2,
         "global_batch": 2 * 8 * 8,
         "seq_len": 4096,
@@ -83,7 +86,7 @@ def test_fsdp() -> None:
     assert tables["parallel"] == {"zero": 3}
     expected = {**EAGER, "micro_batch": 4, "global_batch": 32, "grad_dtype": "bf16", "recompute": "full"}
     del expected["eager_modules"]
-    assert tables["training"] == {**expected, "gradient_clipping": False}
+    assert tables["training"] == {**expected, "fsdp": "fsdp1", "gradient_clipping": False}
 
 
 @pytest.mark.parametrize(
@@ -91,11 +94,11 @@ def test_fsdp() -> None:
     [
         ({}, {}),
         ({"bf16": False, "fp16": True}, {"precision": "fp16", "loss_scaling": True}),
-        ({"bf16": False}, {"precision": "fp32"}),
-        ({"bf16": False, "tf32": True}, {"precision": "tf32"}),
+        ({"bf16": False}, {"precision": "fp32", "autocast": None}),
+        ({"bf16": False, "tf32": True}, {"precision": "tf32", "autocast": None}),
         (
             {"dtype": "bfloat16"},
-            {"master_dtype": "bf16", "grad_dtype": "bf16", "optimizer_state_dtype": "bf16"},
+            {"master_dtype": "bf16", "grad_dtype": "bf16", "optimizer_state_dtype": "bf16", "autocast": None},
         ),
         ({"gradient_checkpointing": True}, {"recompute": "full"}),
         ({"attn_implementation": "eager"}, {"attention": "unfused", "attention_kernel": None}),
@@ -106,6 +109,8 @@ def test_fsdp() -> None:
         ({"full_determinism": True}, {"attention_deterministic": True}),
         ({"max_grad_norm": 0}, {"gradient_clipping": False}),
         ({"gradient_accumulation_steps": 4}, {"global_batch": 256}),
+        ({"optim": "adamw_torch"}, {"optimizer_kernels": "foreach"}),
+        ({"optim": "adamw_apex_fused"}, {}),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer_state_dtype": "bf16", "left_out": ["optim 0.01"]}),
     ],
 )

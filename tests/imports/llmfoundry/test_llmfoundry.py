@@ -49,6 +49,29 @@ def test_a_model_of_its_own() -> None:
     assert (training["precision"], training["grad_dtype"], training["recompute"]) == ("bf16", "bf16", "full")
     assert (training["cross_entropy"], training["gradient_clipping"]) == ("fused", True)
 
+    assert (training["fsdp"], training["autocast"]) == ("fsdp1", "low_precision_norms")
+    assert (training["optimizer_kernels"], training["eager_modules"]) == ("foreach", True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("precision: amp_bf16", "precision: fp32", {"precision": "fp32", "autocast": None}),
+        ("precision: amp_bf16", "precision: amp_fp16", {"precision": "fp16"}),
+        ("precision: amp_bf16", "precision: amp_bf16\ncompile_config:\n  mode: default", {"eager_modules": None}),
+        ("name: mpt_causal_lm", "name: mpt_causal_lm\n  norm_type: layernorm", {"autocast": "fp32_norms"}),
+        ("sharding_strategy: FULL_SHARD", "sharding_strategy: NO_SHARD", {"fsdp": None}),
+    ],
+)
+def test_how_the_program_runs(old: str, new: str, changed: dict[str, Any]) -> None:
+    text = (FILES / "mpt_7b.yaml").read_text()
+    assert text.count(old) == 1
+    base = read("mpt_7b.yaml").tables["training"]
+    found = read_llmfoundry(text.replace(old, new), "mpt.yaml", "h100:8x8", allow_unmodelled=True).tables["training"]
+    assert {name: found.get(name) for name in changed} == changed
+    rest = ("fsdp", "autocast", "optimizer_kernels", "eager_modules")
+    assert {n: found.get(n) for n in rest if n not in changed} == {n: base.get(n) for n in rest if n not in changed}
+
 
 def test_a_model_of_the_hub() -> None:
     found = read("finetune_llama.yaml")

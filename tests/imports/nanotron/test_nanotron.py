@@ -42,6 +42,7 @@ def test_tables() -> None:
     assert (training["micro_batch"], training["global_batch"], training["seq_len"]) == (2, 128, 4096)
     assert (training["precision"], training["grad_dtype"], training["recompute"]) == ("bf16", "fp32", "none")
     assert training["eager_modules"] and training["schedule"] == "1f1b" and training["attention_kernel"] == "fa2"
+    assert training["eager_kernels"] == "flash-attn"
     assert not found.reading.small
 
 

@@ -89,7 +89,7 @@ def test_a_limit_that_greedy_dealing_misses_is_kept():
 def test_local_search_equals_brute_force_on_small_bins():
     generator = np.random.default_rng(5)
     base, worse = np.zeros(1, np.int64), 0
-    for _ in range(200):
+    for _ in range(60):
         load = generator.integers(1, 60, (9, 1))
         bins = np.empty(9, np.int64)
         tokens = np.ones(9, np.int64)
@@ -103,4 +103,4 @@ def test_local_search_equals_brute_force_on_small_bins():
             np.bincount((code // 3 ** np.arange(9)) % 3, weights=load[:, 0], minlength=3).max() for code in range(3**8)
         )
         worse += after > 1.05 * best
-    assert worse <= 10  # 1.05 x the optimum in 95 % of the cases
+    assert worse <= 3  # 1.05 x the optimum in 95 % of the cases

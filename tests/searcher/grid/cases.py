@@ -101,6 +101,7 @@ def built(job: TrainingJob, point: Point) -> TrainingJob:
         cp_balance=point.cp_balance,
         attention_split=point.attention_split,
         partition=point.partition,
+        cp_kind=point.cp_kind,
     )
     own = replace(
         training,

@@ -86,6 +86,7 @@ AXES: list[tuple[int, Model, dict[str, Any], dict[str, Any], str | None]] = [
     (13, LLAMA, {"cp_kind": "all_to_all"}, {"cp": 4}, "no all-to-all"),
     (13, LLAMA, {"cp_inner": 2}, {"cp": 4}, "no all-to-all"),
     (13, MIXTRAL, {"cp_kind": "all_to_all"}, {"cp": 1}, None),
+    (13, LLAMA, {}, {"cp": 4, "cp_kind": "needed"}, "exchange all keys"),
     (14, LLAMA, {}, {"cp": 2, "cp_balance": "document-zigzag"}, None),
     (14, LLAMA, {}, {"cp": 1, "cp_balance": "lpt"}, None),
     (14, LLAMA, {}, {"cp": 2, "cp_balance": "lpt"}, "context ranks by lpt"),
@@ -102,6 +103,8 @@ AXES: list[tuple[int, Model, dict[str, Any], dict[str, Any], str | None]] = [
     (18, LLAMA, {}, {"attention_split": 2}, "torchtitan does not split"),
     (19, VLM, {}, {"pp": 4, "vpp": 2, "segments": "separated"}, None),
     (19, OMNI, {}, {"pp": 4, "segments": "apart"}, "segments = apart of 3 modules"),
+    (20, LLAMA, {}, {"cp": 4, "cp_kind": "auto"}, "exchange all keys"),
+    (20, LLAMA, {}, {"cp": 4, "cp_kind": "all_to_all"}, None),
 ]
 
 

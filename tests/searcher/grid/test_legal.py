@@ -42,8 +42,9 @@ def check(job: TrainingJob, vary: Any, fix: dict[str, Any] | None = None) -> Spa
         (vision, ("tp", "pp", "vpp"), {"micro_batch": 1, "recompute": "full"}),
         (vision, {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "placement": None}, {"micro_batch": 2}),
         (documents, {"cp": (2, 4), "cp_balance": None, "attention_split": (0, 2), "micro_batch": (1, 2, 4)}, {}),
+        (documents, {"cp": (2, 4), "cp_balance": ("zigzag", "lpt"), "cp_kind": None, "micro_batch": (2,)}, {}),
     ],
-    ids=["sizes", "context", "dp", "zero", "schedules", "experts", "vision", "segments", "policies"],
+    ids=["sizes", "context", "dp", "zero", "schedules", "experts", "vision", "segments", "policies", "exchanges"],
 )
 def test_the_legal_ones_are_those_that_can_be_built(make: Callable[[], TrainingJob], vary: Any, fix: Any) -> None:
     check(make(), vary, fix)
@@ -96,7 +97,12 @@ def test_values_of_axes_that_a_job_may_have() -> None:
     values = Space.of(documents(), ("attention_split", "segments", "cp_balance")).values
     assert values[Axis.ATTENTION_SPLIT] == (0, 2, 4, 8)
     assert values[Axis.SEGMENTS] == ("mixed",)
-    assert Space.of(vision(), ("segments",)).values[Axis.SEGMENTS] == ("mixed", "separated", "apart")
+    assert Space.of(vision(), ("segments",)).values[Axis.SEGMENTS] == (
+        "mixed",
+        "separated",
+        "apart",
+        "replicated",
+    )
     assert set(values[Axis.CP_BALANCE]) == {policy.value for policy in Balance}
 
 

@@ -53,6 +53,18 @@ def test_several_buckets_start_as_their_gradients_are_ready(pp: int, schedule: s
         assert reductions[0].start_s < rank.stages[-1].end_s < reductions[-1].end_s
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_pytorch_reduces_in_smaller_buckets(zero: int) -> None:
+    options = overlap(gradients=True)
+    pieces = {}
+    for software in ("megatron", "torch"):
+        job = job_of(wide(), text_items(4), Parallel(dp=2, zero=zero), overlap=options, software=software)
+        assert_tails_equal(job)
+        outer = simulate(job).timeline.ranks[0].outer
+        pieces[software] = sum(piece.name.startswith("gradients") for piece in outer)
+    assert pieces["torch"] > pieces["megatron"] > 1
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_equal_replicas_start_their_buckets_as_gradients_are_ready(pp: int, schedule: str) -> None:

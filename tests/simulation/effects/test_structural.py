@@ -74,6 +74,14 @@ def test_pipelines_of_an_eager_framework_over_nodes(nodes: int, pp: int, is_eage
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("fabric", [None, "efa"])
+def test_a_fabric_of_its_own(nodes: int, fabric: str | None) -> None:
+    plain = job_of(gpt(4), text_items(4), Parallel(dp=nodes), gpus_per_node=1)
+    job = replace(plain, cluster=Cluster("h100", nodes, 1, fabric=fabric))
+    assert ("fabric" in structure_of(job)) == (nodes > 1 and fabric is not None)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_a_network_that_the_profile_was_not_measured_on(nodes: int) -> None:
     """It is a kind of its own, which adds nothing since launches that block are modelled (decision 118)."""
     plain = job_of(gpt(4), text_items(4), Parallel(dp=nodes), gpus_per_node=1)

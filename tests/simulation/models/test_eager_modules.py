@@ -51,6 +51,19 @@ def test_the_time_that_passes_over_memory_take() -> None:
     assert eager.peak_memory_bytes == fused.peak_memory_bytes
 
 
+def test_flash_attn_s_norms_and_rotations_are_one_kernel_each() -> None:
+    """What is left are copies around them: of queries 4 + 4, of keys with values 24 + 16 bytes an element, the halves
+    of gate and up 8 more."""
+    fused, flash = run(llama()), run(llama(), eager_modules=True, eager_kernels="flash-attn")
+    kind = Cluster("h100", 1, 1).profile.efficiencies[OpKind.ADD]
+    rate = kind.mem * Cluster("h100", 1, 1).profile.mem_bytes_per_s.value
+    passes = LAYERS * (SEQ * FFN * (4 + 8 + 8) + SEQ * HIDDEN * (4 + 4 + 24 + 16))
+    more = passes / rate + 6 * LAYERS * kind.t0_s
+    assert flash.iteration_time_s - fused.iteration_time_s == pytest.approx(MICROBATCHES * more, rel=1e-6)
+    plain = run(llama(), eager_kernels="flash-attn")
+    assert plain.iteration_time_s == fused.iteration_time_s
+
+
 def test_biases_and_norms_read_once_more() -> None:
     """GELU and a layer norm are one kernel each in PyTorch; biases' gradients are sums, and so are those of norms."""
     model = Model.from_module(GPT(GPTConfig(LAYERS, HIDDEN, heads=HEADS, vocab=512, positions=SEQ)), name="llm")
@@ -72,6 +85,8 @@ def test_as_the_reference(options: dict[str, Any], pp: int) -> None:
     assert_tails_equal(job_of(vlm(), vlm_items(3), Parallel(pp=pp), eager_modules=True, **options))
     job = job_of(gpt(), text_items(3), Parallel(pp=pp), eager_modules=True, **options)
     assert_tails_equal(replace(job, model=llama()))
+    training = replace(job.training, eager_kernels="flash-attn")
+    assert_tails_equal(replace(job, model=llama(), training=training))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +113,16 @@ def test_a_row_that_was_not_compiled(told: bool | None, expected: bool | None) -
     tables = run_tables(row, Settings(row.micro_batch or 1, 1, "none"), row.profile)
     assert tables["training"].get("eager_modules") is expected
     assert make_job(tables).training.eager_modules is bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told", "expected"), [("fa2", False, "flash-attn"), ("sdpa", False, "plain"), ("fa2", True, "plain")]
+)
+def test_a_row_that_calls_flash_attn_has_its_norms(kernel: str, told: bool, expected: str) -> None:
+    (row,) = parse_rows([{**runs_row(), "torch_compile": told, "attention_kernel": kernel}])
+    assert isinstance(row, Row)
+    training = make_job(run_tables(row, Settings(row.micro_batch or 1, 1, "none"), row.profile)).training
+    assert training.eager_kernels.value == expected
 
 
 def test_bad_input() -> None:

@@ -41,6 +41,8 @@ def eager_calls(operator: Operator) -> int:
     if kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"):
         return 10
     name, is_forward = operator.path.split(".")[-1], operator.phase.value in "FR"
+    if name.startswith("flash_"):
+        return 7
     if name.endswith("_passes"):
         counts = {"rms": (15, 7), "rope": (2, 2), "layer": (0, 0), "group": (1, 1), "modulate": (4, 1)}
         counts |= {"bias": (1, 1), "layout": (1, 1), "join": (1, 1)}

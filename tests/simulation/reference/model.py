@@ -145,6 +145,7 @@ class CutModel:
             sums_gradients_twice=job.training.software.value == "megatron-deepspeed"
             and job.training.grad_dtype is not job.training.precision.tensor_dtype,
             eager_modules=is_eager(job),
+            eager_kernels=job.training.eager_kernels,
             channels_first=is_eager(job) if job.training.channels_last is None else not job.training.channels_last,
             separate_softmax=job.training.software.value == "torch",
             bias_kernels=job.training.eager_modules and job.training.software.value == "megatron",

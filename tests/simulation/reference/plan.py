@@ -31,7 +31,7 @@ class Piece:
 
     Attributes:
         maker, taker: numbers of the last block of the one and the first of the other. output, input: which tensor.
-        microbatch, given, taken: whose, and which parts.
+        microbatch, given, taken: whose, and which parts. made_in: microbatch of the maker.
     """
 
     maker: int
@@ -41,6 +41,7 @@ class Piece:
     microbatch: int
     given: int
     taken: int
+    made_in: int
 
 
 class Unrolled(CutModel):
@@ -58,7 +59,8 @@ class Unrolled(CutModel):
         m = job.num_microbatches
         names = [module.name for module in job.model.modules]
         self.counts = {name: [max(column) for column in zip(*own[name], strict=True)] for name in names}
-        self.seams = {name for name in names if any(count != 1 for count in self.counts[name])}
+        self.seams = {name for name in names if any(count != 1 for count in self.counts[name]) or name in plan.reads}
+        self.plan = plan
         traced = {word: CutModel(_under(job, word)).blocks for own in plan.variants for v in own for word in v}
         self.blocks, self.parts, self.pieces = [], [], []
         self._same = {}
@@ -119,9 +121,10 @@ class Unrolled(CutModel):
                 found.append((last[there, microbatch, 0], source[1]))
                 continue
             found.append((-1, -1))  # joined
-            for given in range(self.counts[there][microbatch]):
-                maker = last[there, microbatch, given]
-                self.pieces.append(Piece(maker, copy.number, source[1], k, microbatch, given, part))
+            own = [(microbatch, given) for given in range(self.counts[there][microbatch])]
+            for made_in, given in self.plan.reads[there][microbatch] if there in self.plan.reads else own:
+                maker = last[there, made_in, given]
+                self.pieces.append(Piece(maker, copy.number, source[1], k, microbatch, given, part, made_in))
         return found
 
     def chunk(self, number: int) -> list[Block]:
@@ -178,9 +181,9 @@ def share(items: int, parts: int, part: int) -> tuple[int, int]:
 class Sizes:
     """Symbols of every part, and of what two parts share, on one replica."""
 
-    def __init__(self, model: Unrolled, items: list[Microbatch], own: dict[str, list[int]]) -> None:
+    def __init__(self, model: Unrolled, items: list[Microbatch], own: dict[str, list[int]], replica: int) -> None:
         """``own``: module -> this replica's parts of every microbatch."""
-        self.model, self.items, self.own = model, items, own
+        self.model, self.items, self.own, self.replica = model, items, own, replica
         self.streams = {
             module.name: module.inputs[0].stream if module.inputs else "" for module in model.job.model.modules
         }
@@ -188,16 +191,41 @@ class Sizes:
     def _range(self, module: str, microbatch: int, part: int) -> tuple[int, int] | None:
         if module not in self.model.seams:
             return None
+        if module in self.model.plan.items:
+            sizes = self.model.plan.items[module][microbatch][self.replica]
+            return sum(sizes[:part]), sum(sizes[: part + 1])
         count = len(self.items[microbatch].streams[self.streams[module]])
         return share(count, self.own[module][microbatch], part)
 
+    def _read(self, module: str, microbatch: int) -> Microbatch | None:
+        """What a module that reads parts of several microbatches runs; None: it reads its own."""
+        plan = self.model.plan
+        sources = next(own.sources for own in self.model.job.model.modules if own.name == module)
+        if not any(source in plan.reads for source in sources):
+            return None
+        streams = {name: list(own) for name, own in self.items[microbatch].streams.items()}
+        for source in plan.reads:
+            stream = self.streams[source]
+            for name in streams:
+                if all(len(item.streams[name]) == len(item.streams[stream]) for item in self.items):
+                    streams[name] = []
+                    for made_in, part in plan.reads[source][microbatch]:
+                        low, high = self._range(source, made_in, part) or (0, 0)
+                        streams[name] += self.items[made_in].streams[name][low:high]
+        return Microbatch(streams, samples=0)
+
     def of(self, module: str, microbatch: int, part: int) -> Symbols:
         """Of a part."""
+        read = self._read(module, microbatch)
+        if read is not None:
+            return symbols_of(read, self.model.job.parallel.tp, self.model.job.parallel.cp)
         return self._cut(microbatch, self._range(module, microbatch, part), module)
 
     def shared(self, piece: Piece) -> Symbols:
         """Of what a piece holds."""
         names = [self.model.job.model.modules[self.model.blocks[n].module].name for n in (piece.maker, piece.taker)]
+        if names[0] in self.model.plan.reads:
+            return self._cut(piece.made_in, self._range(names[0], piece.made_in, piece.given), names[0])
         found = None, names[0]
         low, high = 0, 1 << 40
         for name, part in zip(names, (piece.given, piece.taken), strict=True):
@@ -359,7 +387,8 @@ def expand_plan(job: TrainingJob, plan: StagePlan) -> Expansion:
         for i, count in enumerate(plan.parts.get(module.name, ())):
             for r in range(dp):
                 have = len(by_replica[r][i].streams[module.inputs[0].stream])
-                own[module.name][r][i] = count[r] if isinstance(count, tuple) else min(count, have)
+                listed = module.name in plan.items
+                own[module.name][r][i] = count[r] if isinstance(count, tuple) else count if listed else min(count, have)
     model = Unrolled(job, plan, own)
     number = {(chunk, through): here for here, (chunk, _, _, through) in enumerate(model.parts)}
     if plan.orders is not None:
@@ -378,7 +407,7 @@ def expand_plan(job: TrainingJob, plan: StagePlan) -> Expansion:
     static = [static_of(model, rank) for rank in range(job.parallel.pp)]
     replicas = []
     for r in range(dp):
-        sizes = Sizes(model, by_replica[r], {name: counts[r] for name, counts in own.items()})
+        sizes = Sizes(model, by_replica[r], {name: counts[r] for name, counts in own.items()}, r)
         replica = PlanWriter(model, r, sizes, orders).write()
         if any("offload" in words for variants in plan.variants for words in variants):
             replica.exposed_s = {}  # copies from the host are exposed too

@@ -204,14 +204,20 @@ def _pair(held: list[list[Held]]) -> None:
             item.ready_s = max(item.ready_s, other[id(item.parameter)].ready_s)
 
 
-def buckets(held: list[Held], dp: int, several: bool) -> list[list[Held]]:
-    """Gradients in order of readiness, at least 40 million elements (a million per replica) together, of one virtual
-    stage."""
+def bucket_size(job: TrainingJob, dp: int) -> int:
+    """Megatron-LM: 40 million elements, or a million per replica; PyTorch's DistributedDataParallel: 25 MiB."""
+    if job.training.software.value == "torch":
+        return 25 * 1024 * 1024 // job.training.precision.tensor_dtype.size_bytes
+    return max(40_000_000, 1_000_000 * dp)
+
+
+def buckets(held: list[Held], size: int, several: bool) -> list[list[Held]]:
+    """Gradients in order of readiness, at least so many elements together, of one virtual stage."""
     found: list[list[Held]] = []
     for slot in {item.slot for item in held}:
         groups: list[list[Held]] = [[]]
         for item in sorted((item for item in held if item.slot == slot), key=lambda item: item.ready_s):
-            if several and sum(other.elements for other in groups[-1]) >= max(40_000_000, 1_000_000 * dp):
+            if several and sum(other.elements for other in groups[-1]) >= size:
                 groups.append([])
             groups[-1].append(item)
         found += groups
@@ -227,7 +233,8 @@ def shared_buckets(model: CutModel, held: list[Held], several: bool) -> list[lis
         dp = parallel.dp * parallel.cp * copies(model.job) * (parallel.tp // tp)
         dense = [item for item in items if not item.is_routed] if dp > 1 else []
         routed = [item for item in items if item.is_routed] if edp > 1 else []
-        found += buckets(dense, dp, several) + buckets(routed, dp, several)
+        size = bucket_size(model.job, dp)
+        found += buckets(dense, size, several) + buckets(routed, size, several)
     return sorted(found, key=lambda bucket: next(i for i, item in enumerate(order) if item is bucket[-1]))
 
 

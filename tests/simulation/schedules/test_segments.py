@@ -194,5 +194,5 @@ def test_refusals(options: dict[str, Any], where: str, nearest: object) -> None:
 
 
 def test_the_names() -> None:
-    assert SEGMENTS == ("mixed", "separated", "apart")
+    assert SEGMENTS == ("mixed", "separated", "apart", "colocated", "replicated")
     assert Parallel().segments == SEGMENTS[0]

@@ -165,6 +165,43 @@ def test_a_result_that_its_backward_reads_stays_beside_its_pieces(pp: int, parts
     check(job, StagePlan(parts={name: counts_of(items, "text", most) for name, most in parts.items()}))
 
 
+def deferring_case(random: Random) -> tuple[TrainingJob, StagePlan]:
+    """A small job whose backbone reads parts of the encoder's microbatches, each at its turn or later."""
+    dp, tp, pp = random.choice([(1, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 1, 1), (1, 1, 4)])
+    m = random.randint(2, 4)
+    items = vlm_items(m * dp, seed=random.randint(0, 99))
+    job = job_of(
+        vlm(layers=random.randint(2, 3)),
+        items,
+        Parallel(dp=dp, tp=tp, pp=pp, zero=random.randint(0, 1)),
+        overlap=overlap(tensor=random.random() < 0.5, pipeline=random.random() < 0.5, gradients=random.random() < 0.5),
+    )
+    counts = tuple(random.randint(1, 3) for _ in range(m))
+    cut: list[list[list[int]]] = []
+    reads: list[list[tuple[int, int]]] = [[] for _ in range(m)]
+    for i, count in enumerate(counts):
+        cut.append([])
+        for item in items[i * dp : (i + 1) * dp]:
+            have = len(item.lengths["vision"])
+            ends = sorted(random.randint(0, have) for _ in range(count - 1))
+            cut[-1].append([high - low for low, high in zip([0, *ends], [*ends, have], strict=True)])
+        for part in range(count):
+            reads[random.randint(i, min(i + 2, m - 1))].append((i, part))
+    plan = StagePlan(parts={"vit": counts}, items={"vit": cut}, reads={"vit": reads})  # type: ignore[dict-item]
+    shape = prepare(job, plan=plan).pipeline_shape
+    return job, replace(plan, orders=any_order(shape, random))
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10**9))
+def test_deferred_parts_equal_the_slow_reference(seed: int) -> None:
+    """Times, bytes and memory, bit for bit, whichever microbatch of the backbone reads which part."""
+    job, plan = deferring_case(Random(seed))
+    report = simulate(job, plan=plan)
+    assert_all_equal(report, expand_plan(planned_job(job, plan), plan))
+    assert StagePlan.from_json(plan.to_json()) == plan
+
+
 @pytest.mark.parametrize("kind", ["omni", "whisper", "qwen2.5-vl"])
 def test_every_encoder_of_a_backbone_cuts_for_itself(kind: str) -> None:
     items, model = items_of(kind, 3, seed=4, empty=(1,) if kind != "whisper" else ()), model_of(kind)

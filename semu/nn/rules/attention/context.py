@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from semu.errors import ConfigError
-from semu.graph.dim import divide
+from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.network import CommGroup
@@ -50,7 +50,7 @@ def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: P
     if kind is ContextKind.ALL_TO_ALL:
         return by_heads(q, k, v, group, partial(fused_attention, causal=causal, sinks=sinks))
     levels = q.trace.options.cp_levels
-    if levels is None:
+    if levels is None:  # also where what is needed is sent: no tiles are counted here, and all keys are needed
         return _ring(q, k, v, group, causal=causal, sinks=sinks)
     inner, ring = levels
     return by_heads(q, k, v, inner, partial(_ring, group=ring, causal=causal, sinks=sinks))
@@ -68,7 +68,16 @@ def _ring(
     """
     own, other = _ring_kernels(q, k, v, group.num_ranks, causal=causal)
     own = replace(own, sinks=sinks)
-    return around_ring(q, k, v, group, lambda step: other if step else own, is_halved=causal)
+    return recorded(q, k, v, around_ring(q, k, v, group, lambda step: other if step else own, is_halved=causal))
+
+
+Exchanged = tuple[Tensor, Callable[[Tensor], list[Tensor | None]]]
+"""An attention's output, and its backward: gradient of the output -> those of q, k and v."""
+
+
+def recorded(q: Tensor, k: Tensor, v: Tensor, exchanged: Exchanged) -> Tensor:
+    """The output of an attention whose backward is put on the tape."""
+    return q.trace.recorded([q, k, v], *exchanged)
 
 
 def around_ring(
@@ -79,18 +88,20 @@ def around_ring(
     kernel_at: Callable[[int], AttentionKernel],
     *,
     is_halved: bool,
-) -> Tensor:
+    into: tuple[Tensor, Tensor] | None = None,
+) -> Exchanged:
     """``_ring`` with any kernels.
 
     Args:
         q, k, v: of one rank. group: the ring. kernel_at: step -> kernel over the keys of the rank so many before.
         is_halved: dK and dV of another rank's keys may be those of its first chunk.
+        into: output and log-sum-exps that are there already; None: they are made.
     """
     trace, ranks = q.trace, group.num_ranks
     own = kernel_at(0)
     kv = copy_both(k, v, (*k.shape[:2], k.shape[2] + v.shape[2]), "join_kv")
     before = trace.last_kernel
-    y, statistics = own.forward(q, [kv], "attention")
+    y, statistics = own.forward(q, [kv], "attention", into)
     own.aggregate(q, y)
     for step in range(1, ranks):
         role = Role.ACTIVATION if step == ranks - 1 else Role.COMMUNICATION
@@ -98,7 +109,7 @@ def around_ring(
         before = trace.last_kernel
         part, part_statistics = kernel_at(step).forward(q, [kv], "attention")
         kernel_at(step).aggregate(q, part)
-        _merge(own, q, [y, statistics], [part, part_statistics])
+        merge(q, [y, statistics], [part, part_statistics], own.out_bytes(q) + own.statistics_bytes)
     last = kv
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
@@ -115,18 +126,22 @@ def around_ring(
             before = trace.last_kernel
             kernel = kernel_at(ranks - 1 - step)
             part_q, (part,) = kernel.backward(q, [*reads, kv], "attention_bw", [buffer if is_own else part_kv])
-            _add(grad_q, part_q)
+            add_into(grad_q, part_q)
             if is_own:
                 (arrived,) = pass_on([grad_kv], group, "pass_grad_kv", after=before, role=Role.ACTIVATION)
             else:
                 kv, arrived = pass_on([kv, grad_kv], group, "pass_kv_grad_kv", after=before)
-            _add(arrived, part)
+            add_into(arrived, part)
             grad_kv = arrived
-        grad_k = trace.view(grad_kv, k.shape, k.shards)
-        grad_v = trace.view(grad_kv, v.shape, v.shards)
-        return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
+        return [grad_q, *parted(grad_kv, k, v)]
 
-    return trace.recorded([q, k, v], y, _backward)
+    return y, _backward
+
+
+def parted(grad_kv: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """The gradients of keys and of values in a joined one."""
+    trace = k.trace
+    return [laid_out_like(trace.view(grad_kv, x.shape, x.shards), x) for x in (k, v)]
 
 
 def _ring_kernels(
@@ -145,21 +160,25 @@ def _ring_kernels(
     return own, other
 
 
-def _merge(kernel: AttentionKernel, q: Tensor, into: Sequence[Tensor], part: Sequence[Tensor]) -> None:
-    """Add a step's output to the sum, both weighted by their log-sum-exps, in place."""
+def merge(q: Tensor, into: Sequence[Tensor], part: Sequence[Tensor], size_bytes: Dim) -> None:
+    """Add a step's output to the sum, both weighted by their log-sum-exps, in place.
+
+    Args:
+        q: queries. into, part: output and log-sum-exps. size_bytes: of those that are added.
+    """
     q.trace.emit(
         OpKind.ADD,
         [*into, *part],
-        mem_bytes=3 * (kernel.out_bytes(q) + kernel.statistics_bytes),
+        mem_bytes=3 * size_bytes,
         key=(into[0].numel,),
         updates=into,
         name="merge",
     )
 
 
-def _add(into: Tensor, part: Tensor) -> None:
-    """Add to a gradient in place."""
-    traffic, key = 3 * part.size_bytes, (part.numel,)
+def add_into(into: Tensor, part: Tensor, size_bytes: Dim | None = None) -> None:
+    """Add to a gradient in place. ``size_bytes``: of what is added; None: all of ``part``."""
+    traffic, key = 3 * (part.size_bytes if size_bytes is None else size_bytes), (part.numel,)
     into.trace.emit(OpKind.ADD, [into, part], mem_bytes=traffic, key=key, updates=[into], name="add_grad")
 
 
@@ -171,13 +190,15 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: Parameter
     """
     ranks = q.trace.options.cp_group.num_ranks
     own = AttentionKernel.of(q, k, v, causal=causal, sinks=sinks)
-    return with_gathered(q, k, v, replace(own, key_tokens=ranks * own.key_tokens))
+    return recorded(q, k, v, with_gathered(q, k, v, replace(own, key_tokens=ranks * own.key_tokens)))
 
 
-def with_gathered(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel) -> Tensor:
-    """``_gathered`` with any kernel."""
-    trace = q.trace
-    y, statistics = kernel.forward(q, [gather_context(k, "gather_k"), gather_context(v, "gather_v")], "attention")
+def with_gathered(
+    q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, into: tuple[Tensor, Tensor] | None = None
+) -> Exchanged:
+    """``_gathered`` with any kernel. ``into``: as ``around_ring``."""
+    gathered = [gather_context(k, "gather_k"), gather_context(v, "gather_v")]
+    y, statistics = kernel.forward(q, gathered, "attention", into)
     kernel.aggregate(q, y)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
@@ -191,7 +212,7 @@ def with_gathered(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel) -> T
             reduce_scatter_context(laid_out_like(grad_v, values), v, "scatter_grad_v"),
         ]
 
-    return trace.recorded([q, k, v], y, _backward)
+    return y, _backward
 
 
 def by_heads(

@@ -14,13 +14,16 @@ from semu.errors import ConfigError, GraphError
 from semu.graph.dim import Poly, divide
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
-from semu.nn.masked_kernel import GATHERED, TILE_EDGE, WHOLE, MaskedKernel
-from semu.nn.rules.attention.context import around_ring, by_heads, with_gathered
+from semu.hardware.kinds import DType
+from semu.hardware.network import CommGroup
+from semu.nn.masked_kernel import GATHERED, OTHERS, OWN, TILE_EDGE, WHOLE, MaskedKernel, gated
+from semu.nn.rules.attention.context import Exchanged, around_ring, by_heads, recorded, with_gathered
 from semu.nn.rules.attention.fused import AttentionKernel, fused_attention
+from semu.nn.rules.attention.needed import with_needed
 from semu.nn.rules.collective import communicate
 from semu.nn.rules.views import copy_like
 from semu.nn.trace.parameter_use import ParameterUse
-from semu.nn.trace.sharding import ContextKind
+from semu.nn.trace.sharding import EXCHANGES, ContextKind
 from semu.nn.trace.tensor import Tensor, laid_out_like
 from semu.nn.window import Window
 
@@ -45,25 +48,93 @@ def masked_attention(
     Returns:
         [query tokens, heads, d_v].
     Raises:
-        ConfigError: separate kernels, or a ring between groups of context ranks.
+        ConfigError: separate kernels.
     """
-    trace = q.trace
-    options, ranks = trace.options, trace.options.cp_group.num_ranks
-    _check(q, options.fused_attention, options.cp_levels is not None)
+    options, ranks = q.trace.options, q.trace.options.cp_group.num_ranks
+    _check(q, options.fused_attention)
     if ranks > 1 and options.cp_kind is ContextKind.ALL_TO_ALL:
         whole = partial(_whole, causal=causal, window=window, sinks=sinks)
         return by_heads(q, k, v, options.cp_group, whole)
     if ranks == 1:
         return _whole(q, k, v, causal=causal, window=window, sinks=sinks)
-    if options.cp_kind is ContextKind.RING:
-
-        def _kernel_at(step: int) -> AttentionKernel:
-            return _kernel(q, k, v, str(step), causal, window, sinks if step == 0 else None)
-
-        return around_ring(q, k, v, options.cp_group, _kernel_at, is_halved=False)
     if options.masking.by_head:
         return _head_by_head(q, k, v, causal=causal, window=window, sinks=sinks)
-    return with_gathered(q, k, v, _kernel(q, k, v, GATHERED, causal, window, sinks))
+    reach = causal, window, sinks
+    if options.cp_kind is ContextKind.AUTO:
+        return _of_several(q, k, v, reach)
+    if options.cp_levels is None:
+        return recorded(q, k, v, _exchanged(options.cp_kind, q, k, v, reach))
+    group, ring = options.cp_levels
+
+    def _between_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return recorded(q, k, v, _around(q, k, v, reach, ring, f"/{group.num_ranks}"))
+
+    return by_heads(q, k, v, group, _between_groups)
+
+
+Reach = tuple[bool, Window | None, ParameterUse | None]
+"""Causality, window and sinks of an attention."""
+
+
+def _exchanged(
+    kind: ContextKind, q: Tensor, k: Tensor, v: Tensor, reach: Reach, into: tuple[Tensor, Tensor] | None = None
+) -> Exchanged:
+    """Attention with one exchange between all context ranks. ``into``: as ``around_ring``."""
+    group = q.trace.options.cp_group
+    if kind is ContextKind.RING:
+        return _around(q, k, v, reach, group, "", into)
+    if kind is ContextKind.NEEDED:
+        own = _kernel(q, k, v, OWN, *reach)
+        return with_needed(q, k, v, group, own, _kernel(q, k, v, OTHERS, *reach[:2], None), into)
+    return with_gathered(q, k, v, _kernel(q, k, v, GATHERED, *reach), into)
+
+
+def _around(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reach: Reach,
+    ring: CommGroup,
+    groups: str,
+    into: tuple[Tensor, Tensor] | None = None,
+) -> Exchanged:
+    """A ring of ranks, or of groups of them. ``groups``: end of a step's scope."""
+
+    def _kernel_at(step: int) -> AttentionKernel:
+        return _kernel(q, k, v, f"{step}{groups}", *reach[:2], reach[2] if step == 0 else None)
+
+    return around_ring(q, k, v, ring, _kernel_at, is_halved=False, into=into)
+
+
+def _of_several(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Tensor:
+    """One of several exchanges, chosen for every microbatch: the operators of all of them, of which those of the chosen
+    one have work and the others neither work nor bytes."""
+    trace, packing = q.trace, q.sequences
+    assert packing is not None
+    statistics = [(q.local_shape[:2], DType.FP32)]
+    shape = (q.shape[0], q.shape[1], v.shape[2])
+    y = trace.emit(OpKind.COPY, [q], shape, like=q, extra_outputs=statistics, name="output")
+    (log_sum_exp,) = trace.side_outputs(1)
+    backwards = []
+    for kind in EXCHANGES:
+        a, b, c = (_gated(x, kind) for x in (q, k, v))
+        backwards.append(_exchanged(kind, a, b, c, reach, (y, log_sum_exp))[1])
+
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        every = [backward(grad) for backward in backwards]
+        found: list[Tensor | None] = []
+        for x, ways in zip((q, k, v), zip(*every, strict=True), strict=True):
+            found.append(trace.emit(OpKind.COPY, [way for way in ways if way is not None], like=x, name="gradient"))
+        return found
+
+    return trace.recorded([q, k, v], y, _backward)
+
+
+def _gated(x: Tensor, kind: ContextKind) -> Tensor:
+    """A tensor that has no tokens where another exchange is chosen."""
+    assert x.sequences is not None
+    tokens = gated(x.shape[0], x.sequences.stream, kind.value)
+    return replace(x, shape=(tokens, *x.shape[1:]), sequences=replace(x.sequences, tokens=tokens))
 
 
 def _whole(
@@ -160,7 +231,7 @@ def _divide_heads(heads: int, parts: int, q: Tensor) -> int:
     return heads // parts
 
 
-def _check(q: Tensor, is_fused: bool, has_levels: bool) -> None:
+def _check(q: Tensor, is_fused: bool) -> None:
     if not is_fused:
         raise ConfigError(
             "masks in separate kernels are not modelled by this version",
@@ -168,13 +239,4 @@ def _check(q: Tensor, is_fused: bool, has_levels: bool) -> None:
             expected='"fused", or training.attention_mask = "causal"',
             got="unfused",
             nearest="fused",
-        )
-    if has_levels:
-        raise ConfigError(
-            f"masks, windows and policies ({q.trace.where}) with a ring between groups of context ranks are not "
-            "modelled by this version",
-            where="parallel.cp_inner",
-            expected="1, or all context ranks",
-            got="groups",
-            nearest=1,
         )

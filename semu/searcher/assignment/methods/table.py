@@ -8,7 +8,9 @@ from types import MappingProxyType
 
 from semu.searcher.assignment.methods.coupled import deal_coupled
 from semu.searcher.assignment.methods.disttrain import deal_disttrain
+from semu.searcher.assignment.methods.entrain import deal_entrain
 from semu.searcher.assignment.methods.in_order import deal_in_order
+from semu.searcher.assignment.methods.literal import deal_literal
 from semu.searcher.assignment.methods.shuffled import deal_at_random
 from semu.searcher.assignment.methods.stratified import deal_stratified
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
@@ -33,8 +35,10 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "order": Method(deal_in_order, "the order of the file, packed"),
         "disttrain": Method(deal_disttrain, "sizes to replicas, microbatches reordered (2408.04275)"),
         "stratified": Method(deal_stratified, "even encoder loads (001 §4.5.1)", needs_encoder=True),
+        "entrain-literal": Method(deal_literal, "stratified, then deferral (001 alg. 4)", needs_encoder=True),
         "coupled": Method(deal_coupled, "even loads of all pipeline ranks"),
+        "entrain": Method(deal_entrain, "coupled, deferring where the simulated iteration gains"),
     }
 )
 """Methods by name, in the order of tables."""
-DEFAULT_METHOD = "coupled"
+DEFAULT_METHOD = "entrain"

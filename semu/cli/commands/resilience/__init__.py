@@ -1,0 +1,1 @@
+"""Commands about long runs under failures."""

@@ -1,0 +1,48 @@
+"""``pipeline_templates`` of a job or a run, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from semu.door.runs import of_runs
+from semu.files import make_folder, write_file, write_text
+from semu.resilience.templates import template_set
+from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet
+
+pipeline_templates = of_runs(template_set.pipeline_templates)
+
+
+def save_templates(found: TemplateSet, composed: PipelineSet | None, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write ``templates.json``, ``templates.png`` and, of a composition, ``pipelines.png``; the files.
+
+    Raises:
+        ConfigError: a folder or a file that cannot be written.
+    """
+    from semu.present.plots.templates import PipelineRow, draw_pipelines
+
+    path, per_node = make_folder(Path(folder)), found.job.cluster.gpus_per_node
+    document = found.to_json() | ({} if composed is None else {"composition": composed.to_json()})
+    table = path / "templates.json"
+    write_text(table, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+    def _row(one: PipelineTemplate, note: str) -> PipelineRow:
+        stages, gpu = [], 0
+        for stage in one.stages:
+            stages.append((stage.first, stage.last, gpu // per_node))
+            gpu += stage.gpus
+        return PipelineRow(f"{one.nodes} nodes", tuple(stages), note)
+
+    title = f"{found.title}: pipeline templates"
+    rows = [_row(one, f"{one.speed.period_s:.3g} s a microbatch") for one in found.templates]
+    about = f"{found.faults} failures at once, {found.fewest_nodes} to {found.nodes} nodes"
+    files = [table, write_file(path / "templates.png", lambda file: draw_pipelines(file, title, about, rows))]
+    if composed is not None:
+        dealt = zip(composed.pipelines, composed.microbatches, composed.times_s, strict=True)
+        pipelines = [_row(one, f"{m} microbatches, {time:.3g} s") for one, m, time in dealt]
+        said = f"{composed.nodes} nodes: an iteration takes {composed.iteration_s:.4g} s"
+        files.append(
+            write_file(path / "pipelines.png", lambda file: draw_pipelines(file, found.title, said, pipelines[:40]))
+        )
+    return files

@@ -1,0 +1,1 @@
+"""Where events of nodes come from: drawn, or read from a file."""

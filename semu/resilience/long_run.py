@@ -1,0 +1,196 @@
+"""``simulate_long_run``: strategies of a job through the same failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from semu.checks import check_number
+from semu.errors import SemuError
+from semu.job import TrainingJob
+from semu.resilience.events import NodeEvents, to_us
+from semu.resilience.failures.drawn import DrawnFailures, draw_events
+from semu.resilience.failures.files import read_events
+from semu.resilience.job_figures import NODE_GB_PER_S, RESTART_S, JobFigures
+from semu.resilience.machine import Machine
+from semu.resilience.options import RECONFIGURE_S, FailureKind, Resilience
+from semu.resilience.report import GoodputReport, Help, StrategyResult
+from semu.resilience.strategies.registry import chosen_strategies
+from semu.resilience.strategies.strategy import Situation, Strategy
+from semu.simulation import simulate
+from semu.simulation.estimate import evaluate
+
+LLAMA3_PER_GPU_S = 419 / (54 * 86400.0 * 16384)
+"""Interruptions per second and GPU of Llama 3 405B's training: 419 unexpected ones in 54 days on 16,384 H100
+(2407.21783 §3.3.4)."""
+
+
+def simulate_long_run(
+    job: TrainingJob,
+    options: Resilience,
+    *,
+    tokens: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> GoodputReport:
+    """Run a job for days under failures, with every strategy that is asked for.
+
+    Args:
+        job: what is trained; its iteration and its state are simulated. options: what is asked.
+        tokens: until how many the days and dollars are counted; None: none are. progress: called with what is done.
+    Raises:
+        ConfigError: as ``semu.simulate``; an unknown strategy, a trace that cannot be read.
+    """
+    tell = progress or (lambda _text: None)
+    kinds = chosen_strategies(options.strategies)
+    tell("simulating an iteration")
+    report = simulate(job)
+    figures = JobFigures.of(job, report)
+    known: dict[TrainingJob, float | None] = {}
+
+    def _iteration_of(other: TrainingJob) -> float | None:
+        """The iteration time of a job, None where it does not fit or is not legal."""
+        if other not in known:
+            try:
+                found = evaluate(other)
+                known[other] = found.iteration_time_s if found.fits else None
+            except SemuError:
+                known[other] = None
+        return known[other]
+
+    mtbf_s, said = _mtbf(options, figures)
+    if options.failures.trace is not None:
+        mtbf_s = _mtbf_of_trace(options, figures)
+    situation = Situation(job, figures, options, mtbf_s, _iteration_of)
+    results = []
+    for kind in kinds:
+        tell(f"running {kind.name}")
+        results.append(run_strategy(kind(situation), log_events=True))
+    found = GoodputReport(
+        figures.title,
+        options.days,
+        1 if options.failures.trace is not None else options.seeds,
+        said,
+        mtbf_s,
+        tuple(results),
+        assumed=_assumed(options, [one.name for one in results if one.outcomes], not report.fits),
+        tokens=None if tokens is None else check_number(tokens, "tokens", "a number of tokens", is_above=True),
+        gpu_hour_usd=options.price.gpu_hour_usd,
+    )
+    tell("looking for what would help")
+    return replace(found, helps=tuple(_helps(found, situation)))
+
+
+def run_strategy(strategy: Strategy, log_events: bool = False) -> StrategyResult:
+    """A strategy through the failures of all seeds.
+
+    Args:
+        strategy: with its situation. log_events: keep the log of the first seed.
+    """
+    situation = strategy.situation
+    options, figures = situation.options, situation.figures
+    result = StrategyResult(
+        strategy.name,
+        strategy.title,
+        strategy.nodes,
+        figures.nodes,
+        figures.iteration_s,
+        figures.nodes * figures.gpus_per_node,
+        figures.tokens,
+        (),
+        refusal=strategy.refusal,
+    )
+    if result.refusal is not None:
+        return result
+    table, tiers, first = strategy.table(), strategy.tiers(), strategy.conduct(strategy.nodes)
+    end_us = to_us(options.days * 86400.0)
+    outcomes = []
+    for seed in range(options.seed, options.seed + options.seeds):
+        events = events_of(situation, strategy.nodes, seed).before(end_us)
+        room = 4 * len(events.rows) + 8 if log_events and seed == options.seed else 0
+        machine = Machine(strategy.nodes, figures.gpus_per_node, tiers, first, room)
+        strategy.run(machine, table, events, end_us)
+        outcomes.append(machine.outcome())
+        if options.failures.trace is not None:
+            break  # every seed would be the same
+    return replace(result, outcomes=tuple(outcomes), settings=strategy.settings())
+
+
+def events_of(situation: Situation, nodes: int, seed: int) -> NodeEvents:
+    """The events of a seed for a cluster of so many nodes."""
+    failures, figures = situation.options.failures, situation.figures
+    if failures.trace is not None:
+        return read_events(failures.trace, nodes)
+    if not math.isfinite(situation.mtbf_s):
+        return NodeEvents.of(())
+    source = DrawnFailures(
+        situation.mtbf_s * figures.nodes,
+        1.0 if FailureKind(failures.kind) is FailureKind.POISSON else failures.shape,
+        failures.rack_nodes,
+        failures.rack_share,
+        failures.repair_s,
+        float(failures.notice_s),
+    )
+    return draw_events(source, nodes, situation.options.days * 86400.0, seed)
+
+
+def _mtbf(options: Resilience, figures: JobFigures) -> tuple[float, str]:
+    """Mean time between failures of the job's nodes together [s], and where it comes from."""
+    failures, gpus = options.failures, figures.nodes * figures.gpus_per_node
+    if failures.trace is not None:
+        return math.inf, failures.trace
+    if failures.mtbf is not None:
+        return float(failures.mtbf), f"drawn, {failures.kind}"
+    if failures.rate is not None:
+        of = failures.gpus or gpus
+        return of / gpus / failures.failures_per_s(), f"drawn, {failures.kind}, {failures.rate} on {of:,} GPUs"
+    return 1.0 / (LLAMA3_PER_GPU_S * gpus), f"drawn, {failures.kind}, as often per GPU as in Llama 3's training"
+
+
+def _mtbf_of_trace(options: Resilience, figures: JobFigures) -> float:
+    """Mean time between the failures of a trace, within the run [s]."""
+    end_s = options.days * 86400.0
+    found = read_events(str(options.failures.trace), figures.nodes).before(to_us(end_s))
+    if not found.num_failures:
+        return math.inf
+    return end_s / found.num_failures
+
+
+def _assumed(options: Resilience, names: Sequence[str], is_too_large: bool) -> tuple[str, ...]:
+    """What nobody said."""
+    checkpoint, failures = options.checkpoint, options.failures
+    said = []
+    if failures.mtbf is failures.rate is failures.trace is None:
+        said.append("failures as in Llama 3's training: 419 in 54 days on 16,384 GPUs (--mtbf, --failures, --trace)")
+    if checkpoint.restart_s is None:
+        said.append(f"a restart takes {RESTART_S:g} s beside loading (resilience.checkpoint.restart_s)")
+    if options.reconfigure_s == RECONFIGURE_S and any(name.startswith(("oobleck", "bamboo")) for name in names):
+        said.append(f"going on with other pipelines takes {RECONFIGURE_S:g} s beside copies (resilience.reconfigure_s)")
+    if checkpoint.save_s is None and checkpoint.node_gb_per_s is None:
+        said.append(f"a node writes and reads {NODE_GB_PER_S:g} GB/s of storage (resilience.checkpoint.node_gb_per_s)")
+    if failures.trace is None and failures.repair_s == 0.0:
+        said.append("another node takes the place of one that fails at once (resilience.failures.repair)")
+    if is_too_large:
+        said.append("the job does not fit in memory: its times are those of one that would")
+    return tuple(said)
+
+
+def _helps(report: GoodputReport, situation: Situation) -> list[Help]:
+    """Changes of what the best strategy suffers from, halved or doubled, the most helpful first."""
+    best = report.best
+    if not best.outcomes or not math.isfinite(situation.mtbf_s):
+        return []
+    kind = chosen_strategies((best.name,))[0]
+    options, figures = situation.options, situation.figures
+    checkpoint = options.checkpoint
+    save, load, restart = figures.save_s(checkpoint), figures.load_s(checkpoint), figures.restart_s(checkpoint)
+    changes = {
+        "restarts in half the time": {"checkpoint.restart_s": restart / 2, "checkpoint.load_s": load},
+        "saves in half the time": {"checkpoint.save_s": save / 2},
+        "loads in half the time": {"checkpoint.load_s": load / 2},
+    }
+    tried = [(text, replace(situation, options=options.changed(**change))) for text, change in changes.items()]
+    if options.failures.trace is None:
+        tried.append(("half as many failures", replace(situation, mtbf_s=2 * situation.mtbf_s)))
+    found = [Help(text, run_strategy(kind(other)).goodput) for text, other in tried]
+    return sorted((one for one in found if one.goodput > best.goodput + 5e-4), key=lambda one: -one.goodput)

@@ -1,0 +1,1 @@
+"""Strategies of long runs, one file each; ``registry`` lists them."""
