@@ -15,6 +15,7 @@ from semu import workload as workload
 from semu.costs.result_cache import ResultCache as ResultCache
 from semu.door.assigning import assign as assign
 from semu.door.assigning import assignment_study as assignment_study
+from semu.door.assigning import workload_study as workload_study
 from semu.door.comparing import compare as compare
 from semu.door.contexts import context as context
 from semu.door.contexts import write_permutations as write_permutations

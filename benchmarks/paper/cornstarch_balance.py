@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import semu
+from benchmarks.paper._cornstarch import LANGUAGE, NIC
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 from semu.masks import Balance, Spans, deal_blocks
@@ -20,17 +21,11 @@ from semu.nn import Model
 from semu.simulation.contexts.loads import Loads
 from semu.workload.batch import Microbatch
 from semu.workload.listed import ListedBatch
-from semu_models.text.llama import Llama, LlamaConfig
+from semu_models.text.llama import Llama
 
 FIGURE = (1, 2, 2, 4, 5, 2, 2, 8)
 OPTIMA = {2: 13, 3: 9, 4: 8}
 """GPUs -> the least largest load of the figure's blocks, by hand."""
-SIZES = {
-    "S": LlamaConfig(layers=16, hidden=2048, ffn=8192, heads=32, kv_heads=8, vocab=128256, head_dim=64),
-    "M": LlamaConfig(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256),
-    "L": LlamaConfig(layers=64, hidden=5120, ffn=27648, heads=40, kv_heads=8, vocab=152064, head_dim=128),
-}
-"""Table 3.1's LLMs: Llama 3.2 1b, Llama 3.1 8b, and a 32b of 64 layers and hidden 5,120 (Qwen2.5 32b has those)."""
 WAYS = ("causal", "inter", "intra", "both")
 """Causal CP, inter-GPU balance only, intra-GPU balance only, Cornstarch."""
 PRINTED = {
@@ -57,8 +52,6 @@ STREAMS = {
     "L": (77378.44, 76457.72, 74864.71),
 }
 """Table B.2: LLM -> milliseconds of causal CP, inter-GPU balance with several streams, Cornstarch; 64k tokens."""
-NIC = {"nic_bytes_per_s": 200e9 / 8 / 4}
-"""One NIC of 200 Gbit/s for the four GPUs of a node (3.5.1)."""
 TEXT = """
 Printed times fit four context ranks and a forward with a full backward: 16, 32, 64 layers of the printed attention, and
 6 x parameters x tokens of the rest at half of an A40's peak over four GPUs, come to within 10 % of the printed models.
@@ -88,7 +81,7 @@ def run(choices: Choices, *, quick: bool, out: Path) -> PaperResult:
     """See the module; ``Script.run``."""
     rows = _figure()
     for tokens in (16384,) if quick else (65536, 32768, 16384):
-        for size in ("S",) if quick else SIZES:
+        for size in ("S",) if quick else LANGUAGE:
             rows += _table(tokens, size, choices, is_first=tokens == 65536)
     for size in () if quick else STREAMS:
         rows += _streams(size, choices)
@@ -158,7 +151,7 @@ def _cell(tokens: int, size: str, way: str, choices: Choices) -> Cell:
         exposed = estimate.breakdown_s["exposed_communication"]
         waits = float(exposed.get("cp", 0.0)) if isinstance(exposed, dict) else 0.0
         optimizer = float(estimate.breakdown_s["optimizer"])  # type: ignore[arg-type]
-        layers = SIZES[size].layers
+        layers = LANGUAGE[size].layers
         cells.append((1e3 * (attention + waits) / layers, 1e3 * (estimate.iteration_time_s - optimizer)))
     return Cell(*(float(np.mean(column)) for column in zip(*cells, strict=True)))
 
@@ -171,7 +164,7 @@ def _job(tokens: int, size: str, way: str, choices: Choices, spans: Spans) -> se
     lengths.flags.writeable = False
     item = Microbatch.from_arrays({"text": lengths}, 1, places=spans)
     return semu.TrainingJob(
-        model=Model.from_module(Llama(SIZES[size]), name="llm"),
+        model=Model.from_module(Llama(LANGUAGE[size]), name="llm"),
         cluster=semu.hardware.cluster.Cluster("a40", nodes=max(cp // 4, 1), gpus_per_node=min(cp, 4), override=NIC),
         parallel=semu.Parallel(
             dp=1,

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 import semu
+from benchmarks.paper._cornstarch import LANGUAGE, NIC
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
-from benchmarks.paper.cornstarch_balance import NIC, SIZES
 from semu.masks import Seen, write_intervals
 from semu.nn import Model
 from semu.simulation.contexts.loads import Loads
@@ -112,7 +112,7 @@ def _cell(tokens: int, mask: str, way: str, choices: Choices, folder: Path) -> t
     lengths = np.array([tokens])
     lengths.flags.writeable = False
     job = semu.TrainingJob(
-        model=Model.from_module(Llama(SIZES["S"]), name="llm"),
+        model=Model.from_module(Llama(LANGUAGE["S"]), name="llm"),
         cluster=semu.hardware.cluster.Cluster("a40", nodes=4, gpus_per_node=4, override=NIC),
         parallel=semu.Parallel(dp=1, cp=16, attention_split=split, **WAYS[way]),  # type: ignore[arg-type]
         training=semu.Training(
@@ -126,7 +126,7 @@ def _cell(tokens: int, mask: str, way: str, choices: Choices, folder: Path) -> t
     assert isinstance(exposed, dict)
     waits = sum(float(seconds) for name, seconds in exposed.items() if name.startswith("cp"))
     attention = float(Loads.of(prepared).attention_s.max(axis=0)[0])
-    return 1e3 * (attention + waits) / SIZES["S"].layers, estimate.iteration_time_s
+    return 1e3 * (attention + waits) / LANGUAGE["S"].layers, estimate.iteration_time_s
 
 
 def _lambda(tokens: int, choices: Choices) -> Seen:

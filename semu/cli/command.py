@@ -67,6 +67,7 @@ _MODULES = {
     "assign": "samples.assign",
     "goodput": "resilience.goodput",
     "templates": "resilience.templates",
+    "workload": "samples.workload",
 }
 """Commands whose module has another name."""
 WITHOUT_COLLECTOR = ("simulate", "schedules", "what-if")

@@ -1,17 +1,21 @@
-"""``assign``: samples to replicas and microbatches, of a job or of a run; ``assign_all``: by every method."""
+"""``assign``: samples to replicas and microbatches; ``assignment_study``: by several methods; ``workload_study``: what
+samples ask of modules. Of a job, or of a run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 
+from semu.checks import check_number
 from semu.door.runs import of_runs
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.assigner import assign as assign_job
 from semu.searcher.assignment.study import AssignmentStudy, study_methods
+from semu.searcher.assignment.workload import WorkloadStudy, study_workload
 
-__all__ = ["assign", "assignment_study"]
+__all__ = ["assign", "assignment_study", "workload_study"]
 
 
 def _study(
@@ -40,5 +44,37 @@ def _study(
     return study_methods(Assigner(job, seed=seed), source, methods, iteration, progress)
 
 
+def _workload(
+    job: TrainingJob,
+    samples: str | os.PathLike[str],
+    *,
+    alpha: float = 0.05,
+    error: float = 0.05,
+    per_iteration: int | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> WorkloadStudy:
+    """What samples ask of the modules of a job: shares of the work, GPUs for each, and how many samples tell that.
+
+    Args:
+        job: what trains. samples: a JSONL file. alpha: probability that the answer is wrong. error: share of batches
+            that may give another allocation. per_iteration, seed: as ``semu.assign``. progress: called with what is
+            done.
+    Returns:
+        The study; ``repr`` is its table.
+    Raises:
+        ConfigError: as ``semu.assign``; alpha or error outside (0, 1).
+    """
+    for name, value in (("alpha", alpha), ("error", error)):
+        if not 0 < check_number(value, name, most=1.0) < 1:
+            raise ConfigError("not a probability", where=name, expected="above 0 and below 1", got=value, nearest=0.05)
+    say = progress if progress is not None else lambda _: None
+    say("reading samples")
+    source = SampleSource.read(job, samples, per_iteration)
+    say("fitting costs of samples")
+    return study_workload(Assigner(job, "order", seed=seed), source, alpha=alpha, error=error)
+
+
 assign = of_runs(assign_job)
+workload_study = of_runs(_workload)
 assignment_study = of_runs(_study)

@@ -13,7 +13,7 @@ from typing import Any
 from semu.errors import ConfigError, SemuError
 from semu.parallel.axes import AXES
 
-_KEY = re.compile(r"(model|cluster|parallel|training|overlap|batch|resilience)(\.\S+)?")
+_KEY = re.compile(r"(model|cluster|parallel|training|overlap|batch|resilience|assignment)(\.\S+)?")
 _BLAMED_SIZE = re.compile(rf"({'|'.join(AXES)}) = \d+")
 
 

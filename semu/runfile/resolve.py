@@ -158,8 +158,8 @@ def _require(config: Mapping[str, Any], places: Places) -> None:
         )
 
 
-_ASKED = ("cost", "resilience")
-"""Tables about a long run, which are there only where they are given."""
+_ASKED = ("cost", "resilience", "assignment")
+"""Tables about more than an iteration, which are there only where they are given."""
 
 
 def _with_defaults(config: Mapping[str, Any], places: Places) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ from semu.runfile.networks import NETWORKS
 from semu.runfile.networks import TABLES as NETWORK_TABLES
 from semu.runfile.places import Places
 from semu.runfile.transformer import TransformerConfig
+from semu.searcher.assignment.options import AssignmentOptions
 from semu_models.multimodal.own import EncoderConfig, ProjectorConfig
 
 _KINDS: Mapping[str, ValueKind] = MappingProxyType(
@@ -91,6 +92,7 @@ SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
         "parallel.layout": _kinds(PipelineLayout),
         "batch": {},
         "cost": {"gpu_hour_usd": ValueKind.NUMBER, "watt": ValueKind.NUMBER},
+        "assignment": _kinds(AssignmentOptions),
         "resilience": _kinds(Resilience),
         "resilience.checkpoint": _kinds(CheckpointOptions),
         "resilience.failures": _kinds(FailureOptions),

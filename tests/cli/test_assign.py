@@ -66,7 +66,7 @@ def test_methods_that_need_an_encoder_are_refused_for_text(tmp_path, capsys):
     assert "stratified" in found["refused"]
     code, found = run(capsys, *TEXT, "--samples", str(path), "--method", "stratified")
     assert code == 2
-    assert found["error"]["where"] == "assignment.method"
+    assert found["error"]["where"].endswith("assignment.method")
 
 
 def test_a_later_iteration_has_other_samples(tmp_path, capsys):
@@ -109,7 +109,7 @@ def test_bad_lines_are_named(name, tmp_path, capsys):
         (["--method", "cupled"], "method of assignment"),
         ([], None),
         (["--iteration", "9999"], "iteration"),
-        (["--count", "3"], "assignment.samples"),
+        (["--count", "3"], "assignment.count"),
         (["--set", "training.global_batch=15"], "global batch"),
     ],
 )
@@ -127,3 +127,36 @@ def test_video_models_and_attention_across_samples_are_refused(tmp_path, capsys)
     code, found = run(capsys, *VLM, "--set", "batch.attend_across_samples=true", "--samples", str(path))
     assert code == 2
     assert found["error"]["where"].endswith("batch.attend_across_samples")
+
+
+def test_a_run_file_says_what_to_assign(tmp_path, capsys):
+    write_samples(tmp_path / "samples.jsonl", draw_vlm(600, 1))
+    run_file = tmp_path / "run.toml"
+    main(["simulate", *VLM, "--dump-config", "--quiet"])
+    text = capsys.readouterr().out
+    run_file.write_text(text + '\n[assignment]\nsamples = "samples.jsonl"\nmethod = "order,coupled"\ncount = 64\n')
+    code, found = run(capsys, str(run_file))
+    assert code == 0
+    assert {row["method"] for row in found["methods"]} == {"order", "coupled"}
+    assert {row["samples"] for row in found["methods"]} == {64}
+    run_file.write_text(text + '\n[assignment]\nmethod = "cupled"\n')
+    code, found = run(capsys, str(run_file))
+    assert code == 2
+    assert found["error"]["where"].endswith("assignment.method")
+    run_file.write_text(text + '\n[assignment]\nmethods = "coupled"\n')
+    assert run(capsys, str(run_file))[0] == 2
+
+
+def test_what_samples_ask_of_modules(tmp_path, capsys):
+    path = write_samples(tmp_path / "samples.jsonl", draw_vlm(600, 1))
+    out = tmp_path / "out"
+    assert main(["workload", *VLM, "--samples", str(path), "--out", str(out), "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    shares = {row["module"]: row["share"] for row in found["modules"]}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert sum(row["wanted_gpus"] for row in found["modules"]) == found["gpus_per_replica"] == 8
+    assert sum(row["gpus"] for row in found["modules"]) == pytest.approx(8)
+    assert found["converged"]
+    assert (out / "workload.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["workload", *VLM, "--samples", str(path), "--alpha", "0", "--json", "--quiet"]) == 2
+    capsys.readouterr()

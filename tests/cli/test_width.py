@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "lm-7b --cluster h100:5x1 --parallel pp5",
     ),
     "goodput": ("lm-7b --mtbf 3h --days 2 --seeds 2 --tokens 1T --gpu-hour-usd 2", "lm-7b --mtbf nan"),
+    "workload": ("lm-7b --samples samples.jsonl --set training.global_batch=4", "lm-7b"),
     "compare": ("lm-7b llama3-8b", "lm-7b"),
     "plan": ("lm-7b -o plan.json", "vlm-s --rank 0", "--show plan.json --rank 1", "--verify plan.json"),
     "run": ("nothing.json --demo",),

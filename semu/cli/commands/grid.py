@@ -64,6 +64,11 @@ def grid_command(arguments: argparse.Namespace) -> int:
             if arguments.explore:
                 vary = {name: own for name, own in with_rules(job, vary).items() if name not in fix}
             space = Space.of(job, vary, fix, framework_values(whose, job))
+            if arguments.explore:
+                from semu.searcher.grid.exploring import with_best_layouts
+
+                asked = {"rank_by": arguments.rank_by, "price": arguments.price, "framework": whose}
+                space = with_best_layouts(job, space, **asked, progress=progress)
             axes = heat_axes(space.varied, arguments.axes)
             found = grid(
                 job,

@@ -22,7 +22,7 @@ from semu.cli.options.init import INIT
 from semu.cli.options.plan import PLAN
 from semu.cli.options.resilience import GOODPUT, TEMPLATES
 from semu.cli.options.run import RUN
-from semu.cli.options.samples import ASSIGN
+from semu.cli.options.samples import ASSIGN, WORKLOAD
 from semu.cli.options.schedules import SCHEDULES
 from semu.cli.options.search import SEARCH
 from semu.cli.options.shared import CommandOptions
@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "what-if": WHAT_IF,
     "context": CONTEXT,
     "assign": ASSIGN,
+    "workload": WORKLOAD,
     "goodput": GOODPUT,
     "templates": TEMPLATES,
     "compare": COMPARE,

@@ -1,4 +1,4 @@
-"""Options of the commands that look at samples: ``semu assign``."""
+"""Options of the commands that look at samples: ``semu assign``, ``semu workload``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ A line of FILE is a sample: {"id": "a7", "text_tokens": 120, "images": [{"patche
 examples:
   semu assign vlm-s --cluster h800:2x8 --parallel dp2-tp2-pp4 --samples metadata.jsonl --method all
   semu assign llama3-8b --cluster h100:4x8 --parallel tp2-pp4 --samples documents.jsonl --out out
+
+In a run file: [assignment] with samples, method, count, seed.
 
 exit codes: 0 ok, 2 bad input, 3 the assigned iteration does not fit in memory, 70 a defect in semu
 """
@@ -42,3 +44,34 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 
 ASSIGN = CommandOptions("which sample goes to which replica and microbatch", _DESCRIPTION, _add, _EPILOG)
+
+
+_OF_WORKLOAD = (
+    "What do samples ask of a model's modules? Each module's share of the work, the GPUs of a replica in proportion, "
+    "the smallest batch that tells it (b_min) with its confidence, and how far the next allocation is."
+)
+
+_WORKLOAD_EPILOG = """\
+examples:
+  semu workload vlm-s --cluster h800:2x8 --parallel dp2-tp2-pp4 --samples metadata.jsonl --out out
+
+exit codes: 0 ok (a batch below b_min, and no convergence, are warnings), 2 bad input, 70 a defect in semu
+"""
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    asked = parser.add_argument_group("what to look at")
+    asked.add_argument("--samples", metavar="FILE", help="JSONL, a sample a line (semu.workload.metadata)")
+    asked.add_argument("--count", type=int, metavar="N", help="samples of an iteration (default: as many as it packs)")
+    asked.add_argument("--alpha", type=float, metavar="A", default=0.05, help="1 - confidence (default: 0.05)")
+    asked.add_argument(
+        "--error", type=float, metavar="P", default=0.05, help="share of batches that may differ (default: 0.05)"
+    )
+    add_changes(parser, seed="of the draws, and of the packs that costs are fitted on")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="DIR", help="write workload.json and workload.png")
+    add_dump(output)
+
+
+WORKLOAD = CommandOptions("what samples ask of a model's modules", _OF_WORKLOAD, _add_workload, _WORKLOAD_EPILOG)

@@ -79,7 +79,7 @@ class Assigner:
         per_microbatch = len(samples.text_tokens) / self.num_bins
         if self.limit is not None:
             per_microbatch = min(per_microbatch, self.limit / max(1.0, float(samples.lengths.mean())))
-        return fit_costs(self.job, samples, per_microbatch, self.limit, self.seed)
+        return fit_costs(self.job, samples, max(per_microbatch, 1.0), self.limit, self.seed)
 
     def __call__(
         self,
@@ -181,7 +181,7 @@ class SampleSource:
         bounds = bounds[:: job.training.micro_batch]
         found = cls(batch.metadata.path, samples, batch.metadata.ids(), bounds, num_bins, per_iteration)
         if per_iteration is not None:
-            check_count(per_iteration, "assignment.samples", least=num_bins)
+            check_count(per_iteration, "assignment.count", least=num_bins)
         if not found.num_iterations:
             have, need = (len(samples.text_tokens), per_iteration) if per_iteration else (len(bounds) - 1, num_bins)
             what = "samples" if per_iteration else "packed microbatches"

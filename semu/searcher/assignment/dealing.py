@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from semu.errors import ConfigError
-from semu.searcher.assignment.kernels import deal, improve
 from semu.searcher.assignment.problem import I64, AssignmentProblem
 from semu.workload.packing import offsets
 
@@ -21,6 +20,8 @@ def to_replicas(problem: AssignmentProblem, order: I64, load: I64, base: I64, co
         order: int64[n]. load: int64[n, num_columns]. base: int64[num_columns], of every bin.
         count: microbatches of a replica.
     """
+    from semu.searcher.assignment.kernels import deal
+
     first, bin_of = np.zeros_like(order), np.empty_like(order)
     cap = -1 if problem.limit is None else problem.limit * count
     if deal(order, first, problem.dp, load, base, problem.tokens, cap, bin_of):
@@ -42,6 +43,8 @@ def to_microbatches(
     Args:
         replica: int64[n]. order, load, base, count: as ``to_replicas``.
     """
+    from semu.searcher.assignment.kernels import deal
+
     bin_of = np.empty_like(order)
     lost = deal(order, replica * count, count, load, base, problem.tokens, problem.cap, bin_of)
     return None if lost else bin_of
@@ -53,6 +56,8 @@ def improved(problem: AssignmentProblem, bins: I64, count: int, load: I64, base:
     Args:
         bins: int64[n], replica x count + microbatch. count: microbatches of a replica. load, base: as ``to_replicas``.
     """
+    from semu.searcher.assignment.kernels import improve
+
     replica = bins // count
     items = np.argsort(replica, kind="stable")
     ptr = offsets(np.bincount(replica, minlength=problem.dp))

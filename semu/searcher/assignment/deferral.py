@@ -6,13 +6,10 @@ the subset of its samples whose load is closest to half of the difference. A bot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from semu.searcher.assignment.kernels import match, subset_sums
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -20,49 +17,31 @@ I32 = NDArray[np.int32]
 CELLS = 1 << 13
 """Cells of the table of subset sums; loads that do not fit are rounded to the total over this."""
 _FEW = 12
-"""Up to so many samples all subsets are listed, which is exact."""
+"""Up to so many samples of a microbatch all subsets are listed, which is exact."""
 
 
 class Subsets:
-    """Sums of all subsets of some loads, asked for the one closest to a target.
+    """Sums of the subsets of many loads, rounded to a table; asked for the one closest to a target.
 
     Args:
         weights: int64[n], >= 0, at least one.
     """
 
     def __init__(self, weights: I64) -> None:
+        from semu.searcher.assignment.kernels import subset_sums
+
         self._weights = weights
-        n = len(weights)
-        if n <= _FEW:
-            masks = np.arange(1 << n)
-            sums = ((masks[:, None] >> np.arange(n)) & 1) @ weights
-            self._order = np.argsort(sums, kind="stable")
-            self._sums = sums[self._order]
-            return
-        total = int(weights.sum())
-        self._tick = max(1, -(-total // CELLS))
-        ticks = np.rint(weights / self._tick).astype(np.int64)
-        self._ticks = ticks
-        self._reached: I32 = np.empty((n + 1, int(ticks.sum()) + 1), np.int32)
-        subset_sums(ticks, self._reached.shape[1] - 1, self._reached)
-        self._sums = np.flatnonzero(self._reached[n])
+        self._tick = max(1, -(-int(weights.sum()) // CELLS))
+        self._ticks = np.rint(weights / self._tick).astype(np.int64)
+        self._reached: I32 = np.empty((len(weights) + 1, int(self._ticks.sum()) + 1), np.int32)
+        subset_sums(self._ticks, self._reached.shape[1] - 1, self._reached)
+        self._sums = np.flatnonzero(self._reached[-1])
 
     def closest(self, target: float) -> NDArray[np.bool_]:
-        """The subset whose sum is closest to a target; of two the smaller sum: bool[n].
-
-        Where sums are rounded, the five nearest of the table on each side are summed again as they are.
-        """
-        n = len(self._weights)
-        if n <= _FEW:
-            place = int(np.searchsorted(self._sums, target))
-            near = [number for number in (place - 1, place) if 0 <= number < len(self._sums)]
-            best = min(near, key=lambda number: (abs(float(self._sums[number]) - target), self._sums[number]))
-            first = int(np.searchsorted(self._sums, self._sums[best]))  # of equal sums the first subset
-            found: NDArray[np.bool_] = ((int(self._order[first]) >> np.arange(n)) & 1).astype(np.bool_)
-            return found
+        """A subset whose sum is closest to a target, of two the smaller sum: bool[n]. Of the table's nearest five sums
+        on each side, the subsets are summed again as they are."""
         place = int(np.searchsorted(self._sums, target / self._tick))
-        near = self._sums[max(0, place - 5) : place + 5].tolist()
-        picked = [self._subset(int(total)) for total in near]
+        picked = [self._subset(int(total)) for total in self._sums[max(0, place - 5) : place + 5].tolist()]
         exact = [int(self._weights[own].sum()) for own in picked]
         return picked[min(range(len(picked)), key=lambda number: (abs(exact[number] - target), exact[number]))]
 
@@ -93,43 +72,53 @@ class Pairing:
     bottleneck: int
 
 
-def pair_up(loads: Sequence[I64], room: Sequence[tuple[I64, int]] | None = None) -> Pairing:
+def pair_up(ptr: I64, weight: I64, tokens: I64 | None = None, rooms: I64 | None = None) -> Pairing:
     """Pair the microbatches of a replica.
 
     Args:
-        loads: per microbatch, the backbone's load of each of its samples, int64 [ticks].
-        room: per microbatch, tokens of each of its samples, and tokens that still fit into it; None: any number fits.
+        ptr: int64[num_microbatches + 1], samples of each microbatch, at least one. weight: int64[n] [ticks], the
+            backbone's load of each sample. tokens: int64[n]. rooms: int64[num_microbatches], tokens that still fit into
+            each; None: any number.
     Source:
-        001 §4.5.2, eq. 4.3, algorithm 4 lines 7 to 14. Ties of microbatches by number.
+        001 §4.5.2, eq. 4.3, algorithm 4 lines 7 to 14. Ties of microbatches by number. Where tokens limit, the subset
+        is the closest of those that fit; of a table (many samples) it is left out where it does not fit.
     """
-    total = np.array([int(own.sum()) for own in loads], np.int64)
+    from semu.searcher.assignment.kernels import pair_costs
+
+    total = np.add.reduceat(weight, ptr[:-1])
     order = np.argsort(-total, kind="stable")
-    half = len(loads) // 2
-    unpaired = int(order[-1]) if len(loads) % 2 else None
+    half = len(total) // 2
+    unpaired = int(order[-1]) if len(total) % 2 else None
     upper, lower = order[:half], order[half : 2 * half]
-    cost = np.empty((half, half), np.int64)
-    sets: list[list[NDArray[np.bool_]]] = []
-    for row, over in enumerate(upper.tolist()):
-        subsets = Subsets(loads[over])
-        own = []
+    cost, subset = np.empty((half, half), np.int64), np.empty((half, half), np.int64)
+    tokens = np.zeros_like(weight) if tokens is None else tokens
+    rooms = np.full(len(total), -1, np.int64) if rooms is None else rooms
+    pair_costs(ptr, weight, tokens, rooms, upper, lower, _FEW, cost, subset)
+    tables = {}
+    for row in np.flatnonzero((subset < 0).any(axis=1)).tolist():
+        own = slice(ptr[upper[row]], ptr[upper[row] + 1])
+        table = Subsets(weight[own])
         for column, under in enumerate(lower.tolist()):
-            chosen = subsets.closest((total[over] - total[under]) / 2)
-            if room is not None and int(room[over][0][chosen].sum()) > room[under][1]:
+            chosen = table.closest((total[upper[row]] - total[under]) / 2)
+            if 0 <= rooms[under] < tokens[own][chosen].sum():
                 chosen = np.zeros_like(chosen)
-            moved = int(loads[over][chosen].sum())
-            cost[row, column] = max(total[over] - moved, total[under] + moved)
-            own.append(chosen)
-        sets.append(own)
+            moved = int(weight[own][chosen].sum())
+            cost[row, column] = max(total[upper[row]] - moved, total[under] + moved)
+            tables[row, column] = chosen
     partner, bottleneck = bottleneck_match(cost, total[upper])
     taken = set(partner[partner >= 0].tolist())
     free = iter(column for column in range(half) if column not in taken)
     pairs, deferred = [], []
     for row, over in enumerate(upper.tolist()):
         column = int(partner[row])
-        keeps = column < 0
-        column = next(free) if keeps else column
+        bits = np.arange(ptr[over + 1] - ptr[over])
+        chosen = np.zeros(len(bits), np.bool_)
+        if column < 0:  # within the bottleneck alone
+            column = next(free)
+        else:
+            chosen = tables.get((row, column), ((int(subset[row, column]) >> bits) & 1).astype(np.bool_))
         pairs.append((over, int(lower[column])))
-        deferred.append(np.zeros_like(sets[row][column]) if keeps else sets[row][column])
+        deferred.append(chosen)
     return Pairing(tuple(pairs), unpaired, tuple(deferred), bottleneck)
 
 
@@ -141,6 +130,8 @@ def bottleneck_match(cost: I64, alone: I64) -> tuple[I64, int]:
     Returns:
         Per row its column, -1 where it stays alone, and T; int64[rows]. Without rows: T = 0.
     """
+    from semu.searcher.assignment.kernels import match
+
     partner = np.full(len(alone), -1, np.int64)
     if not len(alone):
         return partner, 0

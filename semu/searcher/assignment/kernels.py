@@ -221,3 +221,47 @@ def match(cost: I64, alone: I64, bound: int, partner: I64) -> bool:
             row_of[free] = row
             free = before
     return True
+
+
+@kernel
+def pair_costs(
+    ptr: I64, weight: I64, tokens: I64, rooms: I64, upper: I64, lower: I64, most: int, cost: I64, subset: I64
+) -> None:
+    """What every pair of microbatches of a replica can make of deferral, by listing all subsets.
+
+    Args:
+        ptr: int64[num_microbatches + 1], samples of each. weight, tokens: int64[n], of samples.
+        rooms: int64[num_microbatches], tokens that fit into each; < 0: any number.
+        upper, lower: int64[half], microbatches that defer, and that take. most: samples of which subsets are listed.
+        cost: int64[half, half], written: the larger load after deferral (001 eq. 4.3).
+        subset: int64[half, half], written: bits of the samples whose load is closest to half of the difference, of
+            two the smaller load; -1: more samples than ``most``.
+    """
+    sums, held = empty(1 << most, np.int64), empty(1 << most, np.int64)
+    total = zeros(len(ptr) - 1, np.int64)
+    for number in range(len(ptr) - 1):
+        for place in range(ptr[number], ptr[number + 1]):
+            total[number] += weight[place]
+    for row in range(len(upper)):
+        over = upper[row]
+        first, count = ptr[over], ptr[over + 1] - ptr[over]
+        if count > most:
+            for column in range(len(lower)):
+                subset[row, column] = -1
+            continue
+        sums[0], held[0], reach = 0, 0, 1
+        for bit in range(count):
+            for mask in range(reach):
+                sums[reach + mask] = sums[mask] + weight[first + bit]
+                held[reach + mask] = held[mask] + tokens[first + bit]
+            reach *= 2
+        for column in range(len(lower)):
+            under = lower[column]
+            twice, room = total[over] - total[under], rooms[under]
+            best, chosen = twice, 0
+            for mask in range(1, reach):
+                apart = abs(twice - 2 * sums[mask])
+                if (apart < best or (apart == best and sums[mask] < sums[chosen])) and (room < 0 or held[mask] <= room):
+                    best, chosen = apart, mask
+            cost[row, column] = max(total[over] - sums[chosen], total[under] + sums[chosen])
+            subset[row, column] = chosen

@@ -7,7 +7,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from semu.searcher.assignment.deferral import _FEW, Subsets, bottleneck_match, pair_up
+from semu.searcher.assignment.deferral import _FEW, Pairing, Subsets, bottleneck_match, pair_up
+from semu.workload.packing import offsets
 
 
 def brute_subset(weights: np.ndarray, target: float) -> float:
@@ -58,6 +59,11 @@ def test_figure_4_10():
     assert [tuple(partner.tolist())] == within == [(2, 0, 1)]
 
 
+def paired(loads: list[np.ndarray]) -> Pairing:
+    """Of loads by microbatch."""
+    return pair_up(offsets(np.array([len(own) for own in loads])), np.concatenate(loads).astype(np.int64))
+
+
 def test_pairs_of_a_replica_are_as_good_as_any():
     """Every pairing of six microbatches, with the best subset of each pair."""
     generator = np.random.default_rng(2)
@@ -69,7 +75,7 @@ def test_pairs_of_a_replica_are_as_good_as_any():
             max(_pair(loads[order[row]], total[order[3 + column]]) for row, column in enumerate(columns))
             for columns in permutations(range(3))
         )
-        found = pair_up(loads)
+        found = paired(loads)
         after = total.copy()
         for (over, under), deferred in zip(found.pairs, found.deferred, strict=True):
             moved = loads[over][deferred].sum()
@@ -85,6 +91,21 @@ def _pair(over: np.ndarray, under: int) -> int:
 
 
 def test_the_lightest_of_an_odd_number_stays_alone():
-    found = pair_up([np.array([5, 5]), np.array([1]), np.array([3, 1])])
+    found = paired([np.array([5, 5]), np.array([1]), np.array([3, 1])])
     assert found.unpaired == 1
     assert found.pairs == ((0, 2),)
+
+
+def test_no_more_is_deferred_than_has_room():
+    loads, tokens = np.array([6, 4, 1]), np.array([60, 40, 10])
+    for room, moved in ((100, 40), (39, 0), (40, 40)):
+        found = pair_up(np.array([0, 2, 3]), loads, tokens, np.array([0, room]))
+        assert tokens[:2][found.deferred[0]].sum() == moved
+
+
+def test_many_samples_are_paired_by_the_table():
+    """More than are listed one by one: as even as two bins of such loads can be."""
+    generator = np.random.default_rng(4)
+    loads = [generator.integers(1, 300, 30), generator.integers(1, 100, 20)]
+    found = paired(loads)
+    assert found.bottleneck - np.concatenate(loads).sum() / 2 <= 1

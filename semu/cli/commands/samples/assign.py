@@ -6,7 +6,7 @@ import argparse
 
 from semu.cli.console import Progress, emit, emit_json, say_written
 from semu.cli.resolved import dump_run, read_run, say_notes
-from semu.errors import ConfigError, MemoryLimitError
+from semu.errors import MemoryLimitError
 
 
 def assign_command(arguments: argparse.Namespace) -> int:
@@ -19,23 +19,20 @@ def assign_command(arguments: argparse.Namespace) -> int:
         run = read_run(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
-        if arguments.samples is None:
-            raise ConfigError("no samples", where="--samples", expected="the path of a JSONL file, one sample a line")
+        from semu.cli.commands.samples.asked import asked_of
         from semu.door.assigning import assignment_study
-        from semu.searcher.assignment.methods.table import DEFAULT_METHOD
 
         job = run.job()
         say_notes(run)
-        asked = arguments.method or DEFAULT_METHOD
-        methods = None if asked == "all" else [word.strip() for word in asked.split(",")]
+        options, samples = asked_of(arguments, run)
         with run.places.located():
             found = assignment_study(
                 job,
-                arguments.samples,
-                methods,
-                per_iteration=arguments.count,
+                samples,
+                options.methods,
+                per_iteration=options.count,
                 iteration=arguments.iteration,
-                seed=arguments.seed or 0,
+                seed=options.seed,
                 progress=progress,
             )
         if arguments.out is not None:

@@ -1,14 +1,15 @@
 """``entrain``: starts coupled, and defers only where the simulated iteration gains.
 
 Balance does not decide: microbatches that deferral has made even can take longer, as encoders run their backwards in
-two parts and late. So the slowest replica under fitted costs does. Candidates are ``coupled``, the text's own rules,
-stratified samples without deferral, and coupled samples with pairs that defer.
+two parts and late. So the slowest replica under fitted costs does. Candidates are ``coupled``, ``disttrain``, the
+text's own rules, stratified samples without deferral, and coupled samples with pairs that defer.
 """
 
 from __future__ import annotations
 
 from semu.errors import ConfigError, ScheduleError
-from semu.searcher.assignment.methods.coupled import deal_coupled, ordered
+from semu.searcher.assignment.methods.coupled import deal_coupled
+from semu.searcher.assignment.methods.disttrain import deal_disttrain
 from semu.searcher.assignment.methods.literal import deferred
 from semu.searcher.assignment.methods.stratified import deal_stratified
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
@@ -17,10 +18,10 @@ from semu.searcher.assignment.problem import AssignmentProblem, Dealt
 def deal_entrain(problem: AssignmentProblem) -> Dealt:
     """The candidate with the shortest iteration; of equal ones the first, which defers nothing."""
     coupled = deal_coupled(problem)
-    candidates = [coupled]
+    candidates = [coupled, deal_disttrain(problem)]
     if problem.encoder.any():
         stratified = deal_stratified(problem)
-        candidates += [ordered(problem, stratified), deferred(problem, stratified), deferred(problem, coupled)]
+        candidates += [stratified, deferred(problem, stratified), deferred(problem, coupled)]
     best, shortest = coupled, problem.worst_s(coupled)
     for candidate in candidates[1:]:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from semu.searcher.assignment.deferral import pair_up
@@ -26,18 +28,17 @@ def deferred(problem: AssignmentProblem, dealt: Dealt) -> Dealt:
     order = np.argsort(dealt.bins, kind="stable")
     first = np.searchsorted(dealt.bins[order], np.arange(problem.dp * count + 1))
     held = np.bincount(dealt.bins, weights=problem.tokens, minlength=problem.dp * count).astype(np.int64)
+    rooms = None if problem.limit is None else (problem.limit - held).reshape(problem.dp, count)
+    weight, tokens = problem.backbone[order], problem.tokens[order]
     for replica in range(problem.dp):
-        at = replica * count
-        members = [order[first[at + k] : first[at + k + 1]] for k in range(count)]
-        room = None
-        if problem.limit is not None:
-            room = [(problem.tokens[own], problem.limit - int(held[at + k])) for k, own in enumerate(members)]
-        found = pair_up([problem.backbone[own] for own in members], room)
-        for number, (pair, waits) in enumerate(zip(found.pairs, found.deferred, strict=True)):
-            for place, own in ((2 * number, members[pair[0]]), (2 * number + 1, members[pair[1]])):
-                microbatch[own] = reader[own] = place
-            reader[members[pair[0]][waits]] = 2 * number + 1
+        ptr = first[replica * count : (replica + 1) * count + 1]
+        own = slice(ptr[0], ptr[-1])
+        found = pair_up(ptr - ptr[0], weight[own], tokens[own], None if rooms is None else rooms[replica])
+        members = [order[begin:end] for begin, end in pairwise(ptr.tolist())]
+        for number, ((over, under), waits) in enumerate(zip(found.pairs, found.deferred, strict=True)):
+            microbatch[members[over]], microbatch[members[under]] = 2 * number, 2 * number + 1
+            reader[members[over]] = 2 * number + waits
+            reader[members[under]] = 2 * number + 1
         if found.unpaired is not None:
-            own = members[found.unpaired]
-            microbatch[own] = reader[own] = count - 1
+            microbatch[members[found.unpaired]] = reader[members[found.unpaired]] = count - 1
     return Dealt(dealt.replica, microbatch, reader, count)

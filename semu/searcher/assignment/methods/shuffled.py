@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from semu.searcher.assignment.dealing import spread
-from semu.searcher.assignment.kernels import deal
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
 
 
@@ -17,6 +16,8 @@ def deal_at_random(problem: AssignmentProblem) -> Dealt:
     Source:
         ``numpy.random.PCG64`` of the seed; ours.
     """
+    from semu.searcher.assignment.kernels import deal
+
     order = np.random.Generator(np.random.PCG64([problem.seed, 0xA551])).permutation(problem.num_samples)
     ones, first = np.ones((problem.num_samples, 1), np.int64), np.zeros(problem.num_samples, np.int64)
     bins, count = np.empty(problem.num_samples, np.int64), problem.num_microbatches

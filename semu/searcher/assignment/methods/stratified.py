@@ -44,11 +44,11 @@ def effective_count(problem: AssignmentProblem, replica: I64) -> int:
         001 algorithm 4 line 3. One number for all replicas, and an even one, is ours: replicas exchange gradients, and
         pairs need partners.
     """
-    most, count = problem.num_microbatches, problem.num_microbatches
-    for number in range(problem.dp):
-        own = problem.encoder[replica == number]
-        if own.size and own.max() > 0:
-            count = min(count, int(own.sum() // own.max()))
+    most = problem.num_microbatches
+    largest = np.zeros(problem.dp, np.int64)
+    np.maximum.at(largest, replica, problem.encoder)
+    total = np.bincount(replica, weights=problem.encoder, minlength=problem.dp).astype(np.int64)
+    count = int(np.min(total[largest > 0] // largest[largest > 0], initial=most))
     count = max(count - count % 2, min(problem.load.shape[1], most), 1)
     if problem.limit is not None:
         held = np.bincount(replica, weights=problem.tokens, minlength=problem.dp).max()

@@ -1,0 +1,166 @@
+"""Assigning samples: how long a method takes, how good it is against an exact solver, how long b_min takes.
+
+Samples are drawn with a fixed seed: images and text of log-normal sizes, as ``drawn`` makes them. Times are of one
+core, warm, from columns of samples to an ``Assignment``; reading a file is a row of its own. Goals are the issue's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _rows import Row, print_rows
+from _timing import fastest, fastest_cpu
+
+import semu
+from semu.runfile import load_run
+from semu.searcher.assignment.allocation import stable_batch
+from semu.searcher.assignment.assigner import Assigner
+from semu.searcher.assignment.exact import even_bins
+from semu.searcher.assignment.kernels import deal, improve
+from semu.searcher.assignment.methods.table import METHODS
+from semu.workload.metadata import read_metadata
+from semu.workload.packing import offsets
+from semu.workload.samples import Items, Samples
+
+BATCHES = 20
+
+
+def drawn(count: int, seed: int, merge: int = 16) -> Samples:
+    """Samples of 1 to 5 images and log-normal text. ``merge``: patches that become a token."""
+    generator = np.random.default_rng(seed)
+    images = np.minimum(generator.geometric(0.5, count), 5)
+    sides = np.clip(np.exp(generator.normal(2.2, 0.5, int(images.sum()))), 3, 24).astype(np.int64)
+    text = np.clip(np.exp(generator.normal(5.0, 1.0, count)), 4, 2000).astype(np.int64)
+    return Samples(text, {"vision": Items(offsets(images), merge * sides**2, sides**2)})
+
+
+def plain_deal(loads: list[tuple[int, ...]], bins: int) -> list[int]:
+    """What the kernel does, in plain Python: largest first, each to the bin that is lowest with it."""
+    held = [[0] * len(loads[0]) for _ in range(bins)]
+    found = [0] * len(loads)
+    for item in sorted(range(len(loads)), key=lambda number: -max(loads[number])):
+        own = loads[item]
+        best = min(range(bins), key=lambda number: max(a + b for a, b in zip(held[number], own, strict=True)))
+        found[item] = best
+        held[best] = [a + b for a, b in zip(held[best], own, strict=True)]
+    return found
+
+
+def kernel_deal(loads: np.ndarray, bins: int) -> np.ndarray:  # type: ignore[type-arg]
+    """The same by the kernel."""
+    order = np.argsort(-loads.max(axis=1), kind="stable")
+    found, zeros = np.empty(len(loads), np.int64), np.zeros(len(loads), np.int64)
+    deal(order, zeros, bins, loads, np.zeros(loads.shape[1], np.int64), zeros, -1, found)
+    return found
+
+
+def measure(quick: bool) -> Iterator[Row]:
+    """All rows."""
+    seconds = 0.5 if quick else 4.0
+    job = load_run("vlm-s", ["training.global_batch=1024"], cluster="h800:32x8", parallel="dp32-tp2-pp4")
+    assigner = Assigner(job, "entrain", samples=drawn(3000, 1))
+    goals = {"order": None, "coupled": None, "entrain-literal": None, "entrain": 20.0}
+    yield from _speed(assigner, 4096, seconds, goals)
+    if not quick:
+        wide = load_run("vlm-s", ["training.global_batch=16384"], cluster="h800:512x8", parallel="dp512-tp2-pp4")
+        yield from _speed(Assigner(wide, samples=drawn(65536, 1)), 65536, seconds, {"coupled": None, "entrain": 400.0})
+    yield from _against_python(seconds)
+    yield from _against_the_optimum(20 if quick else 200)
+    yield from _methods(4 if quick else BATCHES)
+    work = np.random.default_rng(0).lognormal(0, 1, (100_000 if quick else 1_000_000, 2))
+    found = fastest({"b_min": lambda: stable_batch(work, 16, also=4096)}, 0.0)
+    value = found["b_min"]
+    yield Row("b_min", value, "s", f"{len(work):,} samples, global batch 4,096", "<= 5", value <= 5)
+    yield from _reading(2_000 if quick else 50_000)
+
+
+def _speed(assigner: Assigner, count: int, seconds: float, goals: dict[str, float | None]) -> Iterator[Row]:
+    samples = drawn(count, 5)
+    runs = {name: partial(assigner, samples, method=name) for name in goals}
+    found = fastest_cpu(runs, seconds)  # type: ignore[arg-type]
+    for name, goal in goals.items():
+        value = 1e3 * found[name]
+        said, holds = (None, None) if goal is None else (f"<= {goal:g}", value <= goal)
+        yield Row(
+            f"{count:,} samples, {name}",
+            value,
+            "ms",
+            f"vlm-s, dp {assigner.job.parallel.replicas}, K 32, processor time",
+            said,
+            holds,
+        )
+
+
+def _against_python(seconds: float) -> Iterator[Row]:
+    loads = np.random.default_rng(2).integers(1, 10**6, (1024, 3))
+    rows = [tuple(row) for row in loads.tolist()]
+    assert plain_deal(rows, 64) == kernel_deal(loads, 64).tolist()
+    found = fastest({"kernel": partial(kernel_deal, loads, 64), "python": partial(plain_deal, rows, 64)}, seconds)
+    ratio = found["python"] / found["kernel"]
+    yield Row("dealing, plain Python over the kernel", ratio, "x", "1,024 samples, 3 loads, 64 bins, same result")
+
+
+def _against_the_optimum(instances: int) -> Iterator[Row]:
+    """Largest load of eight bins of up to 16 samples with two loads, over CP-SAT's."""
+    generator = np.random.default_rng(3)
+    ratios = []
+    for _ in range(instances):
+        count = int(generator.integers(10, 17))
+        loads = generator.lognormal(6, 1, (count, 2)).astype(np.int64) + 1
+        bins, zeros = kernel_deal(loads, 8), np.zeros(count, np.int64)
+        improve(np.array([0, count]), np.arange(count), 8, loads, np.zeros(2, np.int64), zeros, -1, 64, bins)
+        height = max(int(np.bincount(bins, weights=own, minlength=8).max()) for own in loads.T)
+        ratios.append(height / even_bins(loads, 8, seconds=5.0).height)
+    of = f"{instances} drawn instances of 10 to 16 samples, 2 loads, 8 bins, CP-SAT"
+    value = float(np.median(ratios))
+    yield Row("largest load over the optimum, median", value, "x", of, "<= 1.05", value <= 1.05)
+    value = float(np.max(ratios))
+    yield Row("largest load over the optimum, worst", value, "x", of, "<= 1.15", value <= 1.15)
+
+
+def _methods(batches: int) -> Iterator[Row]:
+    """Simulated iterations of every method, over ``order``'s; how far entrain is behind the best in the mean."""
+    for name, cluster, parallel, merge in (
+        ("vlm-s", "h800:2x8", "dp2-tp2-pp4", 16),
+        ("qwen2-vl-7b", "h100:2x8", "dp4-tp2-pp2", 4),
+    ):
+        job = load_run(name, ["training.global_batch=64"], cluster=cluster, parallel=parallel)
+        assigner = Assigner(job, "entrain", samples=drawn(2000, 1, merge))
+        table = {
+            method: np.array([assigner(drawn(256, 50 + n, merge), method=method).iteration_s for n in range(batches)])
+            for method in METHODS
+        }
+        for method, times in table.items():
+            value = float((times / table["order"]).mean())
+            yield Row(f"{name}, {method} over the file's order", value, "x", f"{batches} batches of 256, simulated")
+        best = np.min([*table.values()], axis=0)
+        value = float((table["entrain"] / best).mean())
+        yield Row(f"{name}, entrain over the best method", value, "x", "mean", "<= 1.005", value <= 1.005)
+
+
+def _reading(count: int) -> Iterator[Row]:
+    samples = drawn(count, 9)
+    images = samples.items["vision"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "samples.jsonl"
+        with path.open("w") as file:
+            for number, text in enumerate(samples.text_tokens.tolist()):
+                own = range(int(images.ptr[number]), int(images.ptr[number + 1]))
+                listed = [{"patches": int(images.lengths[n]), "tokens": int(images.tokens[n])} for n in own]
+                file.write(json.dumps({"id": number, "text_tokens": text, "images": listed}) + "\n")
+        found = fastest({"read": lambda: read_metadata(path).packable()}, 0.0)
+        yield Row("reading JSONL", found["read"], "s", f"{count:,} samples")
+
+
+if __name__ == "__main__":
+    semu.memo.clear()
+    print_rows(__doc__, measure)

@@ -1,0 +1,51 @@
+"""``AssignmentOptions``: ``[assignment]`` of a run file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from semu.checks import check_count, check_seed, find_named
+
+ALL = "all"
+"""In place of a method: every one that suits the model."""
+
+
+@dataclass(frozen=True)
+class AssignmentOptions:
+    """What ``semu assign`` and ``semu workload`` are asked; a command line's words come before it.
+
+    Attributes:
+        samples: path of a JSONL file of samples, from the current folder; None: the command line says it.
+        method: a word of ``METHODS``, several with commas, or ``all``.
+        count: samples of an iteration; None: as many as the job's packed sequences hold.
+        seed: of the random order, and of packs and draws.
+    Raises:
+        ConfigError: an unknown method, a number out of range.
+    """
+
+    samples: str | None = None
+    method: str = "entrain"
+    count: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        from semu.searcher.assignment.methods.table import METHODS
+
+        for word in self.method.split(",") if self.method != ALL else ():
+            find_named("method of assignment", word.strip(), METHODS, where="assignment.method")
+        if self.count is not None:
+            check_count(self.count, "assignment.count")
+        check_seed(self.seed, "assignment.seed")
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], **given: object) -> AssignmentOptions:
+        """The options of a table, and those given beside it that are not None."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{**table, **{key: value for key, value in given.items() if value is not None and key in known}})
+
+    @property
+    def methods(self) -> tuple[str, ...] | None:
+        """The methods by name; None: all."""
+        return None if self.method == ALL else tuple(word.strip() for word in self.method.split(","))
