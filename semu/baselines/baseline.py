@@ -83,6 +83,7 @@ NO_LAYOUT: Mapping[str, Any] = {
     "partition": "parameters",
     "placement": "circular",
     "vocabulary": "ends",
+    "loss": "head",
 }
 """Stages cut by parameters, whatever a job has said of them."""
 NO_SCHEDULE: Mapping[str, Any] = {

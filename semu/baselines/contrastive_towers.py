@@ -1,8 +1,9 @@
 """DistMM-Pipe, a baseline of FlexPipe (§2.2, Fig. 3): towers side by side, synchronised every few microbatches.
 
-Every tower of a contrastive model has pipeline ranks of its own; its features go to the rank that computes the loss.
-Losses of several microbatches are computed together (caching of contrastive losses): before the first backward of a
-group all its features must be there, so that every rank launches as many forwards more in the warm-up.
+Every tower of a contrastive model has pipeline ranks of its own. The last ranks of all towers gather one another's
+features and compute the loss together (``parallel.loss = "towers"``), for several microbatches one after another:
+before the first backward of a group all its features must be there, so that every rank launches as many forwards more
+in the warm-up.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def distmm(job: TrainingJob, *, every: int = EVERY) -> Baseline:
         job,
         parallel={
             "layout": PipelineLayout(modules=modules),
+            "loss": "towers",
             "partition": "parameters",
             "placement": "circular",
             "segments": "mixed",
@@ -90,11 +92,12 @@ def distmm_orders(shape: PipelineShape, every: int) -> Iterator[list[StageKey]]:
     """The stages of every rank: 1F1B of its tower with ``every`` - 1 forwards more ahead; losses group by group.
 
     Args:
-        shape: towers, each a chain over neighbouring ranks, and a last chunk that reads them all.
+        shape: towers, each a chain over neighbouring ranks, and a gang on their last ranks that reads them.
     """
-    m, head = shape.num_microbatches, shape.num_chunks - 1
+    m, heads = shape.num_microbatches, shape.gangs[0]
     for rank in range(shape.num_ranks):
-        own = [chunk for chunk in shape.chunks_of(rank) if chunk != head]
+        own = [chunk for chunk in shape.chunks_of(rank) if chunk not in heads]
+        head = next((chunk for chunk in heads if shape.chunk_rank[chunk] == rank), None)
         module = shape.chunk_module[own[-1]]
         last = max(r for r, name in zip(shape.chunk_rank, shape.chunk_module, strict=True) if name == module)
         warm_up = min(last - rank + every, m)
@@ -105,7 +108,7 @@ def distmm_orders(shape: PipelineShape, every: int) -> Iterator[list[StageKey]]:
             back = step - warm_up + 1
             if step + 1 < warm_up or back >= m:
                 continue
-            if rank == shape.chunk_rank[head] and back % every == 0:
+            if head is not None and back % every == 0:
                 group = range(back, back + every)
                 order += [StageKey(head, phase, i) for phase in (Phase.FORWARD, Phase.BACKWARD) for i in group]
             order += [StageKey(chunk, Phase.BACKWARD, back) for chunk in reversed(own) if shape.has_backward[chunk]]

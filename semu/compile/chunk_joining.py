@@ -44,6 +44,8 @@ def join_chunks(
         else:
             ends = _ends_on(chunk.rank, chunks, job) if job.parallel.segments == "replicated" else last_chunk
             arrivals = _module_arrivals(module, ends, library, blocks, job)
+        if chunk.gang >= 0 and not chunk.first:  # what is on other ranks comes within the stage
+            arrivals = tuple(s if s >= 0 and chunks[s].rank == chunk.rank else -1 for s in arrivals)
         is_last = chunks[last_chunk[module.name]].first == chunk.first
         has_consumer = not is_last or module.name in consumed
         if chunk.repeats:
@@ -54,7 +56,7 @@ def join_chunks(
             numbers,
             serial=not job.overlaps_tensor_parallel,
             has_consumer=has_consumer,
-            has_producer=not chunk.first or source >= 0,
+            produced=tuple(source >= 0 for source in arrivals),
             borrowed=borrowed_tensors(arrivals, chunk, result),
             exchanges=plans[chunk.index],
         )

@@ -47,7 +47,7 @@ def build_stages(
     has_consumer: bool = True,
     borrowed: Sequence[bool] = (),
     exchanges: ExchangePlan | None = None,
-    has_producer: bool = True,
+    produced: Sequence[bool] = (),
 ) -> tuple[StageProgram, StageProgram | None]:
     """Join a chunk's blocks into its forward and its backward stage.
 
@@ -56,8 +56,8 @@ def build_stages(
         streams: stream names, the compute stream first.
         serial: communication does not overlap: a block's first operator waits for the last one of the block before.
         has_consumer: false: nobody takes what the chunk returns, nor sends it gradients (the model's end).
-        has_producer: false: nobody takes the gradients of what arrives: all members of a gang make them, and one hands
-            them on.
+        produced: per arriving tensor, whether a chunk made it, which takes its gradient; a member of a gang gets what
+            another member's rank has, and that one hands the gradient back. Empty: all are.
         borrowed: per arriving tensor, whether a chunk of the same rank keeps it for its own backward, and so frees it.
         exchanges: collectives over the data-parallel group inside the stages (ZeRO-2, ZeRO-3), and copies of parameters
             from the host.
@@ -68,7 +68,7 @@ def build_stages(
     """
     names = {name: number for number, name in enumerate(streams)}
     joiner = _Joiner(library, blocks, names, serial, exchanges if exchanges is not None else ExchangePlan())
-    return joiner.build(has_consumer, borrowed, has_producer)
+    return joiner.build(has_consumer, borrowed, produced)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class _Joiner:
         return {number for name, number in self.streams.items() if name in HOST_COPIES}
 
     def build(
-        self, has_consumer: bool, borrowed: Sequence[bool], has_producer: bool = True
+        self, has_consumer: bool, borrowed: Sequence[bool], produced: Sequence[bool] = ()
     ) -> tuple[StageProgram, StageProgram | None]:
         """The two stages; arguments as ``build_stages``."""
         templates = [self.library.templates[b] for b in self.blocks]
@@ -105,7 +105,10 @@ class _Joiner:
         carry_in = [self.maps[0][s] for s in templates[0].carry_in]
         carry_out = [self.maps[-1][s] for s in templates[-1].carry_out]
         gradient_in = [self.maps[-1][s] if s >= 0 else -1 for s in templates[-1].gradient_in]
-        gradient_out = [self.maps[0][s] if s >= 0 else -1 for s in templates[0].gradient_out]
+        gradient_out = [
+            self.maps[0][s] if s >= 0 and (not produced or produced[n]) else -1
+            for n, s in enumerate(templates[0].gradient_out)
+        ]
         order = list(range(len(self.blocks)))
         forward = self._chain(order, [t.forward for t in templates], len(carry_in), is_backward=False)
         backward = self._chain(order[::-1], [t.backward for t in templates], len(gradient_in), is_backward=True)
@@ -133,9 +136,9 @@ class _Joiner:
         backward_stage = self._program(
             backward,
             before=saved | ({s for s in gradient_in if s >= 0} if has_consumer else set()),
-            after={s for s in gradient_out if s >= 0 and has_producer} | (lent & saved),
+            after={s for s in gradient_out if s >= 0} | (lent & saved),
             arriving=gradient_in if has_consumer else [],
-            leaving=gradient_out if has_producer else [],
+            leaving=gradient_out,
             kept=set(),
         )
         return forward_stage, backward_stage

@@ -28,6 +28,7 @@ from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks
 from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.towers import deal_towers
 from semu.parallel.vocabulary import deal_between
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
@@ -362,6 +363,8 @@ def _deal(
         boundaries = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
     if parallel.spreads_vocabulary:
         return deal_between(parallel, weights, boundaries)
+    if parallel.gathers_towers:
+        return deal_towers(parallel, [module.name for module in job.model.modules], counts, weights, boundaries)
     if boundaries is not None:
         ranks = layout.ranks if layout is not None else None
         return deal_chunks(counts, boundaries, parallel.pp, parallel.placement, ranks)

@@ -151,12 +151,12 @@ class JoinedLibrary:
         has_consumer: bool,
         borrowed: tuple[bool, ...],
         exchanges: ExchangePlan | None = None,
-        has_producer: bool = True,
+        produced: tuple[bool, ...] = (),
     ) -> tuple[StageProgram, StageProgram | None]:
         """Forward and backward stage of a chunk; arguments as ``build_stages``."""
         return _STAGES.get(
             self,
-            (numbers, serial, has_consumer, borrowed, exchanges, has_producer),
+            (numbers, serial, has_consumer, borrowed, exchanges, produced),
             lambda: build_stages(
                 self.library,
                 numbers,
@@ -165,7 +165,7 @@ class JoinedLibrary:
                 has_consumer=has_consumer,
                 borrowed=borrowed,
                 exchanges=exchanges,
-                has_producer=has_producer,
+                produced=produced,
             ),
         )
 

@@ -12,6 +12,7 @@ from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
+from semu.hardware.network import CommGroup
 from semu.hardware.software import Software
 from semu.job import Attention, Fp8Weights, Precision, Recompute, TrainingJob
 from semu.job.context import context_plan
@@ -161,7 +162,7 @@ class ModelTracer:
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
             cp_levels=self.mesh.worst_context_levels,
-            **({"replica_group": self.mesh.worst_replica_group} if job.model.reads_replicas else {}),
+            replica_group=self.mesh.worst_replica_group if job.model.reads_replicas else CommGroup("replicas", 1, 1),
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
             cross_entropy=training.cross_entropy.value,
@@ -186,6 +187,10 @@ class ModelTracer:
         if job.parallel.spreads_vocabulary:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
+        if job.parallel.gathers_towers:
+            group = self.mesh.worst_tower_group(len(job.model.modules) - 1)
+            options = replace(self.options, gang_group=group, gang_gathers=True)
+            self._traced_as[job.model.modules[-1].name] = options, _both_keys(options)
         self.spread_streams: dict[str, list[str]] = {}
         self.silent: list[list[Block]] = []
         self._paths: dict[object, tuple[str, ...]] = {}

@@ -113,6 +113,7 @@ def exposed_exchanges(model: Model, parallel: Parallel, training: Training) -> s
         ),
         (parallel.pp > 1 and parallel.vpp == 1, "pipeline ranks need several virtual stages (parallel.vpp >= 2)"),
         (parallel.spreads_vocabulary, "ranks run parts of embedding and head between the others' stages"),
+        (parallel.gathers_towers, "ranks run the towers' loss between the others' stages"),
         (parallel.placement != "circular", "only the circular placement has a steady phase of pairs"),
         (training.recompute is Recompute.FULL or "moe" in recomputed, "exchanges that are made again stay exposed"),
     ):

@@ -25,8 +25,8 @@ from semu.parallel.data import DDP_BUCKET_BYTES
 from semu.parallel.fsdp import SECOND_SINCE, Fsdp
 from semu.parallel.own_gpus import on_own_gpus
 from semu.parallel.pipeline import nearest_multiple
-from semu.parallel.segments import check_places
 from semu.parallel.stage_layers import stage_boundaries
+from semu.parallel.towers import check_modules_apart, check_towers
 from semu.parallel.vocabulary import check_vocabulary
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
@@ -82,6 +82,7 @@ class TrainingJob:
         self._check_recompute()
         self._check_virtual_stages()
         check_vocabulary(self.model, self.parallel)
+        check_towers(self.model, self.parallel)
         self._check_layout()
         self._check_fp8_weights()
         self._check_muon()
@@ -167,10 +168,7 @@ class TrainingJob:
             stage_boundaries(self.model, layout, self.parallel.pp, self.parallel.vpp)
         parallel = self.parallel
         if parallel.segments != "mixed":
-            names = [module.name for module in self.model.modules]
-            counts = [len(module.blocks()) for module in self.model.modules]
-            places = parallel.pp, parallel.vpp, parallel.shares, self.model.encoders
-            check_places(parallel.segments, names, counts, *places)
+            check_modules_apart(self.model, parallel)
 
     def _check_fp8_weights(self) -> None:
         chosen = self.training.fp8_weights

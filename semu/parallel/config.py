@@ -22,6 +22,7 @@ from semu.parallel.segments import OWN_RANKS, check_segments
 PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
 VOCABULARIES = ("ends", "pipeline")
+LOSSES = ("head", "towers")
 """Where embedding and head lie."""
 
 
@@ -133,6 +134,9 @@ class Parallel(ParallelSizes):
         vocabulary: where embedding and head lie: ``"ends"``, on the first and the last stage, or ``"pipeline"``, split
             over the vocabulary among all tp x pp ranks of a replica, which run them together (the MLLM placement of
             FlexPipe, §7.1 and Fig. 1).
+        loss: where a module that joins several towers runs, a contrastive loss: ``"head"``, on a rank that their
+            features are sent to, or ``"towers"``, on the last ranks of all towers, which gather one another's features
+            and run it together (DistMM-Pipe; FlexPipe Fig. 3).
     """
 
     sequence_parallel: bool = True
@@ -156,6 +160,7 @@ class Parallel(ParallelSizes):
     cp_overlap: str = "none"
     cp_gather_heads: str = "kv"
     vocabulary: str = "ends"
+    loss: str = "head"
 
     def __post_init__(self) -> None:
         self.check_sizes()
@@ -188,6 +193,7 @@ class Parallel(ParallelSizes):
         check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads)
         self._check_modules()
         check_word(self.vocabulary, VOCABULARIES, "place of embedding and head", "parallel.vocabulary")
+        check_word(self.loss, LOSSES, "place of a loss of several towers", "parallel.loss")
         object.__setattr__(self, "plan", {pattern: _style(pattern, style) for pattern, style in self.plan.items()})
 
     def _check_levels(self) -> None:
@@ -406,6 +412,11 @@ class Parallel(ParallelSizes):
     def spreads_vocabulary(self) -> bool:
         """Whether embedding and head are split over the pipeline ranks."""
         return self.vocabulary == "pipeline" and self.pp > 1
+
+    @property
+    def gathers_towers(self) -> bool:
+        """Whether the last ranks of towers run together what joins them."""
+        return self.loss == "towers" and self.pp > 1
 
     @property
     def shard_ranks(self) -> int:

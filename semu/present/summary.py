@@ -22,6 +22,7 @@ GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data pa
 GROUPS |= {
     **dict.fromkeys(("cp_group", "cp_ring", "cp_near", "cp_far"), "context parallelism"),
     "vocabulary": "vocabulary over pipeline ranks",
+    "towers": "features between towers",
     "ep": "expert all-to-all",
     "etp": "tensor-parallel experts",
     "experts": "expert all-gather",

@@ -19,11 +19,11 @@ from semu.schedule.rules.around import Around
 from semu.schedule.rules.best_of import BestOf
 from semu.schedule.rules.block import Block
 from semu.schedule.rules.earliest_start import EarliestStart
+from semu.schedule.rules.instructions import Instruction
 from semu.schedule.rules.pattern import Pattern
 from semu.schedule.rules.priority import Priority
 from semu.schedule.rules.rule import Rule
-from semu.schedule.rules.separated import Separated
-from semu.schedule.rules.separation import separate
+from semu.schedule.rules.separation import Separated, separate
 from semu.schedule.rules.sweep import Sweep
 from semu.schedule.rules.text import parse_rule, rule_text
 from semu.schedule.rules.traversal import Breadth, Depth, Oldest
@@ -44,6 +44,7 @@ __all__ = [
     "EarliestStart",
     "Evaluation",
     "FlowModule",
+    "Instruction",
     "Oldest",
     "Pattern",
     "PipelineShape",

@@ -15,6 +15,7 @@ Views of the graph, each with arrays that lead back to stage numbers:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -75,6 +76,21 @@ class PairEdges(NamedTuple):
     ptr: I32
     pred: I32
     place: I64
+
+
+class Wait(NamedTuple):
+    """What a rule asks for beside the flow of data: a stage of one chunk waits for a stage of another one.
+
+    Attributes:
+        before, after: chunks; ``before_code``, ``after_code``: forward or backward, B stands for I.
+        every: microbatches of a group: every stage of a group waits for all stages of the group.
+    """
+
+    before: int
+    before_code: int
+    after: int
+    after_code: int
+    every: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +309,22 @@ class PipelineGraph:
         other.__dict__["_predecessors"] = (pred_ptr, pred)
         return other
 
+    def waiting(self, waits: Sequence[Wait]) -> PipelineGraph:
+        """The same stages, some of which wait for more."""
+        found = [(np.repeat(np.arange(self.num_stages), np.diff(self.pred_ptr)), self.pred.astype(np.int64))]
+        for wait in waits:
+            given, taken = (
+                first + np.flatnonzero(self.exists[first:last])
+                for first, last in (self.first[[c, c + 1]] for c in (wait.before, wait.after))
+            )
+            meets = np.equal.outer(self.microbatch[taken] // wait.every, self.microbatch[given] // wait.every)
+            after, before = (own[place] for own, place in zip((taken, given), np.nonzero(meets), strict=True))
+            codes = (wait.after_code,) if wait.after_code == FORWARD else (BACKWARD, INPUT)
+            found += [(4 * after + code, 4 * before + wait.before_code) for code in codes]
+        after, before = (np.concatenate(own) for own in zip(*found, strict=True))
+        after, before = np.unique(np.stack((after, before)), axis=1)
+        return self.with_predecessors(pointers(after, self.num_stages), before.astype(np.int32))
+
     def key(self, stage: int) -> StageKey:
         """The stage with a number."""
         pair, code = divmod(int(stage), 4)
@@ -348,3 +380,9 @@ def _shared_parts(shape: PipelineShape, source: int, reader: int) -> tuple[I64, 
 def graph_of(shape: PipelineShape) -> PipelineGraph:
     """``PipelineGraph.of``, remembered: nothing in it changes."""
     return PipelineGraph.of(shape)
+
+
+@memo.remembered(64, is_large=True)
+def waiting_graph(shape: PipelineShape, waits: tuple[Wait, ...]) -> PipelineGraph:
+    """``PipelineGraph.waiting``, remembered; without waits ``graph_of``."""
+    return graph_of(shape).waiting(waits) if waits else graph_of(shape)

@@ -30,12 +30,22 @@ class Placement(Enum):
     BIDIRECTIONAL = "bidirectional"
     V_BIDIRECTIONAL = "v-bidirectional"
 
+    @property
+    def fewest_slots(self) -> int:
+        """Chunks per rank at least, of both copies where the model is there twice."""
+        return {Placement.BIDIRECTIONAL: 2, Placement.V_BIDIRECTIONAL: 4}.get(self, 1)
+
+    @property
+    def copies(self) -> int:
+        """How often the model is there."""
+        return 2 if self in (Placement.BIDIRECTIONAL, Placement.V_BIDIRECTIONAL) else 1
+
     def shape(self, num_ranks: int, num_microbatches: int, num_slots: int = 1) -> PipelineShape:
         """A chain of equal chunks, all with a backward.
 
         Args:
-            num_ranks, num_microbatches: of the pipeline. num_slots: chunks per rank; under V + bidirectional, of
-                either copy, at least 2.
+            num_ranks, num_microbatches: of the pipeline. num_slots: chunks per rank, of both copies where the model is
+                there twice: 2 bidirectional, at least 4 under V + bidirectional.
         Raises:
             ScheduleError: an odd number of ranks in both directions.
         """
@@ -55,7 +65,7 @@ class Placement(Enum):
                 nearest=p + 1,
             )
         if self is Placement.V_BIDIRECTIONAL:
-            one = Placement.V_SHAPE.shape(p, m, max(v, 2))
+            one = Placement.V_SHAPE.shape(p, m, max(v // 2, 2))
             n, slots = one.num_chunks, one.num_slots
             return PipelineShape(
                 p,

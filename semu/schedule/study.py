@@ -13,7 +13,7 @@ from semu.errors import MemoryLimitError, ScheduleError
 from semu.frames import Tabular
 from semu.schedule.costs import StudyCosts, idle_share
 from semu.schedule.gangs.barriers import with_barriers
-from semu.schedule.graph import PipelineGraph, graph_of
+from semu.schedule.graph import PipelineGraph, Wait, waiting_graph
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 from semu.units import format_bytes
@@ -91,10 +91,12 @@ class PipelineStudy:
 
     Attributes:
         shape: ranks, chunks, microbatches. costs: times and memory of its stages.
+        waits: what stages wait for beside the flow of data (``semu.schedule.rules.instructions``).
     """
 
     shape: PipelineShape
     costs: StudyCosts
+    waits: tuple[Wait, ...] = ()
 
     @classmethod
     def of(cls, shape: PipelineShape, **costs: ArrayLike) -> PipelineStudy:
@@ -105,7 +107,7 @@ class PipelineStudy:
     @property
     def arrays(self) -> PipelineGraph:
         """Structure of the stages."""
-        return graph_of(self.shape)
+        return waiting_graph(self.shape, self.waits)
 
     @cached_property
     def delay_s(self) -> F64:

@@ -10,6 +10,7 @@ from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
 from semu.baselines.costs_of_layers import NO_RECOMPUTE
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
+from semu.parallel.towers import refuse_towers
 
 
 def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
@@ -29,6 +30,7 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
             got=job.parallel.vocabulary,
             nearest="ends",
         )
+    refuse_towers(job.parallel, "a search for schedules")
     made = Baseline.of(
         "plain",
         "DIP §4",

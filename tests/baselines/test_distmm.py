@@ -35,22 +35,23 @@ def test_every_rank_runs_its_tower_and_losses_come_in_groups(pp: int, every: int
     for rank in range(pp):
         names = {shape.chunk_module[chunk] for chunk in shape.chunks_of(rank)}
         assert len(names - {"head"}) == 1, "one tower to a rank"
-    head = shape.num_chunks - 1
-    own = [stage for stage in found.schedule.orders[-1] if stage.chunk == head]
-    expected = []
-    for first in range(0, 8, every):
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
-            expected += [StageKey(head, phase, m) for m in range(first, first + every)]
-    assert own == expected
+    assert len(shape.gangs[0]) == 2
+    for head in shape.gangs[0]:
+        own = [stage for stage in found.schedule.orders[shape.chunk_rank[head]] if stage.chunk == head]
+        expected = []
+        for first in range(0, 8, every):
+            for phase in (Phase.FORWARD, Phase.BACKWARD):
+                expected += [StageKey(head, phase, m) for m in range(first, first + every)]
+        assert own == expected
     verify(compile_plan(found.job, found.schedule))
 
 
 def test_text_of_two_towers_of_one_rank_each() -> None:
-    """The last rank has the text tower (chunk 1) and the loss (chunk 2): FlexPipe Fig. 3 with groups of two."""
+    """Either rank has a tower (chunks 0 and 1) and the loss (2 and 3): FlexPipe Fig. 3 with groups of two."""
     found = distmm(job(2, 4), every=2)
     assert found.schedule.to_text().splitlines() == [
-        "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3",
-        "1F0 1F1 2F0 2F1 2B0 2B1 1B0 1F2 1B1 1F3 2F2 2F3 2B2 2B3 1B2 1B3",
+        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0F2 0B1 0F3 2F2 2F3 2B2 2B3 0B2 0B3",
+        "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1F2 1B1 1F3 3F2 3F3 3B2 3B3 1B2 1B3",
     ]
 
 

@@ -33,7 +33,7 @@ from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.nn.masked_kernel import Masking
 from semu.nn.routing import ExpertPlan
-from semu.nn.trace.eager import Autocast
+from semu.nn.trace.eager import Autocast, EagerKernels
 from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.nn.trace.sharding import ContextKind, ShardingPlan, ShardingStyle
@@ -256,8 +256,10 @@ OTHER_OPTIONS: dict[str, object] = {
     "replica_group": CommGroup("replicas", 4, 2),
     "stop_early": True,
     "gang_group": CommGroup("gang", 2, 1),
+    "gang_gathers": True,
     "masking": Masking("document"),
     "eager_modules": True,
+    "eager_kernels": EagerKernels.FLASH_ATTN,
     "channels_first": True,
     "autocast": Autocast.FP32_NORMS,
     "casts_parameters": True,

@@ -109,3 +109,49 @@ def test_gradients_under_distmm() -> None:
     plan = compile_plan(found.job, found.schedule)
     report = run_demo(plan, backend="fake", iterations=1, fewer_layers=4)
     assert report.worst_gradient < 1e-12
+
+
+SYNC = "instructions=[sync:{after=[vision:F,text:F] before=[vision:B,text:B] every=4}]"
+
+
+def plan_of_towers(schedule: str, **sizes: Any) -> ExecutionPlan:
+    import semu_models
+    from semu.workload import pair_batch
+
+    parallel = semu.Parallel(**{"dp": 1, "pp": 3, "segments": "apart", "loss": "towers", **sizes})
+    training = semu.Training(global_batch=16 * parallel.dp, micro_batch=2, schedule=schedule)
+    model, cluster = semu_models.clip_vit_b_32(), semu.Cluster("a800", 1, parallel.num_gpus)
+    return compile_plan(semu.TrainingJob(model, cluster, parallel, training, pair_batch(patches_per_image=49)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sizes"),
+    [
+        ("1f1b", {}),
+        (f"priority in-flight=8 {SYNC}", {"dp": 2}),
+        (f"separated inner={{priority in-flight=8 {SYNC}}}", {"pp": 2}),
+    ],
+)
+def test_towers_gather_features(schedule: str, sizes: dict[str, Any]) -> None:
+    """A new instruction of a rule, executed: losses of four microbatches when all their features have been gathered."""
+    plan = plan_of_towers(schedule, **sizes)
+    report = run_demo(plan, backend="fake", iterations=1, fewer_layers=4)
+    assert report.worst_gradient < 1e-12
+    assert report.loss == pytest.approx(report.reference_loss, rel=1e-12)
+    assert report.gradients > 20
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_towers_gather_features_over_gloo() -> None:
+    plan = plan_of_towers(f"priority in-flight=8 {SYNC}")
+    report = run_demo(plan, backend="gloo", iterations=1, fewer_layers=4, timeout_s=180.0)
+    assert report.worst_gradient < 1e-12
+
+
+def test_features_that_are_not_gathered_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from semu.executor.fake_communicator import FakeCommunicator
+
+    monkeypatch.setattr(FakeCommunicator, "broadcast", lambda self, tensors, *_: [one.zero_() for one in tensors])
+    with pytest.raises(ExecutorError, match="not those of the model in one piece"):
+        run_demo(plan_of_towers("1f1b"), backend="fake", iterations=1, fewer_layers=4)

@@ -8,6 +8,7 @@ from semu.compile.layout import Layout
 from semu.errors import ConfigError, ScheduleError
 from semu.job import TrainingJob
 from semu.parallel.layout import PipelineLayout
+from semu.parallel.towers import refuse_towers
 from semu.schedule.stage_plan import StagePlan
 
 
@@ -50,6 +51,7 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
             got=parallel.vocabulary,
             nearest="ends",
         )
+    refuse_towers(parallel, "a plan")
     if parallel.copies > 1:
         raise ConfigError(
             "a plan for a bidirectional placement is not modelled by this version",

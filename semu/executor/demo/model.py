@@ -189,7 +189,8 @@ class DemoModel:
                 head=Head(self.width),
                 selective=("attention",),
             )
-            if communicator is not None and any(chunk.gang >= 0 for chunk in chunks):
+            is_split = not sources and any(chunk.gang >= 0 for chunk in chunks)  # towers' losses run whole
+            if communicator is not None and is_split:
                 group = RankGroup(communicator)
                 assert module.stem is not None and module.head is not None
                 stem_part, head_part = StemPart(module.stem, group), HeadPart(module.head, group)

@@ -1,24 +1,43 @@
-"""What enters and leaves a block that several pipeline ranks run together, each with its part of the weights.
+"""What enters and leaves a block that several pipeline ranks run together.
 
-The tensor that arrives is at one of the ranks, and so is the gradient of what leaves: it is broadcast to the others.
-NCCL's broadcast sends every byte once along its ring (the factor of nccl-tests is 1); it is costed by the coefficients
-of an all-gather of as many wire bytes. The way back is free: the rule of the split product sums over the ranks already.
+Either each rank has a part of the block's weights: the tensor that arrives is at one of the ranks, and so is the
+gradient of what leaves, which are broadcast to the others. NCCL's broadcast sends every byte once along its ring (the
+factor of nccl-tests is 1); it is costed by the coefficients of an all-gather of as many wire bytes. The way back is
+free: the rule of the split product sums over the ranks already.
+
+Or all ranks run the same, each for a gradient of its own: every tensor that arrives is at another rank, and an
+all-gather gives all to all. The way back is free: every rank has the gradient of what was its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
+from semu.nn.rules.collective import wire_bytes
 from semu.nn.trace.tensor import Tensor
 
 
-def enter_gang(x: Tensor) -> Tensor:
-    """Broadcast what arrives; backward: the gradient, which is the same on all ranks."""
-    trace = x.trace
-    if trace.options.gang_group is None or x.dtype in (DType.INT64, DType.UINT8):
-        return x
-    _broadcast(x, "broadcast")
-    return trace.recorded([x], trace.view(x, x.shape, x.shards), lambda grad: [grad])
+def enter_gang(given: Sequence[Tensor]) -> list[Tensor]:
+    """Give what arrives to all ranks; backward: the gradients, as they are."""
+    if not given or given[0].trace.options.gang_group is None:
+        return list(given)
+    trace, group = given[0].trace, given[0].trace.options.gang_group
+    moved = [x for x in given if x.dtype not in (DType.INT64, DType.UINT8)]
+    if trace.options.gang_gathers and moved:
+        total: Dim = sum((x.size_bytes for x in moved[1:]), start=moved[0].size_bytes)
+        pairwise = group.num_ranks == 2  # of more ranks at most all that the others have: parts differ
+        _exchange(moved, wire_bytes(OpKind.ALL_GATHER, total, group, trace.where) if pairwise else total, "gather")
+    elif not trace.options.gang_gathers:
+        for x in moved:
+            _exchange([x], x.size_bytes, "broadcast")
+    return [trace.recorded([x], trace.view(x, x.shape, x.shards), _unchanged) if x in moved else x for x in given]
+
+
+def _unchanged(grad: Tensor) -> list[Tensor | None]:
+    return [grad]
 
 
 def leave_gang(y: Tensor) -> Tensor:
@@ -26,19 +45,23 @@ def leave_gang(y: Tensor) -> Tensor:
     trace = y.trace
     if trace.options.gang_group is None or not y.requires_grad or not y.ndim:
         return y
-    return trace.recorded([y], trace.view(y, y.shape, y.shards), lambda grad: [_broadcast(grad, "broadcast_bw")])
+    return trace.recorded(
+        [y],
+        trace.view(y, y.shape, y.shards),
+        lambda grad: [_exchange([grad], grad.size_bytes, "broadcast_bw")],
+    )
 
 
-def _broadcast(x: Tensor, name: str) -> Tensor:
-    """In place: one rank sends, the others receive into a buffer of their own."""
-    trace, group = x.trace, x.trace.options.gang_group
+def _exchange(tensors: Sequence[Tensor], net_bytes: Dim, name: str) -> Tensor:
+    """In place: who has a tensor sends it, the others receive it into a buffer of their own."""
+    trace, group = tensors[0].trace, tensors[0].trace.options.gang_group
     assert group is not None
     return trace.emit(
         OpKind.ALL_GATHER,
-        [x],
-        net_bytes=x.size_bytes,
+        tensors,
+        net_bytes=net_bytes,
         key=(group.num_ranks, group.num_nodes),
         stream=trace.communication_stream(group),
-        updates=[x],
+        updates=tensors,
         name=name,
     )

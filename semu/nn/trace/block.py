@@ -109,7 +109,7 @@ def trace_block(
         for n, s in enumerate(inputs)
     ]
     given = [t if s.reshard is None else reshard_tokens(t, s.reshard) for t, s in zip(arrived, inputs, strict=True)]
-    outputs = _run_forward(trace, module, [enter_gang(t) for t in given], full_recompute)
+    outputs = _run_forward(trace, module, enter_gang(given), full_recompute)
     outputs = tuple(leave_gang(t) for t in outputs)
     if saved:
         copy_out(trace, saved)

@@ -48,6 +48,7 @@ class TraceOptions:
         eager_kernels: whose kernels these modules then call.
         masking: the mask of attention over text, and how context ranks share it.
         gang_group: ranks that run the block together, each with its part; what arrives is at one of them.
+        gang_gathers: these ranks run the same; of what arrives every tensor is at another one of them.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
         bias_kernels: linear layers without row split add their bias behind the product, as Megatron-LM's own do.
         autocast: 16-bit products under ``torch.autocast``; None: all tensors have one type.
@@ -87,6 +88,7 @@ class TraceOptions:
     frozen_weights: FrozenWeights | None = None
     masking: Masking = field(default_factory=Masking)
     gang_group: CommGroup | None = None
+    gang_gathers: bool = False
 
     @property
     def calls_flash(self) -> bool:

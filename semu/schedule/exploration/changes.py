@@ -9,7 +9,7 @@ from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.schedule.exploration.bubbles import Bubble, find_bubbles
 from semu.schedule.rules.priority import Priority
 from semu.schedule.rules.rule import Rule
-from semu.schedule.rules.separated import Separated
+from semu.schedule.rules.separation import Separated
 from semu.schedule.rules.text import rule_text
 from semu.schedule.rules.traversal import Breadth, Depth, Oldest
 from semu.schedule.schedule import Schedule

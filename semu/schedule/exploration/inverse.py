@@ -17,7 +17,7 @@ from semu.schedule.registry import REGISTRY
 from semu.schedule.rules.priority import PREFER, Priority
 from semu.schedule.rules.program import program_text
 from semu.schedule.rules.rule import Rule
-from semu.schedule.rules.separated import Separated
+from semu.schedule.rules.separation import Separated
 from semu.schedule.rules.traversal import Breadth, Depth, Oldest
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
@@ -76,9 +76,8 @@ def read_cut(schedule: Schedule) -> tuple[Cut, PipelineShape]:
         v = num_chunks // max(p, 1)
         if v * p != num_chunks or v < 1 or (placement is Placement.ONE_TO_ONE) != (v == 1):
             continue
-        is_twice = placement in (Placement.BIDIRECTIONAL, Placement.V_BIDIRECTIONAL)
-        if is_twice and (v != 2 or p % 2 or placement is Placement.V_BIDIRECTIONAL):
-            continue  # rules of a V in both directions are not explored
+        if placement.copies == 2 and (v % 2 or p % 2 or v < placement.fewest_slots):
+            continue
         shape = placement.shape(p, m, v)
         if np.array_equal(np.array(shape.chunk_rank)[columns.chunk], rank):
             try:

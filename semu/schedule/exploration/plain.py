@@ -13,7 +13,7 @@ from semu.schedule.compare import compare_schedules
 from semu.schedule.exploration.space import Cut, cuts_of, rules_of
 from semu.schedule.rules.program import program_text
 from semu.schedule.rules.rule import Rule
-from semu.schedule.rules.separated import Separated
+from semu.schedule.rules.separation import Separated
 from semu.schedule.schedule import Schedule
 from semu.schedule.study import PipelineStudy, StudyResult
 from semu.units import fit_columns

@@ -31,15 +31,22 @@ class Cut:
         return f"{self.placement.value}/{self.num_slots}"
 
 
-def cuts_of(num_ranks: int, num_microbatches: int, most_slots: int = 4) -> list[Cut]:
-    """The cuts that are tried: one chunk per rank, several in turn, a V or a wave, both directions (p and m even)."""
+MOST_SLOTS = 4
+"""Chunks per rank that are tried, of one copy of the model."""
+
+
+def cuts_of(num_ranks: int, num_microbatches: int, most_slots: int = MOST_SLOTS) -> list[Cut]:
+    """The cuts that are tried: one chunk per rank, several in turn, a V or a wave; with p and m even both directions.
+
+    Both directions are tried with one chunk per rank and copy, and in a V.
+    """
     found = [Cut(Placement.ONE_TO_ONE, 1)]
     if num_ranks == 1:
         return found
     found += [Cut(Placement.CIRCULAR, slots) for slots in range(2, most_slots + 1)]
     found += [Cut(Placement.V_SHAPE, slots) for slots in range(2, most_slots + 1, 2)]
     if num_ranks % 2 == 0 and num_microbatches % 2 == 0:
-        found.append(Cut(Placement.BIDIRECTIONAL, 2))
+        found += [Cut(placement, placement.fewest_slots) for placement in Placement if placement.copies == 2]
     return found
 
 
@@ -49,7 +56,10 @@ def rules_of(cut: Cut) -> Iterator[Priority]:
         for prefer, most in product(_PREFER, ("p-r", "p", "2*(p-r)-1", "2*p")):
             yield Priority(prefer, in_flight=most)
         return
-    limits = ("p", "2*p") if cut.placement is Placement.BIDIRECTIONAL else ("p*v", "2*p*v")
+    limits = {
+        Placement.BIDIRECTIONAL: ("p", "2*p"),
+        Placement.V_BIDIRECTIONAL: ("p*v//2", "p*v"),  # v counts the chunks of both copies, a limit those of one
+    }.get(cut.placement, ("p*v", "2*p*v"))
     for prefer, forward, backward, most in product(_PREFER, _WAYS, _WAYS, limits):
         yield Priority(prefer, forward=forward, backward=backward, in_flight=most)
     if cut.placement is Placement.CIRCULAR:

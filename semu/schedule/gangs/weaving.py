@@ -55,7 +55,9 @@ class _Weaver:
     the end. From then on ranks begin nothing else: they end what they run, and meet. So all run gangs in one order.
     """
 
-    def __init__(self, schedule: Schedule, shape: PipelineShape, seconds: Callable[[StageKey], float]) -> None:
+    def __init__(
+        self, schedule: Schedule, shape: PipelineShape, seconds: Callable[[StageKey], float], every: int
+    ) -> None:
         _, kept = without_gangs(shape)
         self.shape, self.seconds, self.name = shape, seconds, schedule.name
         self.orders = [[StageKey(kept[s.chunk], s.phase, s.microbatch) for s in order] for order in schedule.orders]
@@ -76,6 +78,8 @@ class _Weaver:
         self.wanted: list[_Wanted] = []
         self.deferred: list[_Wanted] = []
         self.asked: set[tuple[int, Phase, int]] = set()
+        self.every = every
+        self.held: dict[tuple[int, Phase, int], list[_Wanted]] = {}
 
     def run(self) -> Schedule:
         """The woven schedule."""
@@ -179,8 +183,18 @@ class _Weaver:
         self.asked.add(key)
         members = self.shape.gangs[gang]
         is_awaited = phase is Phase.FORWARD or any(self.shape.sources[c] for c in members)
-        late = 0 if phase is Phase.BACKWARD else 1 if any(self.shape.sources[c] for c in members) else 2
-        (self.wanted if is_awaited else self.deferred).append(_Wanted(at, late, microbatch, gang, phase))
+        reads = any(self.shape.sources[c] for c in members)
+        late = 0 if phase is Phase.BACKWARD else 1 if reads else 2
+        wanted = _Wanted(at, late, microbatch, gang, phase)
+        if not reads or self.every == 1:
+            (self.wanted if is_awaited else self.deferred).append(wanted)
+            return
+        group = microbatch // self.every
+        held = self.held.setdefault((gang, phase, group), [])
+        held.append(wanted)
+        if len(held) == min(self.every, self.shape.num_microbatches - group * self.every):
+            last = max(one.at for one in held)
+            self.wanted += [replace(one, at=last) for one in held]
 
     def _run_gang(self, one: _Wanted) -> None:
         members = self.shape.gangs[one.gang]
@@ -194,15 +208,19 @@ class _Weaver:
             self.made[rank].append(stage)
 
 
-def weave(schedule: Schedule, shape: PipelineShape, seconds: Callable[[StageKey], float]) -> Schedule:
+def weave(
+    schedule: Schedule, shape: PipelineShape, seconds: Callable[[StageKey], float], *, every: int = 1
+) -> Schedule:
     """Put the stages of gangs into an order of the other chunks.
 
     Args:
         schedule: an order of ``without_gangs(shape)``. shape: the whole pipeline.
         seconds: what a stage takes [s]; transfers count as nothing.
+        every: gangs that read something run so many microbatches one behind the other, all forwards, then all
+            backwards.
     Returns:
         An order in which the gangs' backwards are whole.
     Raises:
         ScheduleError: the order does not run.
     """
-    return _Weaver(schedule, shape, seconds).run() if shape.chunk_gang else schedule
+    return _Weaver(schedule, shape, seconds, every).run() if shape.chunk_gang else schedule

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
-from semu.schedule.graph import PipelineGraph, graph_of, pointers
+from semu.schedule.graph import PipelineGraph, Wait, pointers, waiting_graph
 from semu.schedule.rules.hooks import Hooks
 from semu.schedule.rules.limits import NO_LIMIT
 from semu.schedule.rules.rule import by_rank
@@ -56,18 +56,18 @@ class _Flow(NamedTuple):
 
 
 @memo.remembered(128, is_large=True)
-def _flow_of(shape: PipelineShape) -> _Flow:
-    graph = graph_of(shape)
+def _flow_of(shape: PipelineShape, waits: tuple[Wait, ...]) -> _Flow:
+    graph = waiting_graph(shape, waits)
     edges, pairs = graph.pair_edges, np.flatnonzero(graph.exists)
     after = np.repeat(np.arange(2 * len(pairs)), np.diff(edges.ptr))
     order = np.argsort(edges.pred, kind="stable")
     number = (4 * pairs[:, None] + np.arange(2)).ravel()
-    waits = np.diff(edges.ptr).astype(np.int32)
-    waits[1::2][~graph.has_backward[pairs]] = -1
+    missing = np.diff(edges.ptr).astype(np.int32)
+    missing[1::2][~graph.has_backward[pairs]] = -1
     return _Flow(
         pointers(edges.pred, 2 * len(pairs)),
         after[order].astype(np.int32),
-        waits,
+        missing,
         graph.rank[pairs],
         graph.chunk[pairs],
         graph.microbatch[pairs],
@@ -119,7 +119,7 @@ def find_order(
     from semu.schedule.rules import kernels
 
     shape, costs, graph = study.shape, study.costs, study.arrays
-    flow = _flow_of(shape)
+    flow = _flow_of(shape, study.waits)
     ptr, chunk_order, bit_of = _chunk_orders(shape, is_breadth)
     needs_room = limits.admits and bool(np.any(limits.limit_bytes < NO_LIMIT))
     if needs_room and not shape.part_counts:

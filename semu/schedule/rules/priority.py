@@ -9,7 +9,7 @@ unless ``clock`` is ``"steps"``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from semu.checks import check_word
 from semu.errors import ConfigError, unknown_name
 from semu.schedule.rules.expressions import Number, Size, value_of
 from semu.schedule.rules.hooks import Check, Choose, Hooks
+from semu.schedule.rules.instructions import Instruction, waits_of
 from semu.schedule.rules.limits import NO_LIMIT, checked_limits
 from semu.schedule.rules.machine import Limits, find_order
 from semu.schedule.rules.rule import Rule
@@ -54,6 +55,7 @@ class Priority(Rule):
             stage may start (FlexPipe Fig. 7): about 100 times slower.
         choose: a function of a ``Step`` that says which stage starts, in the place of both priorities and all limits.
         modules: rules of modality modules by name; a rank that holds chunks of one of them alone follows its rule.
+        instructions: new ones by name, with what they hold back across modules.
         clock: ``costs``: every stage takes its time; ``steps``: each takes a step and holds the same, as in FlexPipe.
     """
 
@@ -66,6 +68,7 @@ class Priority(Rule):
     when_blocked: Literal["yield", "wait"] = "yield"
     checks: tuple[str | Check, ...] = ()
     modules: Mapping[str, Priority] | tuple[tuple[str, Priority], ...] = ()
+    instructions: Mapping[str, Instruction] | tuple[tuple[str, Instruction], ...] = ()
     clock: Literal["costs", "steps"] = "costs"
     choose: Choose | None = None
 
@@ -78,6 +81,7 @@ class Priority(Rule):
             if not callable(name) and name not in CHECKS:
                 raise unknown_name("check", name, CHECKS, where="checks")
         object.__setattr__(self, "modules", tuple(sorted(dict(self.modules).items())))
+        object.__setattr__(self, "instructions", tuple(sorted(dict(self.instructions).items())))
 
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """See ``Rule``."""
@@ -88,12 +92,20 @@ class Priority(Rule):
         shape = study.shape
         if self.clock == "steps":
             study, limit_bytes = PipelineStudy.of(shape, input_s=0.5, weight_s=0.5), None
+        study = self.waiting(study)
         rules = self._rules_of_ranks(shape)
         table = np.array([rule.codes(shape, rank) for rank, rule in enumerate(rules)], dtype=np.int64)
         is_breadth = tuple((type(rule.forward) is Breadth, type(rule.backward) is Breadth) for rule in rules)
         asked = tuple(check for rule in dict.fromkeys((self, *rules)) for check in rule.checks if callable(check))
         hooks = Hooks(asked, self.choose) if asked or self.choose is not None else None
         return find_order(study, table, is_breadth, self._limits(study, rules, limit_bytes), hooks)
+
+    def waiting(self, study: PipelineStudy) -> PipelineStudy:
+        """The pipeline with what the instructions hold back; errors as ``waits_of``."""
+        if not self.instructions:
+            return study
+        more = waits_of(dict(self.instructions).items(), study.shape)
+        return replace(study, waits=tuple(dict.fromkeys((*study.waits, *more))))
 
     def _rules_of_ranks(self, shape: PipelineShape) -> list[Priority]:
         """The rule that each rank follows.

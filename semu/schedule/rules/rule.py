@@ -30,6 +30,10 @@ class Rule(ABC):
         """Whether it runs the pipeline, so that costs matter to the order."""
         return type(self).on is not Rule.on
 
+    def waiting(self, study: PipelineStudy) -> PipelineStudy:
+        """The pipeline with what the rule holds back beside the flow of data."""
+        return study
+
     @abstractmethod
     def __call__(self, shape: PipelineShape) -> StageColumns:
         """The order of each rank; a rule that runs the pipeline takes a second for each F, I and W.

@@ -1,4 +1,4 @@
-"""``separate``: gradient separation of any schedule (FlexPipe §5.2, Fig. 10).
+"""``separate``: gradient separation of any schedule (FlexPipe §5.2, Fig. 10); ``Separated``: of a rule's order.
 
 Where a rank idles, something that it waits for is held up by a backward elsewhere. That backward is split: its input
 gradient goes on at once, its weight gradient is put off into a later bubble of its rank. Forwards and input gradients
@@ -7,17 +7,20 @@ keep their order, or move up into gaps where that makes the pipeline shorter; me
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semu import memo
-from semu.schedule.graph import graph_of, pointers
+from semu.schedule.graph import Wait, pointers, waiting_graph
 from semu.schedule.passes import merge_backward
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
-from semu.schedule.rules.rule import by_rank
-from semu.schedule.schedule import Schedule
+from semu.schedule.rules.expressions import Number
+from semu.schedule.rules.limits import activation_limit
+from semu.schedule.rules.rule import Rule, by_rank, one_value
+from semu.schedule.schedule import Schedule, StageColumns
 from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
 
@@ -49,8 +52,8 @@ class _Flow(NamedTuple):
 
 
 @memo.remembered(64, is_large=True)
-def _flow_of(shape: PipelineShape) -> _Flow:
-    graph = graph_of(shape)
+def _flow_of(shape: PipelineShape, waits: tuple[Wait, ...]) -> _Flow:
+    graph = waiting_graph(shape, waits)
     after = np.repeat(np.arange(graph.num_stages), np.diff(graph.pred_ptr))
     place = np.flatnonzero((after % 4 == FORWARD) | (after % 4 == INPUT))
     before = graph.pred[place] + np.where(graph.pred[place] % 4 == BACKWARD, INPUT - BACKWARD, 0)
@@ -100,7 +103,7 @@ def _shortest(schedule: Schedule, study: PipelineStudy, limit: I64) -> tuple[Sch
     from semu.schedule.rules.kernels import separate_orders
 
     arrays, costs = study.arrays, study.costs
-    flow = _flow_of(study.shape)
+    flow = _flow_of(study.shape, study.waits)
     columns, numbers = schedule.columns, arrays.numbers(schedule)
     kept = columns.phase != WEIGHT
     rank = np.repeat(np.arange(len(columns.ptr) - 1), np.diff(columns.ptr))[kept]
@@ -131,3 +134,38 @@ def _whole_where_free(schedule: Schedule, study: PipelineStudy, limit: I64, reac
         if found.makespan_s > reached or np.any(found.peak_bytes > limit):
             orders[rank] = before
     return Schedule(schedule.name, orders)
+
+
+@dataclass(frozen=True)
+class Separated(Rule):
+    """The order of a rule, its weight gradients in its bubbles (FlexPipe Fig. 10).
+
+    Attributes:
+        inner: the rule. activations: a rank may hold the activations of so many microbatches, or as much as the rule's
+            own order needs where that is more; None: as much as that.
+    """
+
+    inner: Rule
+    activations: Number | None = None
+
+    @property
+    def splits(self) -> bool:
+        """See ``Rule``."""
+        return True
+
+    def waiting(self, study: PipelineStudy) -> PipelineStudy:
+        """See ``Rule``."""
+        return self.inner.waiting(study)
+
+    def __call__(self, shape: PipelineShape) -> StageColumns:
+        """See ``Rule``."""
+        return self.on(PipelineStudy.of(shape))
+
+    def on(self, study: PipelineStudy, limit_bytes: ArrayLike | None = None) -> StageColumns:
+        """See ``Rule``."""
+        study = self.waiting(study)
+        given = Schedule("separated", self.inner.on(study, limit_bytes))
+        held = study.evaluate(given).peak_bytes
+        if limit_bytes is None and self.activations is not None:
+            limit_bytes = activation_limit(study, one_value(self.activations, study.shape, "activations", 1))
+        return separate(given, study, held if limit_bytes is None else np.maximum(limit_bytes, held)).columns

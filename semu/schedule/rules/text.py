@@ -20,10 +20,11 @@ from semu.schedule.rules.best_of import BestOf
 from semu.schedule.rules.block import Block
 from semu.schedule.rules.earliest_start import EarliestStart
 from semu.schedule.rules.expressions import Number, number_text, parse_expression
+from semu.schedule.rules.instructions import Instruction
 from semu.schedule.rules.pattern import Pattern
 from semu.schedule.rules.priority import Priority
 from semu.schedule.rules.rule import Rule
-from semu.schedule.rules.separated import Separated
+from semu.schedule.rules.separation import Separated
 from semu.schedule.rules.sweep import Sweep
 from semu.schedule.rules.traversal import TRAVERSALS, Traversal
 
@@ -58,11 +59,16 @@ def parse_rule(text: str, where: str = "rule") -> Rule:
     kind, *words = list(_split(text.strip(), " ", where)) or [""]
     values: dict[str, object] = {}
     for word in words:
-        key, sign, value = word.partition("=")
-        if not sign:
-            raise ConfigError("not a part of a rule", where=where, expected="key=value", got=word)
+        key, value = _key_and_value(word, where)
         values[key.replace("-", "_")] = value
     return make_rule(kind, values, where)
+
+
+def _key_and_value(word: str, where: str) -> tuple[str, str]:
+    key, sign, value = word.partition("=")
+    if not sign:
+        raise ConfigError("not a part of a rule", where=where, expected="key=value", got=word)
+    return key, value
 
 
 def make_rule(kind: str, values: Mapping[str, object], where: str = "rule") -> Rule:
@@ -160,15 +166,43 @@ def _read_rule(value: object, where: str) -> Rule:
 
 
 def _read_modules(value: object, where: str) -> dict[str, Rule]:
-    if isinstance(value, dict):
-        named = [*value.items()]
-    else:
-        named = [(name, rest) for name, _, rest in (str(one).partition(":") for one in _items(value, where))]
-    rules = {name: _read_rule(rule, f"{where}.{name}") for name, rule in named}
+    rules = {name: _read_rule(rule, f"{where}.{name}") for name, rule in _named(value, where)}
     for name, rule in rules.items():
         if not isinstance(rule, Priority):
             raise ConfigError("a module's rule is of another kind", where=f"{where}.{name}", expected="priority")
     return rules
+
+
+def _read_instructions(value: object, where: str) -> dict[str, Instruction]:
+    found = {}
+    for name, given in _named(value, where):
+        place = f"{where}.{name}"
+        if not isinstance(given, Mapping):
+            inside = given[1:-1] if given.startswith("{") and given.endswith("}") else given
+            given = dict(_key_and_value(word, place) for word in _split(inside, " ", place))
+        fields = {"after": _NAMES, "before": _NAMES, "every": _NUMBER}
+        for key in given:
+            if key not in fields:
+                raise unknown_name("key of an instruction", key, fields, where=place)
+        values = {key: fields[key].read(own, f"{place}.{key}") for key, own in given.items()}
+        if not {"after", "before"} <= set(values):
+            expected = "after = [...] and before = [...]"
+            raise ConfigError("an instruction without dependencies", where=place, expected=expected, got=[*values])
+        found[name] = Instruction(**values)
+    return found
+
+
+def _write_instruction(item: tuple[str, Instruction]) -> str:
+    name, own = item
+    every = "" if own.every == 1 else f" every={number_text(own.every)}"
+    return f"{name}:{{after={_NAMES.write(own.after)} before={_NAMES.write(own.before)}{every}}}"
+
+
+def _named(value: object, where: str) -> list[tuple[str, Any]]:
+    """The names of a table, or of a list ``[name:{...}]``, and what stands behind each."""
+    if isinstance(value, dict):
+        return [*value.items()]
+    return [(name, rest) for name, _, rest in (str(one).partition(":") for one in _items(value, where))]
 
 
 def _read_steps(value: object, where: str) -> tuple[tuple[Number, str], ...]:
@@ -270,6 +304,7 @@ KINDS: Mapping[str, tuple[type[Rule], Mapping[str, _Codec]]] = {
             "when_blocked": _WORD,
             "checks": _NAMES,
             "modules": _Codec(_listed(lambda item: f"{item[0]}:{_nested(item[1])}"), _read_modules),
+            "instructions": _Codec(_listed(_write_instruction), _read_instructions),
             "clock": _WORD,
             "choose": _Codec(number_text, _no_function),
         },

@@ -89,6 +89,10 @@ class BlockTable:
         own = job_at(job, point)
         if own.parallel.cuts_by_time:  # only where blocks lie depends on it
             own = replace(own, parallel=replace(own.parallel, partition="parameters"))
+        if own.parallel.spreads_vocabulary or own.parallel.gathers_towers:  # each block once: no part of it is faster
+            own = replace(
+                own, parallel=replace(own.parallel, vocabulary="ends", loss="head", segments="mixed", shares={})
+            )
         is_partial = own.training.recompute_layers is not None
         if is_partial:  # which ones depends on the chunks: for a bound, none is recomputed and none keeps anything
             without = replace(own.training, recompute=Recompute.NONE, recompute_layers=None, recompute_method=None)

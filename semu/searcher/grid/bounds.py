@@ -119,7 +119,7 @@ class Floors:
         rows = np.flatnonzero(training.global_batch % (point.dp * sizes) == 0)
         table = self._table(point)
         costs, cut = table.costs.of_rows(rows), self._cut(point, table)
-        if cut is None or point.placement == "bidirectional":
+        if cut is None or point.placement.endswith("bidirectional"):
             times, memories = costs.all_s[:, -1] / (point.dp * point.pp), np.zeros(len(rows))
         else:
             outer = self._outside(point, table, cut)
@@ -143,7 +143,8 @@ class Floors:
         if key not in self._cuts:
             own = job_at(self._job, point)
             self._cuts[key] = None
-            if not own.parallel.cuts_by_time:
+            has_gangs = own.parallel.spreads_vocabulary or own.parallel.gathers_towers
+            if not (own.parallel.cuts_by_time or has_gangs):
                 chunks = _chunks(own, table)
                 rank = np.array([chunk.rank for chunk in chunks])
                 offset = np.cumsum([0, *table.blocks_per_module])

@@ -18,7 +18,7 @@ from semu.job import TrainingJob
 from semu.parallel.context import Balance
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
 from semu.searcher.grid.framework import NAMES, Framework, FrameworkRule, framework_rule
-from semu.searcher.grid.space import OPTIONS, Axis, Point, Space, job_at, num_blocks, parallel_of
+from semu.searcher.grid.space import OPTIONS, Axis, Point, Space, job_at, layout_of, num_blocks, parallel_of
 
 
 class Rule(StrEnum):
@@ -28,6 +28,7 @@ class Rule(StrEnum):
     GPUS = "gpus"
     BLOCKS = "blocks"
     SIZES = "sizes"
+    LAYOUT = "layout"
     CONTEXT = "context"
     PIPELINE = "pipeline"
     BATCH = "batch"
@@ -43,6 +44,7 @@ SENTENCES = {
     Rule.NODE: "a tensor-parallel group does not lie within a node",
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
+    Rule.LAYOUT: "other layouts are faster under 1F1B on as many pipeline ranks",
     Rule.CONTEXT: "without context ranks all their policies are one",
     Rule.PIPELINE: "without a pipeline all cuts into stages are one",
     Rule.BATCH: "the global batch does not divide by dp x micro_batch",
@@ -170,6 +172,9 @@ def legal_points(
                     cuts.add(Rule.GROUPS, 1)
                     continue
                 point = sizes._replace(micro_batch=int(micro_batch), recompute=str(recompute), schedule=str(schedule))
+                if space.layouts is not None and layout_of(point) not in space.layouts:
+                    cuts.add(Rule.LAYOUT, 1)
+                    continue
                 if is_odd[point.schedule] or sizes.placement != "circular":
                     error = _refusal(job, point)
                     if error is not None:
@@ -223,17 +228,10 @@ def _ints(values: tuple[int | str, ...]) -> list[int]:
 
 def _misfit(job: TrainingJob, sizes: Point) -> SemuError | None:
     """What is wrong with sizes whatever the batch: they are tried with two microbatches for each pipeline rank."""
-    from semu.parallel.segments import check_places
-
-    pp, vpp = sizes.pp, sizes.vpp
     try:
         parallel = replace(job.parallel, **parallel_of(sizes))
-        training = replace(job.training, micro_batch=1, global_batch=2 * sizes.dp * pp)
+        training = replace(job.training, micro_batch=1, global_batch=2 * sizes.dp * sizes.pp)
         replace(job, parallel=parallel, training=training)
-        if parallel.segments != "mixed":
-            names = [module.name for module in job.model.modules]
-            blocks = [len(module.blocks()) for module in job.model.modules]
-            check_places(parallel.segments, names, blocks, pp, vpp, parallel.shares, job.model.encoders)
     except ConfigError as error:
         return error
     return None

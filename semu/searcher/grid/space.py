@@ -81,6 +81,11 @@ class Point(NamedTuple):
         return " ".join(word if isinstance(word, str) else f"{axis}{word}" for axis, word in zip(axes, words))  # noqa: B905
 
 
+def layout_of(point: Point) -> Point:
+    """What is left of a configuration without virtual stages, schedule and placement."""
+    return point._replace(vpp=1, schedule="", placement="")
+
+
 USUAL = (Axis.DP, Axis.TP, Axis.PP, Axis.VPP, Axis.MICRO_BATCH, Axis.RECOMPUTE)
 """Axes that vary by default; with experts ``ep`` too."""
 OPTIONS = (
@@ -104,11 +109,13 @@ class Space:
         values: per axis, its values in order; one value: the axis is fixed.
         varied: axes that were asked to vary, in the order of ``Axis``.
         within_node: tensor-parallel groups lie within a node; values of tp that were named are taken as they are.
+        layouts: those that are legal, as ``layout_of``; None: all.
     """
 
     values: Mapping[Axis, tuple[Value, ...]]
     varied: tuple[Axis, ...]
     within_node: bool = True
+    layouts: frozenset[Point] | None = None
 
     @classmethod
     def of(
@@ -206,13 +213,16 @@ def with_rules(
     """Axes with the rules of an exploration: named schedules and rules in every placement (FlexPipe §6).
 
     Args:
-        vary: axes as ``Space.of`` takes them; a schedule or placement that is given stays.
+        vary: axes as ``Space.of`` takes them; a schedule, a placement or virtual stages that are given stay, others are
+            those that are explored.
     """
-    from semu.schedule.exploration.space import GRID_RULES
+    from semu.schedule.exploration.space import GRID_RULES, MOST_SLOTS
 
     found: dict[str, Sequence[Value] | None] = dict(dict.fromkeys(_usual(job, {})) if vary is None else vary)
     found.setdefault(Axis.SCHEDULE.value, ("1f1b", "interleaved", *GRID_RULES))
     found.setdefault(Axis.PLACEMENT.value, tuple(PLACEMENTS))
+    if Axis.VPP.value in found and found[Axis.VPP.value] is None:
+        found[Axis.VPP.value] = range(1, MOST_SLOTS + 1)
     return found
 
 

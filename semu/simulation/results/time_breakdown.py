@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -267,10 +267,9 @@ def _flop(
     """
     library = layout.library
     hardware = model = full = 0
+    again = _stages_by_module(layout, [kind for kind in kinds if _is_again(layout, kind)])
     for name, stages in _stages_by_module(layout, kinds).items():
-        calls = np.zeros(len(library.operators), dtype=np.int64)
-        for stage, times in Counter(stages).items():
-            calls += times * np.bincount(stage.rows, minlength=len(library.operators))
+        calls, repeats = (_calls_of(own, len(library.operators)) for own in (stages, again.get(name, ())))
         rows = np.flatnonzero(calls).tolist()
         operators = [library.operators[row] for row in rows]
         parallel = layout.mesh.of_module(name).parallel
@@ -281,9 +280,25 @@ def _flop(
                 times = int(calls[row]) * peers // operator.copies
                 hardware += times * work[position]
                 if operator.phase is not Phase.RECOMPUTE:
+                    times -= int(repeats[row]) * peers // operator.copies
                     model += times * (work[position] - extra[position])
                     full += times * (work[position] - extra[position] + causal[position])
     return hardware, model, full
+
+
+def _calls_of(stages: Iterable[StageProgram], num_operators: int) -> NDArray[np.int64]:
+    """int64[num_operators], how often stages run each operator."""
+    calls = np.zeros(num_operators, dtype=np.int64)
+    for stage, times in Counter(stages).items():
+        calls += times * np.bincount(stage.rows, minlength=num_operators)
+    return calls
+
+
+def _is_again(layout: Layout, kind: int) -> bool:
+    """Whether a stage does what another one does for the model: a tower's copy of the loss, but the first."""
+    chunk = layout.kinds[kind].chunk
+    gang = [own.chunk for own in layout.chunks if own.chunk.gang == chunk.gang]
+    return layout.job.parallel.gathers_towers and chunk.gang >= 0 and chunk.rank != gang[0].rank
 
 
 def _flop_of(

@@ -47,15 +47,17 @@ def cut_for(family: ScheduleFamily, pp: int, vpp: int, placement: str, count: Ca
     """
     if not family.is_placed:
         return vpp, placement
-    is_twice = family.placement is Placement.BIDIRECTIONAL  # two groups of layers per rank, one of each copy
-    wanted = (2,) if is_twice else dict.fromkeys((vpp, *range(1, MOST_SLOTS + 1)))
-    slots = [v for v in wanted if v >= family.fewest_slots or pp == 1]
+    copies, least = family.placement.copies, family.placement.fewest_slots
+    if family.placement is Placement.BIDIRECTIONAL:  # two groups of layers per rank, one of each copy
+        vpp = 1
+    wanted = dict.fromkeys((vpp * copies, *range(copies, max(MOST_SLOTS, least) + 1, copies)))
+    slots = [v for v in wanted if v >= max(family.fewest_slots, least) or pp == 1]
     v = next((v for v in slots if family.misfit(pp, count(v), v) is None), None)
     if v is None:
         misfit = family.misfit(pp, count(slots[0]), slots[0])
         assert misfit is not None
         raise ConfigError(misfit.rule, where="schedule", expected=misfit.expected, got=misfit.got)
-    return (1 if is_twice else v), _placement(family, placement, keeps=v == vpp)
+    return v // copies, _placement(family, placement, keeps=v == vpp)
 
 
 def _placement(family: ScheduleFamily, placement: str, *, keeps: bool) -> str:

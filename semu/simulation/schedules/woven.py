@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.gangs.weaving import weave, without_gangs
-from semu.schedule.graph import graph_of
-from semu.schedule.phases import CODE_OF_PHASE
+from semu.schedule.graph import Wait, graph_of
+from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD
+from semu.schedule.rules.rule import Rule
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import StageKey
 from semu.schedule.study import PipelineStudy
@@ -20,32 +21,39 @@ def woven_schedule(family: ScheduleFamily, study: PipelineStudy, limit: float | 
         ScheduleError: the schedule does not fit the layers.
     """
     inner = layers_study(study)
+    if isinstance(family.orders, Rule):
+        inner = family.orders.waiting(inner)
     if family.generate is not None:
         base = family.generate(inner.shape)
     elif family.adapt is not None:
         base = family.on_job(inner, limit, ends_apart=ends_apart)
     else:
         base = family(inner.shape)
-    return with_gangs(base, study)
+    return with_gangs(base, study, max((wait.every for wait in inner.waits), default=1))
 
 
-def with_gangs(base: Schedule, study: PipelineStudy) -> Schedule:
+def with_gangs(base: Schedule, study: PipelineStudy, every: int = 1) -> Schedule:
     """An order of the layers with the gangs between them, by the times of the job's stages.
 
     Args:
-        base: an order of ``without_gangs(study.shape)``. study: the whole job.
+        base: an order of ``without_gangs(study.shape)``. study: the whole job. every: as ``weave``.
     """
     graph, latency_s = graph_of(study.shape), study.costs.latency_s
 
     def _seconds(stage: StageKey) -> float:
         return float(latency_s[4 * (graph.first[stage.chunk] + stage.microbatch) + CODE_OF_PHASE[stage.phase]])
 
-    return weave(base, study.shape, _seconds)
+    return weave(base, study.shape, _seconds, every=every)
 
 
 def layers_study(study: PipelineStudy) -> PipelineStudy:
-    """The chunks that are in no gang, with their costs."""
+    """The chunks that are in no gang, with their costs; what a gang reads of one, the others' backwards wait for."""
     inner, kept = without_gangs(study.shape)
     graph = graph_of(study.shape)
     stages = [s for chunk in kept for s in range(4 * int(graph.first[chunk]), 4 * int(graph.first[chunk + 1]))]
-    return PipelineStudy(inner, study.costs.of_stages(stages))
+    number = {chunk: place for place, chunk in enumerate(kept)}
+    waits = []
+    for members in study.shape.gangs:
+        read = [number[source] for chunk in members for source in study.shape.sources[chunk]]
+        waits += [Wait(one, FORWARD, other, BACKWARD) for one in read for other in read if one != other]
+    return PipelineStudy(inner, study.costs.of_stages(stages), tuple(waits))
