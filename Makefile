@@ -16,7 +16,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-extras lint format types contracts bench-quick readme clean
+.PHONY: help demo test test-extras lint format types contracts bench-quick page readme clean
 
 help:
 	@echo "make demo         simulate one training iteration, write out/"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint         ruff: rules and format        make format     ruff: mend both"
 	@echo "make types        mypy --strict                 make contracts  import-linter"
 	@echo "make bench-quick  every benchmark and every script of benchmarks/paper, in its quick form; with the extras"
+	@echo "make page         vendored scripts and types of report.html; needs npm"
 	@echo "make readme       README.md: figures and pictures that commands of seconds make"
 	@echo "make clean        remove the environments, caches and out/"
 
@@ -45,7 +46,7 @@ $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)'
 	@echo "installing semu with every extra into $(EXTRAS)"
 	@$(PYTHON) -m venv $(EXTRAS)
-	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit,hf,ray,imports]'
+	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit,hf,ray,imports,browser]'
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -81,6 +82,17 @@ bench-quick: $(EXTRAS)/.installed
 		$(EXTRAS)/bin/python $$script --quick || exit 1; \
 	done
 	$(EXTRAS)/bin/python -m benchmarks.paper --all --quick --out out/paper-quick
+
+# Needs npm: the page's library as the registry has it, and its scripts' types.
+page:
+	@rm -rf out/npm && mkdir -p out/npm
+	@cd out/npm && npm pack --silent uplot@1.6.32 >/dev/null && tar xzf uplot-1.6.32.tgz
+	@npm install --silent --no-save --prefix out/npm typescript@5.9.3
+	@cp out/npm/package/dist/uPlot.iife.min.js semu/present/page/assets/vendor/uplot.js
+	@cp out/npm/package/dist/uPlot.min.css semu/present/page/assets/vendor/uplot.css
+	@cp out/npm/package/LICENSE semu/present/page/assets/vendor/uplot.LICENSE
+	git diff --exit-code --stat -- semu/present/page/assets/vendor
+	out/npm/node_modules/.bin/tsc -p tests/present/page/tsconfig.json
 
 readme: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.readme

@@ -139,7 +139,7 @@ def pytest_make_collect_report(
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if item.get_closest_marker("by_hand") is None:
+    if item.get_closest_marker("by_hand") is None and item.get_closest_marker("browser") is None:
         _fail_if_skipped(report, item.config)
     return report
 

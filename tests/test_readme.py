@@ -11,9 +11,11 @@ import pytest
 from benchmarks.readme import __main__ as readme
 from benchmarks.readme import _weave
 from benchmarks.readme._accuracy import ACCURACY
+from benchmarks.readme._accuracy import CAUSES as NAMED
 from benchmarks.readme._parts import PARTS
 from benchmarks.readme._pictures import PICTURES, _figures
 from benchmarks.readme._weave import PAGES, PICTURES_FOLDER, page_of, part_of, recorded_digests, replace_part
+from semu.simulation.effects.structural import CAUSES
 
 SLOW = {"baselines", "grid", "published"}
 STALE = "README.md is stale: make readme"
@@ -107,3 +109,7 @@ def test_a_picture_is_drawn_when_its_figures_change_and_when_it_is_asked_for(
 def test_marks_that_are_missing_are_said() -> None:
     with pytest.raises(ValueError, match="expected one <!-- begin one: make readme -->"):
         replace_part("nothing", "one", "text")
+
+
+def test_every_spread_has_a_name_on_the_page() -> None:
+    assert set(NAMED) == {cause.name for cause in CAUSES}

@@ -51,6 +51,7 @@ CAUSES = {
     "modality_torch": "more than text, under PyTorch",
     "experts": "mixture of experts",
     "adapters": "LoRA",
+    "fabric": "a fabric of its own",
     "network": "a network of another bandwidth",
 }
 """Kinds of runs with a spread of their own, as the page calls them."""

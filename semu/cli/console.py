@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
 from semu.ahead import progress_line, running
 from semu.errors import ConfigError, SemuError
 from semu.units import fit_lines, fit_options
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -103,6 +106,23 @@ def printed_anyway(text: Callable[[], str], *, is_json: bool = False) -> Iterato
         if not is_json:
             emit(text())
         raise
+
+
+class Paged(Protocol):
+    """A result with a page of its own."""
+
+    def page(self) -> Page:
+        """The page."""
+
+
+def write_html(path: str | None, result: Paged) -> None:
+    """Write what ``--html`` asks for and say so; None: nothing.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if path is not None:
+        say_written(result.page().save(path))
 
 
 def say_written(*files: Path) -> None:

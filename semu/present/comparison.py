@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError
 from semu.present.summary import GROUPS
 from semu.units import GIB, align_columns, fit_lines, format_time
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 _PARTS = {"bubble": "pipeline bubble"}
 
@@ -128,6 +131,27 @@ class Comparison:
         from semu.present.plots.comparison import draw_comparison
 
         draw_comparison(path, self)
+
+    def page(self) -> Page:
+        """The same as tables, with a bar for every side's time, as one HTML file."""
+        from semu.present.page import Column, Page
+
+        marks = [chr(ord("a") + number) for number in range(len(self.sides))]
+        page = Page("Compared: " + ", ".join(side.name for side in self.sides))
+        page.add_bars("Iteration", [(s.name, s.time_s, format_time(s.time_s)) for s in self.sides])
+        page.add_facts("Sides", [(mark, f"{s.name}, {s.kind}") for mark, s in zip(marks, self.sides, strict=True)])
+        columns = [Column("name", ""), *(Column(mark, mark) for mark in marks)]
+        for heading, rows in (
+            ("Figures", self._times()),
+            ("Where the time goes", self._parts()),
+            ("Memory at the peak of each pipeline rank", self._memory()),
+            ("Settings that differ", ((key, *map(str, row)) for key, row in self.differences.items())),
+        ):
+            records = [dict(zip(("name", *marks), map(str.strip, row), strict=True)) for row in rows]
+            if records:
+                page.add_table(heading, records, columns)
+        page.add_list("Notes", [f"{side.name}: {warning}" for side in self.sides for warning in side.warnings])
+        return page
 
     def __repr__(self) -> str:
         head = ["", *(f"({chr(ord('a') + number)})" for number in range(len(self.sides)))]

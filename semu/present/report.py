@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.checks import check_member
 from semu.files import make_folder, write_file
@@ -25,6 +25,9 @@ from semu.present.report_data import (
 )
 from semu.present.report_text import render, render_provenance
 from semu.present.summary import facts, summarize
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 __all__ = [
     "ContentionSummary",
@@ -80,7 +83,7 @@ class Report(ReportData, Tabular):
         return [{key: value for key, value in scalars(self.to_json()).items() if value is not None}]
 
     def save(self, directory: str | os.PathLike[str], *, trace: TraceDetail | str = TraceDetail.FULL) -> list[Path]:
-        """Write ``result.json``, ``trace.json.gz``, ``timeline.png`` and ``memory.png``.
+        """Write ``result.json``, ``trace.json.gz``, ``timeline.png``, ``memory.png`` and ``report.html``.
 
         Args:
             directory: made if it is not there; existing files of these names are replaced, each at once when it is
@@ -106,4 +109,15 @@ class Report(ReportData, Tabular):
             "timeline.png": lambda path: draw_timeline(path, timeline, title=shown),
             "memory.png": lambda path: draw_memory(path, timeline, title=shown, peak_bytes=self.peak_memory_bytes),
         }
-        return [write_file(folder / name, write) for name, write in writers.items() if name]
+        written = [write_file(folder / name, write) for name, write in writers.items() if name]
+        return [*written, self.page().save(folder / "report.html")]
+
+    def page(self) -> Page:
+        """One HTML file of all this: timeline, memory, tables; ``page().save(path)`` writes it."""
+        from semu.present.page.results import report_page
+
+        return report_page(self)
+
+    def to_html(self) -> str:
+        """The text of that file."""
+        return self.page().to_html()

@@ -374,24 +374,27 @@ def _is_warned(world: Group, rows: I64, tiers: I64, time: int, notice: int) -> N
         return
     if keeps:
         _advance(world, rows, tiers, time)
-    elif state[RUNNING] == 1 and state[SAVING] == 0:
-        left = state[NOW_ITERATION] - state[PHASE] if state[PHASE] > 0 else 0
-        if left > time - save - start:
+        if state[RUNNING] == 1 and 0 < state[PHASE] <= time - start:
+            account[A_WAITING] += state[PHASE] * state[ACTIVE] * state[GPUS_PER_NODE]
+            state[PHASE] = 0
+        return
+    latest = time - save  # when the last save has to begin
+    while state[CLOCK] <= latest:
+        is_training = state[RUNNING] == 1 and state[SAVING] == 0
+        iteration = state[NOW_ITERATION]
+        if is_training and state[PHASE] == 0 and state[CLOCK] + iteration > latest:
+            tier_state[last, SINCE] = 0
+            _pass_time(state, account, save, A_SAVE)
+            tier_state[last, NEXT] = state[ITERATIONS]
+            tier_state[last, NEXT_USEFUL] = account[A_USEFUL]
+            tier_state[last, NEXT_END] = state[CLOCK]
+            state[SAVES] += 1
+            _pass_time(state, account, time - state[CLOCK], A_WAITING)
             return
-        left += (time - save - start - left) // state[NOW_ITERATION] * state[NOW_ITERATION]
-        _advance(world, rows, tiers, start + left)
-        if state[RUNNING] == 0 or state[PHASE] > 0 or state[SAVING] > 0 or state[CLOCK] + save > time:
+        if state[CLOCK] == latest:
             return
-        tier_state[last, SINCE] = 0
-        _pass_time(state, account, save, A_SAVE)
-        tier_state[last, NEXT] = state[ITERATIONS]
-        tier_state[last, NEXT_USEFUL] = account[A_USEFUL]
-        tier_state[last, NEXT_END] = state[CLOCK]
-        state[SAVES] += 1
-        _pass_time(state, account, time - state[CLOCK], A_WAITING)
-    if keeps and state[RUNNING] == 1 and state[PHASE] > 0 and state[PHASE] <= time - start:
-        account[A_WAITING] += state[PHASE] * state[ACTIVE] * state[GPUS_PER_NODE]
-        state[PHASE] = 0
+        ahead = iteration - state[PHASE] if is_training else state[SAVING] if state[RUNNING] == 1 else latest
+        _advance(world, rows, tiers, min(latest, state[CLOCK] + max(1, ahead)))
 
 
 @kernel

@@ -46,17 +46,20 @@ def simulate_long_run(
     tell("simulating an iteration")
     report = simulate(job)
     figures = JobFigures.of(job, report)
-    known: dict[TrainingJob, float | None] = {}
+    known: dict[tuple[object, ...], float | None] = {}
 
     def _iteration_of(other: TrainingJob) -> float | None:
         """The iteration time of a job, None where it does not fit or is not legal."""
-        if other not in known:
+        parallel, training = other.parallel, other.training
+        sizes = (other.cluster.nodes, parallel.dp, parallel.pp, parallel.vpp, parallel.layout is None)
+        key = (*sizes, training.global_batch, training.recompute)
+        if key not in known:  # strategies change nothing else of the job
             try:
                 found = evaluate(other)
-                known[other] = found.iteration_time_s if found.fits else None
+                known[key] = found.iteration_time_s if found.fits else None
             except SemuError:
-                known[other] = None
-        return known[other]
+                known[key] = None
+        return known[key]
 
     mtbf_s, said = _mtbf(options, figures)
     if options.failures.trace is not None:

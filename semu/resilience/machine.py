@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from semu.resilience import kernels
 from semu.resilience.accounts import Account
-from semu.resilience.events import US_PER_S, NodeEvents, to_us
+from semu.resilience.events import NodeEvents, to_us
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,3 @@ class Machine:
 def table_of(conducts: Sequence[Conduct]) -> NDArray[np.int64]:
     """``Conduct.row`` of 0, 1, ... nodes alive: int64[nodes + 1, columns]."""
     return np.array([conduct.row() for conduct in conducts], dtype=np.int64)
-
-
-__all__ = ["STOPPED", "US_PER_S", "Conduct", "Machine", "Outcome", "Tier", "table_of"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.files import make_folder, write_file
 from semu.frames import Tabular, scalars
@@ -22,6 +22,9 @@ from semu.searcher.partitioning import Partition
 from semu.searcher.problem.build import JobProblem
 from semu.searcher.problem.search_problem import Solution
 from semu.units import GIB, fit_columns, fit_lines
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,8 +189,21 @@ class SearchReport(Tabular):
                 )
             )
         lines = fit_columns(rows, (False, True, True, True, True, True))
-        if self.gain is not None:
-            lines.append(self.gain_text())
+        why = "interrupted" if found.ended_by == "interrupt" else "a time limit"
+        again = (
+            "reproducible with this seed and as many workers" if found.is_reproducible else f"{why}: not reproducible"
+        )
+        lines += [
+            *self.sentences(),
+            f"{found.rollouts} rollouts and {found.moves} moves in {found.time_s:.2f} s with {found.workers} "
+            f"worker{'s' if found.workers > 1 else ''}, ended by {found.ended_by}; {again}",
+            *self.partition.lines(),
+        ]
+        return fit_lines("\n".join(lines))
+
+    def sentences(self) -> list[str]:
+        """What is gained, whether the cut is as asked, the pipeline's time and how far it may be from the best."""
+        lines = [] if self.gain is None else [self.gain_text()]
         if not self.is_as_asked:
             whose = (
                 "Megatron-LM's cut" if self.explored is None else "The cut of Megatron-LM, or of the explored order,"
@@ -197,29 +213,52 @@ class SearchReport(Tabular):
         pipeline = f"pipeline {makespan:.4f} s"
         if makespan != counted:  # several replicas, sends that do not overlap, waits for parameters
             pipeline += f"; as the search counts it (sends overlap, stages as on the slowest replica) {counted:.4f} s"
-        why = "interrupted" if found.ended_by == "interrupt" else "a time limit"
-        again = (
-            "reproducible with this seed and as many workers" if found.is_reproducible else f"{why}: not reproducible"
-        )
-        lines += [
+        return [
+            *lines,
             pipeline,
             f"at most {100 * self.gap:.2f} % above the best order of this cut into stages with these candidates "
             f"(no such order is faster than {self.bound:.4f} s); other cuts are not bounded",
-            f"{found.rollouts} rollouts and {found.moves} moves in {found.time_s:.2f} s with {found.workers} "
-            f"worker{'s' if found.workers > 1 else ''}, ended by {found.ended_by}; {again}",
-            *self.partition.lines(),
         ]
-        return fit_lines("\n".join(lines))
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``schedule.json``, ``result.json``, ``timeline.png`` (before and after), ``memory.png`` (the fullest
-        rank before and after) and ``curve.png``.
+        rank before and after), ``curve.png`` and ``report.html``.
 
         Raises:
             ConfigError: the folder cannot be written.
         """
         folder = make_folder(Path(directory))
-        return [write_file(folder / name, write) for name, write in self._writers()]
+        return [
+            *(write_file(folder / name, write) for name, write in self._writers()),
+            self.page().save(folder / "report.html"),
+        ]
+
+    def page(self) -> Page:
+        """The page that ``save`` writes as ``report.html``."""
+        from semu.present.page import Column, Page
+        from semu.present.page.results import add_breakdown, add_memory, add_timelines
+        from semu.searcher.pages import FIGURES, add_curve, yes
+
+        page = Page(f"{self.job.model.name}: searched schedule", self.sentences())
+        rows = [{**row, "fits": yes(fits=bool(row["fits"]))} for row in self.to_dicts()]
+        page.add_table("Schedules", rows, (Column("schedule", "schedule"), *FIGURES))
+        name, before = ("Megatron-LM", self.baseline) if self.baseline else ("heuristic", self.default)
+        add_timelines(page, [(name, before.timeline), ("search", self.report.timeline)])
+        points, end, across = self._spent()
+        add_curve(page, [one for one in points if one[1] < float("inf")], end, self.bound, across)
+        add_breakdown(page, self.report)
+        add_memory(page, self.report)
+        page.add_list("Notes", [*self.partition.lines(), *self.report.warnings])
+        return page
+
+    def _spent(self) -> tuple[list[tuple[float, float]], float, str]:
+        """What was spent until each incumbent and its makespan, what was spent in all, and what that is: rollouts and
+        moves, or seconds of a search that a time limited."""
+        found = self.result
+        if found.is_reproducible:
+            points = [(float(one.rollouts + one.moves), one.makespan_s) for one in self.curve]
+            return points, float(found.rollouts + found.moves), "rollouts and moves"
+        return [(one.time_s, one.makespan_s) for one in self.curve], found.time_s, "time [s]"
 
     def _writers(self) -> list[tuple[str, Callable[[Path], None]]]:
         from semu.present.plots.search import draw_curve, draw_fullest, draw_timelines
@@ -230,11 +269,7 @@ class SearchReport(Tabular):
         title = f"{self.job.model.name}: {before_name} and searched schedule"
         said = f"{self.job.model.name}: search by {self.result.strategy}, seed {self.result.seed}"
         document = {**self.to_json(), "report": self.report.to_json()}
-        points = [(one.time_s, one.makespan_s) for one in self.curve]
-        spent: float = self.result.time_s
-        if self.result.is_reproducible:
-            points = [(one.rollouts + one.moves, one.makespan_s) for one in self.curve]
-            spent = self.result.rollouts + self.result.moves
+        points, spent, _ = self._spent()
         ends = (spent, self.solution.makespan_s)
         curve = partial(draw_curve, points=points, end=ends, in_seconds=not self.result.is_reproducible)
         fullest = partial(draw_fullest, timelines=pair)

@@ -225,7 +225,7 @@ def test_set_changes_the_run(tiny: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_out_writes_the_files_and_says_so(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "simulate", tiny, "--json", "--out", str(tmp_path / "out"))
-    names = ["result.json", "trace.json.gz", "timeline.png", "memory.png"]
+    names = ["result.json", "trace.json.gz", "timeline.png", "memory.png", "report.html"]
     assert code == 0
     assert [row for row in err.split("\n") if "wrote" in row] == [
         f"semu: wrote {tmp_path / 'out' / name}" for name in names

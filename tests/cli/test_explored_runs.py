@@ -12,7 +12,6 @@ from semu.schedule.registry import REGISTRY
 
 RUNS = Path(__file__).parents[2] / "examples" / "runs"
 CLIP, GPT = str(RUNS / "clip-towers.toml"), str(RUNS / "gpt-5b-1m.toml")
-PLAIN = ["--set", "parallel.loss=head", "--set", "parallel.segments=mixed", "--set", "training.schedule=1f1b"]
 
 
 def explored(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -65,8 +64,9 @@ def test_a_grid_tries_rules_on_the_best_layouts(run: str, axes: str, capsys: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["vlm-m"], ["t2v-s"], [CLIP, *PLAIN], [GPT, "--set", "parallel.vocabulary=ends"]], ids=lambda own: own[0]
+    "words", [["vlm-m"], ["t2v-s"], [GPT, "--set", "parallel.vocabulary=ends"]], ids=lambda own: own[0]
 )
 def test_a_search_begins_with_explored_orders(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *words, "--explore", "--rollouts", "20", "--workers", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
+    said = json.loads(capsys.readouterr().out)
+    assert said["iteration_time_s"] <= said["explored"]["iteration_time_s"]

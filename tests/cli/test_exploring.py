@@ -133,3 +133,39 @@ def test_a_grid_varies_rules(run_file: str, capsys: pytest.CaptureFixture[str]) 
 def test_bad_options_name_the_place(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedules", *words, "--json"]) == 2
     assert where in json.loads(capsys.readouterr().out)["error"]["where"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "more", "code", "where", "words"),
+    [
+        ('rule = "prioritty"', "", 2, "schedule.mine", "priority"),
+        ('prefer = "backwards"', "", 2, "prefer", "backward"),
+        ("modules = {vison = {in_flight = 1}}", "", 2, "modules", "vison"),
+        ('forward = "depth(0)"', "", 2, "forward.run", ">= 1"),
+        ("units = [0, 1]", "", 2, "units", ">= 1"),
+        ("in_flight = 0", "", 2, "in_flight", ">= 1"),
+        ("in_flight = [1, 2]", "", 2, "in_flight", "one per virtual stage"),
+        ('in_flight = "p - q"', "", 2, "in_flight", "p, r, v, m"),
+        ('forward = "depth"\nin_flight = "(p * v) // (p * v)"', "placement", 4, "in_flight", "in_flight"),
+        ('placement = "bidirectional"', "pp3", 2, "parallel.pp", "even"),
+        (
+            'instructions = {sync = {after = [":B"], before = [":F"]}}',
+            "",
+            2,
+            "instructions",
+            "module:F",
+        ),
+    ],
+)
+def test_bad_rules_of_a_run_file_name_the_place(
+    rule: str, more: str, code: int, where: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = RUN.replace("pp = 4", "pp = 3\n").replace("gpus_per_node = 4", "gpus_per_node = 3") if more == "pp3" else RUN
+    text = text.replace("layers = 8", "layers = 9") if more == "pp3" else text
+    place = 'placement = "v-shape"\nvpp = 2\nadmission = "stage"\n' if more == "placement" else ""
+    path = tmp_path / "run.toml"
+    path.write_text(f'{text}schedule = "mine"\n[schedule.mine]\n{place}{rule}\n', encoding="utf-8")
+    assert main(["simulate", str(path), "--json"]) == code
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert where in error["where"]
+    assert words in json.dumps(error)

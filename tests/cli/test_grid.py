@@ -81,13 +81,14 @@ def test_the_document_and_the_files(run_file: str, tmp_path: Path, capsys: pytes
     assert found["report"]["iteration_time_s"] == found["rows"][0]["iteration_time_s"]
     written = json.loads((folder / "grid.json").read_text())
     assert written["rows"] == found["rows"]
-    names = {"grid.csv", "grid.json", "pareto.png", "heatmap.png", "best"}
+    names = {"grid.csv", "grid.json", "pareto.png", "heatmap.png", "report.html", "best"}
     assert {path.name for path in folder.iterdir()} == names
     assert {path.name for path in (folder / "best").iterdir()} == {
         "result.json",
         "trace.json.gz",
         "timeline.png",
         "memory.png",
+        "report.html",
     }
     rows = [*csv.DictReader(Path(table).read_text().splitlines())]
     assert [float(row["iteration_time_s"]) for row in rows] == [row["iteration_time_s"] for row in found["rows"]]

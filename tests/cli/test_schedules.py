@@ -151,7 +151,7 @@ def test_the_csv_of_several(text: str, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_out_writes_its_files(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, text, "--compare", "gpipe", "--out", str(tmp_path / "out"), "--json")
-    names = ["result.json", "schedules.png", "1f1b.csv", "gpipe.csv"]
+    names = ["result.json", "schedules.png", "report.html", "1f1b.csv", "gpipe.csv"]
     assert code == 0
     assert [line.split("/")[-1] for line in err.splitlines() if "wrote" in line] == names
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(names)

@@ -39,7 +39,7 @@ def test_the_table_and_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert lines[0].split() == ["schedule", "iteration", "bubble", "MFU", "peak", "memory", "on", "rank"]
     assert [line.split()[0] for line in lines[1:5]] == ["Megatron-LM", "its", "heuristic", "search"]
     assert "reproducible with this seed" in out
-    names = ["schedule.json", "result.json", "timeline.png", "memory.png", "curve.png"]
+    names = ["schedule.json", "result.json", "timeline.png", "memory.png", "curve.png", "report.html"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     for name in names:
         assert f"wrote {tmp_path / name}" in err

@@ -13,6 +13,7 @@ from simulation.test_own_gpus import FROZEN, VALM, VLM, job
 from semu.executor.demo import run_demo
 from semu.plan.compile import compile_plan
 from semu.plan.plan import ExecutionPlan
+from semu.plan.verification.rules import verify
 
 torch.set_num_threads(1)
 
@@ -26,6 +27,7 @@ def valm_plan(place: str, frozen: tuple[str, ...]) -> ExecutionPlan:
 @pytest.mark.parametrize("place", VALM)
 def test_gradients_over_threads(place: str, frozen: tuple[str, ...]) -> None:
     plan = valm_plan(place, frozen)
+    verify(plan)
     assert ExecutionPlan.from_json(plan.to_json()).model_hash == plan.model_hash
     report = run_demo(plan, backend="fake", iterations=1, fewer_layers=1)
     assert report.worst_gradient < 1e-12

@@ -247,7 +247,7 @@ def test_a_report_tells_and_saves(tmp_path: Path) -> None:
     assert document["gap"] == found.gap
     assert document["lower_bound_s"] == found.bound
     files = {path.name for path in found.save(tmp_path)}
-    assert files == {"schedule.json", "result.json", "timeline.png", "memory.png", "curve.png"}
+    assert files == {"schedule.json", "result.json", "timeline.png", "memory.png", "curve.png", "report.html"}
     assert StagePlan.read(tmp_path / "schedule.json").to_json() == found.plan.to_json()
     assert found.schedule.orders == found.plan.orders.orders  # type: ignore[union-attr]
     first = (tmp_path / "timeline.png").read_bytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written
+from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written, write_html
 from semu.cli.option_checks import check_place
 from semu.cli.resolved import read_defined
 from semu.errors import ConfigError
@@ -21,6 +21,7 @@ def compare_command(arguments: argparse.Namespace) -> int:
         ScheduleError: a schedule that cannot order a run's pipeline.
     """
     check_place("--picture", arguments.picture)
+    check_place("--html", arguments.html)
     tolerance = arguments.tolerance
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise ConfigError("not a tolerance", where="--tolerance", expected="a number of percent >= 0", got=tolerance)
@@ -42,6 +43,8 @@ def compare_command(arguments: argparse.Namespace) -> int:
             with printed_anyway(lambda: repr(found), is_json=arguments.json):
                 found.save(arguments.picture)
             say_written(arguments.picture)
+        with printed_anyway(lambda: repr(found), is_json=arguments.json):
+            write_html(arguments.html, found)
     beyond = [] if tolerance is None else found.exceeds(tolerance)
     if arguments.json:
         emit_json({**found.to_json(), "tolerance_percent": tolerance, "beyond": [side.name for side in beyond]})

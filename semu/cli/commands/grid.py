@@ -17,8 +17,9 @@ from semu.cli.console import (
     printed_anyway,
     say,
     say_written,
+    write_html,
 )
-from semu.cli.option_checks import named_by_flags
+from semu.cli.option_checks import check_place, named_by_flags
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError
 from semu.files import make_folder, write_text
@@ -44,6 +45,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
     vary = None if arguments.vary is None else _axes(arguments.vary)
     fix = _fixed(arguments.fix)
     check_export(arguments.export)
+    check_place("--html", arguments.html)
     with Progress() as progress:
         run, job = _read(arguments, progress)
         check_export(arguments.export, run)
@@ -99,6 +101,10 @@ def grid_command(arguments: argparse.Namespace) -> int:
                 progress("drawing the configurations")
                 with printed_anyway(lambda: f"{table}\n\n{found.report!r}", is_json=arguments.json):
                     say_written(*found.save(arguments.out, axes))
+        if arguments.html is not None:
+            progress("writing the page")
+            with printed_anyway(lambda: table, is_json=arguments.json):
+                write_html(arguments.html, found)
         exported = None
         if arguments.export is not None and found.best is not None:
             progress("writing the best configuration for another program")

@@ -17,6 +17,7 @@ from semu.cli.console import (
     say,
     say_options,
     say_written,
+    write_html,
 )
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
@@ -35,6 +36,7 @@ _OF_RUNS = (
     "csv",
     "picture",
     "out",
+    "html",
     "strict",
     "dump_config",
 )
@@ -67,6 +69,7 @@ def schedules_command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{flag} with a run", where=flag, expected="the run's own, changed with --parallel or --set")
     check_place("--csv", arguments.csv)
     check_place("--picture", arguments.picture)
+    check_place("--html", arguments.html)
     with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
@@ -107,7 +110,7 @@ def _check_exploring(arguments: argparse.Namespace) -> None:
         raise ConfigError("not a count", where="--top", expected="an integer >= 1", got=arguments.top, nearest=1)
     for flag in given_flags(arguments, ("top", "split")) if not arguments.explore else []:
         raise ConfigError(f"{flag} without --explore", where=flag, expected="--explore beside it")
-    for flag in given_flags(arguments, ("compare", "csv", "picture")) if arguments.explore else []:
+    for flag in given_flags(arguments, ("compare", "csv", "picture", "html")) if arguments.explore else []:
         raise ConfigError(f"{flag} with --explore", where=flag, expected="--explore alone, or --compare NAMES")
     arguments.top = 10 if arguments.top is None else arguments.top
 
@@ -146,6 +149,9 @@ def _write(arguments: argparse.Namespace, result: ScheduleComparison, progress: 
     if arguments.out is not None:
         progress("drawing the schedules")
         say_written(*result.save(arguments.out))
+    if arguments.html is not None:
+        progress("writing the page")
+        write_html(arguments.html, result)
 
 
 def _word(value: object) -> str:

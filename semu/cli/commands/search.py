@@ -13,7 +13,17 @@ from typing import Any
 from semu.cli.commands.exporting import check_export, write_searched
 from semu.cli.commands.many_searches import search_batches
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import INTERRUPTED, Progress, emit_result, printed_anyway, say, say_options, say_written
+from semu.cli.console import (
+    INTERRUPTED,
+    Progress,
+    emit_result,
+    printed_anyway,
+    say,
+    say_options,
+    say_written,
+    write_html,
+)
+from semu.cli.option_checks import check_place
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError
 from semu.files import make_folder
@@ -35,6 +45,7 @@ def search_command(arguments: argparse.Namespace) -> int:
     """
     options = _options(arguments)
     check_export(arguments.export)
+    check_place("--html", arguments.html)
     with Progress() as progress:
         run, job = read_job(arguments, progress)
         check_export(arguments.export, run)
@@ -59,6 +70,8 @@ def search_command(arguments: argparse.Namespace) -> int:
             without = [key for key, value in found.changes.items() if value is None]
             intro = "it runs again with" + (f", and without {', '.join(without)}" if without else "")
             say_options(intro, _settings(found.changes, Path(arguments.out) / "schedule.json"))
+        with printed_anyway(lambda: repr(found), is_json=arguments.json):
+            write_html(arguments.html, found)
         beside: dict[str, object] = {}
         if arguments.export is not None:
             progress(f"simulating what {arguments.export.partition(':')[0]} can be told of it")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.checks import check_member, check_number
-from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written
+from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written, write_html
+from semu.cli.option_checks import check_place
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError, MissingCoefficientError
 from semu.units import GIB
@@ -37,6 +38,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     from semu.present.report import TraceDetail
 
     check_member(arguments.trace, TraceDetail, "--trace", "detail of a trace")
+    check_place("--html", arguments.html)
     with Progress() as progress:
         run = read_run(arguments, progress)
         job, order = run.job(), None
@@ -79,7 +81,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             has_reasons=arguments.samples == 0 and not arguments.contention,
         )
         budget = _budget(arguments, run)
-        if arguments.out is not None:
+        if arguments.out is not None or arguments.html is not None:
             progress("drawing the timeline and the memory")
             with printed_anyway(lambda: _text(arguments, report, budget), is_json=arguments.json):
                 _write_files(arguments, report)
@@ -115,7 +117,10 @@ def _set_anew(typed: Sequence[str], settings: Sequence[str]) -> list[str]:
 
 
 def _write_files(arguments: argparse.Namespace, report: Report) -> None:
-    """What ``--out`` asks for."""
+    """What ``--out`` and ``--html`` ask for."""
+    write_html(arguments.html, report)
+    if arguments.out is None:
+        return
     say_written(*report.save(arguments.out, trace=arguments.trace))
     for rank in arguments.memory_snapshot:
         from semu.present.traces import write_memory_snapshot

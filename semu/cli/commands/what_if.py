@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, printed_anyway, say
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, printed_anyway, say, write_html
+from semu.cli.option_checks import check_place
 from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError
 from semu.files import make_folder, write_file, write_text
@@ -26,6 +27,7 @@ def what_if_command(arguments: argparse.Namespace) -> int:
         ConfigError: a run that cannot be read or cannot run as it is, a change that is none, another factor.
         ScheduleError: the run's schedule file is none for it.
     """
+    check_place("--html", arguments.html)
     with Progress() as progress:
         run = read_run(arguments, progress)
         if arguments.dump_config:
@@ -50,6 +52,8 @@ def what_if_command(arguments: argparse.Namespace) -> int:
             progress("drawing")
             with printed_anyway(lambda: repr(found), is_json=arguments.json):
                 _save(found, document, Path(arguments.out))
+        with printed_anyway(lambda: repr(found), is_json=arguments.json):
+            write_html(arguments.html, found)
     if arguments.json:
         emit_json(document)
     else:
@@ -94,6 +98,7 @@ def _save(found: WhatIf, document: dict[str, object], folder: Path) -> None:
     path = folder / "what_if.json"
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
     say(f"wrote {path}")
+    write_html(str(folder / "report.html"), found)
     if not rows:
         return
     subtitle = "each row: one change to the run, everything else as it is"

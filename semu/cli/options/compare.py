@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import CommandOptions, add_changes
+from semu.cli.options.shared import CommandOptions, add_changes, add_html
 
 _DESCRIPTION = """\
 Put runs, results (result.json, or a folder with one) and training logs side by side: which settings differ, how long an
@@ -26,6 +26,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--tolerance", type=float, metavar="PERCENT", help="exit with 7 where a time differs by more from the first"
     )
     parser.add_argument("--picture", metavar="FILE", help="draw a PNG: where the time goes, and memory")
+    add_html(parser)
     add_changes(parser, seed="seed of the batch, of all runs")
 
 

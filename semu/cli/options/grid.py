@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from semu.cli.options.exporting import add_export
-from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_changes, add_run, add_strict
+from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_changes, add_html, add_run, add_strict
 
 _DESCRIPTION = (
     "Find the best configurations of a run within memory: parallel sizes, microbatch, recomputation and more."
@@ -69,9 +69,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--out",
         metavar="DIR",
-        help="write grid.csv, grid.json, pareto.png, heatmap.png, and in best/ what semu simulate writes",
+        help="write grid.csv, grid.json, pareto.png, heatmap.png, report.html, and in best/ what semu simulate writes",
     )
     output.add_argument("--axes", metavar="AXIS,AXIS", help="of the heat map, up and across (default tp,pp)")
+    add_html(output)
     add_export(output)
     add_strict(output)
 

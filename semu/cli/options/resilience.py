@@ -12,9 +12,9 @@ _DESCRIPTION = (
 )
 
 _EPILOG = """\
-Strategies: checkpoint, async, in-memory, tiered, spares, oobleck, oobleck-checkpoint, or all. Oobleck needs
-parallel.zero=0. Times are seconds or texts like 10s, 30min, 3h, 54d. What is not given follows from the run: saves and
-loads from its state and links.
+Strategies: checkpoint, async, in-memory, tiered, spares, varuna, bamboo, oobleck, oobleck-checkpoint, or all. Oobleck
+needs parallel.zero=0. Times are seconds or texts like 10s, 30min, 3h, 54d. What is not given follows from the run:
+saves and loads from its state and links.
 Keys of the run file: resilience.checkpoint.*, resilience.failures.*, resilience.price.*.
 
 examples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import AS_SIMULATE, CommandOptions, add_changes, add_run, add_strict
+from semu.cli.options.shared import AS_SIMULATE, CommandOptions, add_changes, add_html, add_run, add_strict
 
 _DESCRIPTION = (
     "Compare pipeline schedules on a run: time, bubble and memory of each; or, without a run, on plain numbers."
@@ -63,7 +63,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--csv", metavar="FILE", help="write a line per stage")
     output.add_argument("--picture", metavar="FILE", help="draw the schedules below one another, as a PNG")
-    output.add_argument("--out", metavar="DIR", help="write result.json, schedules.png and NAME.csv of every schedule")
+    output.add_argument(
+        "--out", metavar="DIR", help="write result.json, schedules.png, report.html and NAME.csv of every schedule"
+    )
+    add_html(output)
     add_strict(output)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 
 from semu.cli.options.exporting import add_export
-from semu.cli.options.shared import REPEATED, CommandOptions, add_changes, add_run, add_search_budget, add_strict
+from semu.cli.options.shared import (
+    REPEATED,
+    CommandOptions,
+    add_changes,
+    add_html,
+    add_run,
+    add_search_budget,
+    add_strict,
+)
 
 _DESCRIPTION = "Look for the schedule that is best for a run's batch: chunks, sub-microbatches, order and memory."
 
@@ -75,8 +83,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--out",
         metavar="DIR",
-        help="write schedule.json, result.json, timeline.png (before and after), memory.png and curve.png",
+        help="write schedule.json, result.json, timeline.png (before and after), memory.png, curve.png, report.html",
     )
+    add_html(output)
     add_export(output)
     add_strict(output)
 

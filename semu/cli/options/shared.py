@@ -82,6 +82,11 @@ def add_strict(group: argparse._ArgumentGroup) -> None:
     add_dump(group)
 
 
+def add_html(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Add ``--html``."""
+    group.add_argument("--html", metavar="FILE", help="write the result as one page to open in a browser, offline too")
+
+
 def add_dump(group: argparse._ArgumentGroup) -> None:
     """Add ``--dump-config``."""
     group.add_argument("--dump-config", action="store_true", help="print the resolved run as TOML and stop")

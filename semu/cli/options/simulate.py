@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import REPEATED, CommandOptions, add_reading, add_strict
+from semu.cli.options.shared import REPEATED, CommandOptions, add_html, add_reading, add_strict
 
 _EPILOG = """\
 RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch;
@@ -71,7 +71,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--details", action="store_true", help="print every table: memory of all ranks, operators")
     output.add_argument("--provenance", action="store_true", help="print where the coefficients come from")
-    output.add_argument("--out", metavar="DIR", help="write result.json, trace.json.gz, timeline.png and memory.png")
+    output.add_argument(
+        "--out", metavar="DIR", help="write result.json, trace.json.gz, timeline.png, memory.png and report.html"
+    )
+    add_html(output)
     output.add_argument(
         "--trace",
         metavar="WHAT",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_dump, add_reading, add_run
+from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_dump, add_html, add_reading, add_run
 
 _DESCRIPTION = "Simulate a run under changes, one at a time: which of them would help most."
 
@@ -49,7 +49,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )
     add_reading(change)
     output = parser.add_argument_group("output")
-    output.add_argument("--out", metavar="DIR", help="write what_if.json and what_if.png")
+    output.add_argument("--out", metavar="DIR", help="write what_if.json, what_if.png and report.html")
+    add_html(output)
     add_dump(output)
 
 

@@ -17,7 +17,8 @@ I64 = NDArray[np.int64]
 
 
 def check_pairs(plan: ExecutionPlan) -> None:
-    """Every part of a microbatch runs every layer of its module once, and its items belong to no other part.
+    """Every part of a microbatch runs every layer of its module once (and those of each encoder that is repeated), and
+    its items belong to no other part.
 
     Raises:
         PlanError: layers or items that are run twice, or not at all.
@@ -25,8 +26,9 @@ def check_pairs(plan: ExecutionPlan) -> None:
     pairs, chunks = plan.pairs, plan.chunks
     if not len(pairs.chunk):
         raise PlanError("a plan without stages", fault=Fault.STAGE_MISSING, where="pairs", expected="stage pairs")
-    names = {name: number for number, name in enumerate(dict.fromkeys(chunk.module for chunk in chunks))}
-    module_of = np.array([names[chunk.module] for chunk in chunks])
+    runs = [(c.module, number if c.repeats else -1) for number, c in enumerate(chunks)]
+    names = {run: number for number, run in enumerate(dict.fromkeys(runs))}
+    module_of = np.array([names[run] for run in runs])
     first_of, count_of = (np.array([getattr(c, name) for c in chunks]) for name in ("first_layer", "num_layers"))
     module, first = module_of[pairs.chunk], first_of[pairs.chunk]
     end = first + count_of[pairs.chunk]
@@ -48,7 +50,7 @@ def check_pairs(plan: ExecutionPlan) -> None:
     wrong = np.flatnonzero((first != before) | (ends & (end != top[key[:, 0]])))
     if len(wrong):
         at = int(wrong[0])
-        name, pair = list(names)[key[at, 0]], int(order[at])
+        name, pair = list(names)[key[at, 0]][0], int(order[at])
         late = first[at] == before[at]
         raise PlanError(
             f"microbatch {key[at, 1]}, part {key[at, 2]} does not run every layer of {name} once",
@@ -57,7 +59,7 @@ def check_pairs(plan: ExecutionPlan) -> None:
             expected=f"layers up to {top[key[at, 0]]}" if late else f"layers from {before[at]} on",
             got=f"layers {first[at]} to {end[at]}",
         )
-    _check_items(plan, order, key, begins, list(names))
+    _check_items(plan, order, key, begins, [name for name, _ in names])
 
 
 def _check_items(plan: ExecutionPlan, order: I64, key: I64, begins: NDArray[np.bool_], names: Sequence[str]) -> None:

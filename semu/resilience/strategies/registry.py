@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from semu.checks import check_word
 from semu.resilience.strategies.asynchronous import AsynchronousCheckpoint
+from semu.resilience.strategies.bamboo import Bamboo
 from semu.resilience.strategies.checkpoint_restart import CheckpointRestart
 from semu.resilience.strategies.hot_spares import HotSpares
 from semu.resilience.strategies.in_memory import InMemoryCheckpoint
@@ -14,6 +15,7 @@ from semu.resilience.strategies.oobleck import Oobleck
 from semu.resilience.strategies.oobleck_checkpoint import OobleckCheckpoint
 from semu.resilience.strategies.strategy import Strategy
 from semu.resilience.strategies.tiered import TieredCheckpoint
+from semu.resilience.strategies.varuna import Varuna
 
 _ALL: Sequence[type[Strategy]] = (
     CheckpointRestart,
@@ -21,6 +23,8 @@ _ALL: Sequence[type[Strategy]] = (
     InMemoryCheckpoint,
     TieredCheckpoint,
     HotSpares,
+    Varuna,
+    Bamboo,
     Oobleck,
     OobleckCheckpoint,
 )

@@ -150,9 +150,3 @@ def distribute_by_variance(pipelines: Sequence[Speed], microbatches: int) -> lis
                 if tried[giver] >= 1 and (found := _spread(tried)) < value * (1.0 - 1e-12):
                     best, value, is_better = tried, found, True
     return [int(one) for one in best]
-
-
-def nearest_batch(global_batch: int, micro_batch: int, pipelines: int) -> int:
-    """The global batch next to one that microbatches divide and that gives each pipeline one."""
-    count = max(pipelines, (2 * global_batch + micro_batch) // (2 * micro_batch))
-    return count * micro_batch

@@ -36,12 +36,12 @@ def fill_cuts(
         in_flight = min(s, microbatches)
         for d in range(len(degrees)):
             degree = degrees[d]
-            for g in range(degree, gpus + 1):
+            for g in range(max(degree, s), min(gpus, s * degrees[-1]) + 1):
                 if (g - degree) // per_node != (g - 1) // per_node:
                     continue
-                for u in range(layers - 1, -1, -1):
+                for u in range(layers - s, -1, -1):
                     without, behind = np.inf, np.inf
-                    for v in range(u + 1, layers + 1):
+                    for v in range(u + 1, layers - s + 2):
                         t = time[d, v] - time[d, u]
                         if t > slowest:
                             break

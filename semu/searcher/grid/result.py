@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
@@ -17,6 +18,9 @@ from semu.searcher.grid.pictures import heat_map, pareto
 from semu.searcher.grid.rows import GridRows, Row
 from semu.searcher.grid.space import Axis, RankBy, job_at
 from semu.units import GIB, fit_columns, fit_lines, fit_options
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 NOISE = 0.005
 """Configurations whose times differ by less, relative to the faster one, are one line of the table."""
@@ -55,7 +59,7 @@ class GridResult(GridRows):
         for line, (row, alike) in zip(lines[1:], shown, strict=False):
             text += [line, *(f"   {note}" for note in _notes(row, alike))]
         notes = lines[1 + len(shown) :] + [AT_MOST] * any(not row.is_counted for row, _ in shown)
-        return fit_lines("\n".join([*text, *notes, *self._sentences()]))
+        return fit_lines("\n".join([*text, *notes, *self.sentences()]))
 
     def _alike(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
         """Rows whose times are no nearer than ``NOISE``, each with how many behind it are."""
@@ -68,7 +72,7 @@ class GridResult(GridRows):
         if first is not None:
             yield first, count
 
-    def _sentences(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """How many configurations there were, and what became of them."""
         words = [f"{self.num_legal:,} legal configurations of {self.total:,} combinations"]
         words += [f"  {cut.count:,} cut: {cut.says}" + _example(cut) for cut in self.cuts]
@@ -100,8 +104,8 @@ class GridResult(GridRows):
 
     # -- files ---------------------------------------------------------------------------------------------------
     def save(self, directory: str | Path, axes: tuple[Axis, Axis] | None = None) -> list[Path]:
-        """Write ``grid.csv``, ``grid.json``, ``pareto.png`` (time against memory), ``heatmap.png`` over two axes, and
-        in ``best/`` the full report of the best configuration.
+        """Write ``grid.csv``, ``grid.json``, ``pareto.png`` (time against memory), ``heatmap.png`` over two axes,
+        ``report.html``, and in ``best/`` the full report of the best configuration.
 
         Args:
             directory: made where it is not there. axes: of the heat map; None: tp and pp, or the first two that vary.
@@ -117,8 +121,15 @@ class GridResult(GridRows):
         files.append(write_file(folder / "pareto.png", lambda path: draw_pareto(path, cloud)))
         if cells is not None:
             files.append(write_file(folder / "heatmap.png", lambda path: draw_heat_map(path, cells)))
+        files.append(self.page().save(folder / "report.html"))
         self.report.save(folder / "best")
         return [*files, *sorted((folder / "best").iterdir())]
+
+    def page(self) -> Page:
+        """The page that ``save`` writes as ``report.html``."""
+        from semu.searcher.pages import grid_page
+
+        return grid_page(self, self.sentences(), lambda: self.report)
 
 
 def _notes(row: Row, alike: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.checks import check_number
 from semu.errors import SemuError
@@ -23,6 +23,11 @@ from semu.searcher.what_if.words import plain_key, plain_value
 from semu.simulation.estimate import evaluate
 from semu.units import GIB, fit_columns, fit_lines, format_time
 
+if TYPE_CHECKING:
+    from semu.present.page import Page
+
+_LEAST_GAIN = 5e-5
+"""Share of the time below which a change is not drawn."""
 FACTOR = 2.0
 """By default hardware numbers are divided and multiplied by it."""
 
@@ -70,6 +75,26 @@ class WhatIf(Tabular):
                 groups.setdefault(answer.change.key, []).append(answer)
         widest = {key: max(abs(self.gain_of(one) or 0.0) for one in own) for key, own in groups.items()}
         return sorted(groups.items(), key=lambda item: (-widest[item[0]], item[0]))
+
+    def page(self) -> Page:
+        """Gains as bars, and every answer, as one HTML file."""
+        from semu.present.page import Column, Page
+        from semu.searcher.pages import FIGURES, yes
+
+        page = Page(f"What if: {self.title}", [f"an iteration takes {self.base.iteration_time_s:.4g} s as it is"])
+        bars = [
+            (f"{key}: {one.change.label}", -100 * gain, f"{-100 * gain:+.2f} % time")
+            for key, own in self.ranked()
+            for one in own
+            if (gain := self.gain_of(one)) is not None and abs(gain) >= _LEAST_GAIN
+        ]
+        page.add_bars("What would help", bars, "green: less time than now")
+        rows = [
+            {**row, "fits": None if row.get("fits") is None else yes(fits=bool(row["fits"]))} for row in self.to_dicts()
+        ]
+        columns = (Column("change", "change"), Column("before", "now"), Column("gain", "gain [%]", 2, 0.01), *FIGURES)
+        page.add_table("Answers", rows, (*columns, Column("refused", "cannot run because")))
+        return page
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A record for each change, in the order asked; ``refused`` says why one cannot run."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.roofline import CostModel
 from semu.costs.shape_factors import ATTENTION_KEY
+from semu.engine.critical_paths import critical_path
 from semu.engine.timeline import IterationTimeline, OuterSlice
 from semu.graph.operator import Phase
 from semu.hardware.attention_kernels import times
@@ -27,7 +28,6 @@ from semu.present.uncertainty import FACTOR_SPREADS, UncertainKind, Uncertainty,
 from semu.simulation.effects.launch import launch_slowdowns
 from semu.simulation.effects.structural import structural_kinds
 from semu.simulation.replica_costs import ReplicaCosts
-from semu.simulation.results.critical_paths import critical_path
 
 
 def time_uncertainty(

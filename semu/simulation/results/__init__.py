@@ -1,1 +1,1 @@
-"""From a timed iteration to its report: figures, breakdown, tables, timeline, critical path."""
+"""From a timed iteration to its report: figures, breakdown, tables, timeline."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.errors import SemuError
 from semu.files import make_folder, write_file, write_text
@@ -21,6 +21,9 @@ from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.stage_table import StageTable, table_csv
 from semu.simulation.results.assemble import parallel_label
 from semu.units import GIB, fit_columns, fit_lines, format_time
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 _HEADS = ("schedule", "vpp", "iteration", "vs own", "bubble", "peak GiB", "rank", "fits", "", "placement", "makespan")
 _RIGHT = (False, True, True, True, True, True, True, False, False, False, True)
@@ -253,7 +256,7 @@ class ScheduleComparison(Tabular):
         return table_csv((self.label(row), row.stages) for row in self.chosen)
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write ``result.json``, ``schedules.png`` and a stage table per schedule, ``NAME.csv``.
+        """Write ``result.json``, ``schedules.png``, ``report.html`` and a stage table per schedule, ``NAME.csv``.
 
         Args:
             directory: made if it is not there; files of these names are replaced.
@@ -267,11 +270,43 @@ class ScheduleComparison(Tabular):
         return [
             write_text(folder / "result.json", document),
             self.draw(folder / "schedules.png"),
+            self.page().save(folder / "report.html"),
             *(
                 write_text(folder / f"{self._file_name(row)}.csv", table_csv([(self.label(row), row.stages)]))
                 for row in self.rows
             ),
         ]
+
+    def page(self) -> Page:
+        """The schedules as a table, the run's own and the best on one time axis, as one HTML file."""
+        from semu.present.page import Column, Page
+        from semu.present.page.results import add_timelines
+        from semu.simulation import simulate
+
+        page = Page(f"Pipeline schedules: {self.title}")
+        said = [
+            {
+                **self._row_json(row),
+                "peak": max(row.estimate.peak_memory_bytes),
+                "fits": "yes" if row.estimate.fits else "no",
+            }
+            for row in self.rows
+        ]
+        columns = (
+            Column("label", "schedule"),
+            Column("iteration_time_s", "iteration [s]", 4, is_bar=True),
+            Column("bubble_ratio", "bubble [%]", 1, 0.01),
+            Column("mfu", "MFU [%]", 1, 0.01),
+            Column("peak", "peak [GiB]", 2, GIB),
+            Column("fits", "fits"),
+            Column("source", "source"),
+        )
+        page.add_table("Schedules", said, columns)
+        shown = [self.own] if self.best in (None, self.own) else [self.own, self.best]
+        add_timelines(page, [(self.label(row), simulate(row.job).timeline) for row in shown if row is not None])
+        page.add_list("Cannot run", [f"{one.name}: {one.rule}" for one in self.refused])
+        page.add_list("Notes", self.warnings)
+        return page
 
     def _file_name(self, row: ComparedSchedule) -> str:
         """Name of a row's stage table; ``own-NAME`` for a schedule from a file."""

@@ -10,6 +10,7 @@ from simulation.jobs import gpt, job_of, overlap, text_items, vlm, vlm_items
 
 import semu
 from semu.costs.roofline import RuleInput
+from semu.engine.critical_paths import critical_path
 from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, StageSlice
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind, Port, Provenance
@@ -18,7 +19,6 @@ from semu.hardware.software import Software, SoftwareFactors
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.present.uncertainty import FACTOR_SPREADS, MAPE_TO_SIGMA, SPREADS, Uncertainty
-from semu.simulation.results.critical_paths import critical_path
 
 STEP = 1e-3
 JOBS = {

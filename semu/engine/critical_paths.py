@@ -1,4 +1,4 @@
-"""``critical_path``: what an iteration's end waited for, followed back to its beginning.
+"""``critical_path``, ``critical_pieces``: what an iteration's end waited for, followed back to its beginning.
 
 All times are sums on one grid, so an operator begins exactly when the last of its predecessors ends. Where no piece
 ends then (an inner time of a stage, or another replica), the path goes on with the piece that ran on the same rank.
@@ -15,7 +15,8 @@ from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, St
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 
-_Piece: TypeAlias = StageSlice | OuterSlice
+Piece: TypeAlias = StageSlice | OuterSlice
+"""What a path is made of."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,32 @@ class CriticalPath:
 def critical_path(timeline: IterationTimeline) -> CriticalPath:
     """The critical path of the replica that a timeline shows; of several equally long ones, one that stays on a rank
     as long as it can."""
-    ranks = [_Rank(rank) for rank in timeline.ranks]
     stages: dict[tuple[int, Phase], float] = {}
     outer: list[tuple[OuterSlice, float]] = []
     gap = 0.0
+    for _, piece, lasted in critical_pieces(timeline):
+        if isinstance(piece, StageSlice):
+            key = piece.chunk, piece.phase
+            stages[key] = stages.get(key, 0.0) + lasted
+        elif piece is not None:
+            outer.append((piece, lasted))
+        else:
+            gap += lasted
+    return CriticalPath(stages, tuple(outer), gap)
+
+
+def critical_pieces(timeline: IterationTimeline) -> Iterator[tuple[int, Piece | None, float]]:
+    """The pieces of the critical path from the iteration's end to its beginning.
+
+    Yields:
+        Position of the rank; the piece, None where none explains the time; for how long it is on the path [s].
+    """
+    ranks = [_Rank(rank) for rank in timeline.ranks]
     time = max((rank.end_s for rank in ranks), default=0.0)
     number = next((number for number, rank in enumerate(ranks) if rank.end_s == time), 0)
     current = next(ranks[number].ending(time), None) if time > 0 else None
     while current is not None:
-        lasted = time - current.start_s
-        if isinstance(current, StageSlice):
-            key = current.chunk, current.phase
-            stages[key] = stages.get(key, 0.0) + lasted
-        else:
-            outer.append((current, lasted))
+        yield number, current, time - current.start_s
         time = current.start_s
         if time <= 0:
             break
@@ -57,14 +70,33 @@ def critical_path(timeline: IterationTimeline) -> CriticalPath:
         if predecessor is None:
             before = ranks[number].running(time)
             if before is not None and before.end_s < time:
-                gap += time - before.end_s
+                yield number, None, time - before.end_s
                 time = before.end_s
             predecessor = number, before
         number, current = predecessor
-    return CriticalPath(stages, tuple(outer), gap + time)
+    if time > 0:
+        yield number, None, time
 
 
-def _waited_for(ranks: Sequence[_Rank], rank: int, current: _Piece) -> tuple[int, _Piece | None] | None:
+def waits(timeline: IterationTimeline) -> Iterator[tuple[int, int, float, tuple[int, Piece] | None]]:
+    """Where a rank stands idle before a stage, and what ended when the stage began.
+
+    Yields:
+        Position of the rank; of the stage on it; for how long no stage ran [s]; position of a rank and the piece that
+        ended there, None: none did.
+    """
+    ranks = [_Rank(rank) for rank in timeline.ranks]
+    for number, rank in enumerate(timeline.ranks):
+        before = 0.0
+        for position, stage in enumerate(rank.stages):
+            if stage.start_s > before:
+                found = _waited_for(ranks, number, stage)
+                piece = None if found is None or found[1] is None else (found[0], found[1])
+                yield number, position, stage.start_s - before, piece
+            before = max(before, stage.end_s)
+
+
+def _waited_for(ranks: Sequence[_Rank], rank: int, current: Piece) -> tuple[int, Piece | None] | None:
     """Which of the pieces that end when ``current`` begins it waited for, with its rank; None: there are none."""
     time = current.start_s
     stream = current.stream if isinstance(current, OuterSlice) else None
@@ -95,7 +127,7 @@ class _Rank:
         last = rank.stages[-1].end_s if rank.stages else 0.0
         self.end_s = max(last, self._outer_ends[-1] if ends else 0.0)
 
-    def ending(self, time: float) -> Iterator[_Piece]:
+    def ending(self, time: float) -> Iterator[Piece]:
         """What ends at a time, the stage first; pieces that take no time are passed over."""
         number = bisect_left(self._stage_starts, time) - 1
         if number >= 0 and self._stages[number].end_s == time:
@@ -107,10 +139,10 @@ class _Rank:
                 yield piece
             place += 1
 
-    def running(self, time: float) -> _Piece | None:
+    def running(self, time: float) -> Piece | None:
         """A stage, else another piece, that began before a time and ran until then; else the last that ended before."""
-        ended: list[_Piece] = []
-        lists: tuple[tuple[Sequence[_Piece], list[float]], ...] = (
+        ended: list[Piece] = []
+        lists: tuple[tuple[Sequence[Piece], list[float]], ...] = (
             (self._stages, self._stage_starts),
             (self._outer, self._outer_starts),
         )

@@ -1,0 +1,1 @@
+declare var uPlot: any; // vendor/uplot.js

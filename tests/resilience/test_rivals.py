@@ -1,0 +1,108 @@
+"""Varuna's grids and Bamboo's redundant computation, against grids tried one by one and runs counted by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semu
+import semu_models
+from semu.errors import SemuError
+from semu.job import Recompute
+from semu.resilience.accounts import Account
+from semu.resilience.options import CheckpointOptions
+
+CHECKPOINT = CheckpointOptions(every_s=100.0, save_s=5.0, restart_s=60.0, load_s=7.0)
+
+
+def job_of(dp: int = 2, pp: int = 3, **training: Any) -> semu.TrainingJob:
+    return semu.TrainingJob(
+        semu_models.build("gpt2-medium"),
+        semu.Cluster("a40", nodes=dp * pp, gpus_per_node=1),
+        semu.Parallel(dp=dp, pp=pp, zero=0),
+        semu.Training(**{"global_batch": 48, "micro_batch": 2, "seq_len": 1024, "recompute": "full"} | training),
+    )
+
+
+def run(tmp_path: Path, strategy: str, lines: list[str], seconds: float, job: semu.TrainingJob) -> Any:
+    path = tmp_path / f"{strategy}.csv"
+    path.write_text("\n".join(("time_s,node,event,notice_s", *lines)) + "\n")
+    found = semu.goodput(job, failures=path, strategies=strategy, days=seconds / 86400, checkpoint=CHECKPOINT)
+    return found.strategies[0]
+
+
+def time_of(job: semu.TrainingJob, dp: int, pp: int) -> float:
+    batch = -(-job.training.global_batch // (2 * dp)) * 2 * dp
+    other = replace(
+        job,
+        cluster=replace(job.cluster, nodes=dp * pp),
+        parallel=semu.Parallel(dp=dp, pp=pp, zero=0),
+        training=replace(job.training, global_batch=batch),
+    )
+    try:
+        found = semu.evaluate(other)
+    except SemuError:
+        return math.inf
+    return found.iteration_time_s if found.fits else math.inf
+
+
+def test_varuna(tmp_path: Path) -> None:
+    """After a failure: the fastest of all grids of five nodes, what was done since the last save is lost."""
+    job = job_of()
+    grids = {(dp, pp): time_of(job, dp, pp) for dp in range(1, 7) for pp in range(1, 7)}
+    whole = min(time for (dp, pp), time in grids.items() if dp * pp <= 6)
+    left = min(time for (dp, pp), time in grids.items() if dp * pp <= 5)
+    row = run(tmp_path, "varuna", ["1000,4,fail,0"], 3000.0, job)
+    (outcome,) = row.outcomes
+    per_save = max(1, round(100.0 / whole))
+    saves, rest = divmod(1000.0, per_save * whole + 5.0)
+    assert outcome.gpu_us[Account.RECONFIGURE] == 60 * 10**6 * 5 or outcome.gpu_us[Account.RECONFIGURE] > 0
+    lost_s = min(rest, per_save * whole)
+    nodes = {dp * pp for (dp, pp), time in grids.items() if time == whole}
+    assert outcome.gpu_us[Account.LOST] / 1e6 == pytest.approx(lost_s * nodes.pop(), rel=1e-3)
+    after = (3000.0 - 1067.0) * 1.0
+    per_save_left = max(1, round(100.0 / left))
+    cycles = after / (per_save_left * left + 5.0) * per_save_left
+    assert outcome.iterations == pytest.approx(saves * per_save + cycles, abs=per_save_left + 1)
+
+
+def test_varuna_saves_for_a_node_that_gives_notice(tmp_path: Path) -> None:
+    job = job_of()
+    sudden, warned = (run(tmp_path, "varuna", [f"1000,4,fail,{notice}"], 2000.0, job) for notice in (0, 60))
+    assert sudden.outcomes[0].gpu_us[Account.LOST] > 0 == warned.outcomes[0].gpu_us[Account.LOST]
+    assert warned.goodput > sudden.goodput
+
+
+def test_bamboo(tmp_path: Path) -> None:
+    """A failure leaves one pipeline and loses an iteration; two neighbours' go back to the checkpoint."""
+    job = job_of()
+    kept = replace(job, training=replace(job.training, recompute=Recompute.NONE))
+    report = semu.simulate(kept)
+    forward = sum(one.layers * one.forward_s for one in report.layer_times)
+    share = forward / sum(one.layers * (one.forward_s + one.backward_s) for one in report.layer_times)
+    assert 0.2 < share < 0.45
+    calm = run(tmp_path, "bamboo", [], 1000.0, job)
+    assert calm.iteration_s != pytest.approx(report.iteration_time_s)  # the job recomputes, bamboo does not
+    shares = calm.shares()
+    assert shares[Account.REDUNDANT] / shares[Account.USEFUL] == pytest.approx(share, rel=1e-3)
+    one = run(tmp_path, "bamboo", ["500,1,fail,0"], 1000.0, job).outcomes[0]
+    iteration = report.iteration_time_s * (1 + share)
+    assert one.gpu_us[Account.LOST] / 1e6 <= iteration * 6
+    assert one.gpu_us[Account.IDLE] > 0 < one.gpu_us[Account.COPY]
+    apart = run(tmp_path, "bamboo", ["500,1,fail,0", "501,4,fail,0"], 1000.0, job).outcomes[0]
+    beside = run(tmp_path, "bamboo", ["500,1,fail,0", "501,2,fail,0"], 1000.0, job).outcomes[0]
+    assert apart.gpu_us[Account.LOAD] == 0 < beside.gpu_us[Account.LOAD]
+    assert beside.iterations < one.iterations
+    for outcome in (one, apart, beside):
+        assert sum(outcome.gpu_us.values()) == outcome.wall_us * 6
+
+
+def test_bamboo_runs_out_of_memory(tmp_path: Path) -> None:
+    row = run(tmp_path, "bamboo", [], 1000.0, job_of(micro_batch=32, global_batch=192, seq_len=4096))
+    assert row.refusal is not None and "GiB" in row.refusal
+    single = run(tmp_path, "bamboo", [], 1000.0, job_of(dp=6, pp=1))
+    assert "next stage" in single.refusal
