@@ -1,5 +1,6 @@
 # The names of ``semu.executor``, each beside the module that has it.
 
+from semu.executor.assigned_sampler import AssignedSampler as AssignedSampler
 from semu.executor.chunk import LayerChunk as LayerChunk
 from semu.executor.communicator import Communicator as Communicator
 from semu.executor.communicator import Operation as Operation

@@ -44,7 +44,7 @@ def stream_command(arguments: argparse.Namespace) -> int:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
-        stream = _stream(job, arguments.stream)
+        stream = _stream(job, arguments.stream, arguments.assign)
         count = arguments.iterations
         if count is None:
             count = DEFAULT_ITERATIONS if arguments.stream is None else (1 << 31)
@@ -170,10 +170,16 @@ def _line(row: Any, count: int) -> str:
     return f"iteration {row.index + 1}{of}: {row.outcome.value} in {row.latency_s:.2f} s{gain}"
 
 
-def _stream(job: TrainingJob, path: str | None) -> Iterator[AbstractBatch]:
-    """The batches to train."""
-    from semu.searcher.planner.own_stream import own_batches
+def _stream(job: TrainingJob, path: str | None, method: str | None) -> Iterator[AbstractBatch]:
+    """The batches to train; ``method``: that assigns the samples of a metadata file."""
+    from semu.searcher.assignment.assigner import Assigner, SampleSource
+    from semu.searcher.planner.own_stream import assigned_batches, own_batches
 
+    if method is not None:
+        if path is None:
+            raise ConfigError("nothing to assign", where="--assign", expected="--stream FILE, a metadata file")
+        source = SampleSource.read(job, path)
+        return assigned_batches(Assigner(job, method, samples=source.samples), source)
     if path is None:
         return own_batches(job)
     count, training = job.num_microbatches * job.parallel.replicas, job.training
@@ -216,7 +222,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _key(run: RunConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """What a loop must have in common with the one that it goes on behind."""
-    own = {name: getattr(arguments, name) for name in ("stream", "rollouts", "time", "seed", "deadline")}
+    own = {name: getattr(arguments, name) for name in ("stream", "assign", "rollouts", "time", "seed", "deadline")}
     tables: dict[str, Any] = json.loads(
         json.dumps({name: dict(table) for name, table in run.config.items()}, default=str)
     )

@@ -30,6 +30,9 @@ def add_stream_options(parser: argparse.ArgumentParser) -> None:
     """Add them to the parser of ``semu plan``."""
     group = parser.add_argument_group("a simulated training loop, planned iteration by iteration")
     group.add_argument("--stream", metavar="FILE", help="the batches: JSONL, one iteration a line, or samples")
+    group.add_argument(
+        "--assign", metavar="METHOD", help="of a metadata file: assign samples to microbatches first (semu assign)"
+    )
     group.add_argument("--iterations", type=int, metavar="N", help="at most so many (default: 100; with --stream, all)")
     group.add_argument("--deadline", type=float, metavar="S", help="planning of an iteration ends after S seconds")
     group.add_argument(

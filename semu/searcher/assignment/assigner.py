@@ -204,6 +204,12 @@ class SampleSource:
             return len(self.samples.text_tokens) // self.per_iteration
         return (len(self.bounds) - 1) // self.num_bins
 
+    def first_sample(self, number: int) -> int:
+        """Position in the file of an iteration's first sample."""
+        if self.per_iteration is not None:
+            return number * self.per_iteration
+        return int(self.bounds[number * self.num_bins])
+
     def iteration(self, number: int) -> tuple[Samples, tuple[str | int, ...], I64 | None]:
         """The samples of an iteration, their ids, and the bounds of its microbatches in the file's order; None: where
         the number of samples is given.

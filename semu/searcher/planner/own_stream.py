@@ -1,4 +1,4 @@
-"""``own_batches``: batches of a job's own kind, one after another."""
+"""``own_batches``: batches of a job's own kind, one after another; ``assigned_batches``: of a file, assigned."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from semu.job import TrainingJob
+from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.workload.batch import AbstractBatch
 from semu.workload.recorded import FileBatch
 from semu.workload.stream import windows
+
+
+def assigned_batches(assigner: Assigner, source: SampleSource) -> Iterator[AbstractBatch]:
+    """The samples of a file, iteration after iteration, assigned.
+
+    A planner cuts microbatches as it finds best, so that an assignment that defers gives way to ``coupled``.
+
+    Raises:
+        ConfigError: samples that cannot be assigned.
+    """
+    for number in range(source.num_iterations):
+        samples, ids, bounds = source.iteration(number)
+        found = assigner(samples, ids, bounds=bounds)
+        if found.defers:
+            found = assigner(samples, ids, bounds=bounds, method="coupled")
+        yield found.batch
 
 
 def own_batches(job: TrainingJob) -> Iterator[AbstractBatch]:

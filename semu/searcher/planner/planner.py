@@ -25,11 +25,12 @@ from semu.job import TrainingJob
 from semu.prefetch import Prefetcher
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
+from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.candidates import MOST_CANDIDATES
 from semu.searcher.fit import fitted
 from semu.searcher.orders.loop import Budget
 from semu.searcher.planner.batch_planner import BatchPlanner, iteration_s
-from semu.searcher.planner.own_stream import own_batches
+from semu.searcher.planner.own_stream import assigned_batches, own_batches
 from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
 from semu.searcher.problem.build import JobProblem
 from semu.searcher.problem.search_problem import Solution
@@ -78,6 +79,8 @@ class Planner:
     Args:
         job: what to train; its batch is what model chunks, which stay where they are, are cut for.
         stream: batches, or lists of microbatches, in the order of training; None: of the job's own kind, seed by seed.
+        assign: assigns the samples of every iteration to replicas and microbatches; ``stream`` is then a
+            ``SampleSource``.
         rollouts, time_s: of every search; neither: 10 s. Rollouts give the same plans again as long as no deadline
             cuts a search short. workers: threads of a search, at most half the cores (DIP §6.2); None: as many.
         deadline_s: planning of an iteration ends at most so long after it began [s]; None: when it is asked for.
@@ -93,8 +96,9 @@ class Planner:
     def __init__(
         self,
         job: TrainingJob,
-        stream: Iterable[AbstractBatch | Sequence[Microbatch]] | None = None,
+        stream: Iterable[AbstractBatch | Sequence[Microbatch]] | SampleSource | None = None,
         *,
+        assign: Assigner | None = None,
         rollouts: int | None = None,
         time_s: float | None = None,
         workers: int | None = None,
@@ -128,7 +132,17 @@ class Planner:
             seed=seed,
             progress=progress,
         )
-        self._stream = Prefetcher(stream if stream is not None else own_batches(job))
+        if (assign is not None) != isinstance(stream, SampleSource):
+            raise ConfigError(
+                "an assigner without samples, or samples without an assigner",
+                where="assign",
+                expected="Planner(job, SampleSource.read(job, FILE), assign=Assigner(job))",
+            )
+        batches = own_batches(job) if stream is None else stream
+        if assign is not None and isinstance(batches, SampleSource):
+            batches = assigned_batches(assign, batches)
+        assert not isinstance(batches, SampleSource)
+        self._stream = Prefetcher(batches)
         self._changed = threading.Condition()
         self._intake = threading.Lock()
         self._slot: _Slot | None = None

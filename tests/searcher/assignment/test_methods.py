@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from searcher.assignment.jobs import SEQ_LEN, draw_text, draw_vlm, text_assigner, vlm_assigner
+from searcher.assignment.jobs import SEQ_LEN, draw_text, draw_vlm, text_assigner, vlm_assigner, write_samples
 
 import semu
+from semu.searcher.assignment.assigner import SampleSource
 from semu.searcher.assignment.kernels import deal, improve
 from semu.searcher.assignment.methods.table import METHODS
 from semu.workload.samples import Samples
@@ -104,3 +105,19 @@ def test_local_search_equals_brute_force_on_small_bins():
         )
         worse += after > 1.05 * best
     assert worse <= 3  # 1.05 x the optimum in 95 % of the cases
+
+
+def test_a_planner_plans_assigned_iterations(tmp_path):
+    """Batches of the stream are those of the assigner, microbatch for microbatch."""
+    assigner = vlm_assigner(1, 4)
+    path = write_samples(tmp_path / "samples.jsonl", draw_vlm(120, 5))
+    source = SampleSource.read(assigner.job, path, 60)
+    with semu.Planner(assigner.job, source, assign=assigner, rollouts=1) as planner:
+        steps = list(planner)
+    assert len(steps) == 2
+    for number, step in enumerate(steps):
+        samples, ids, bounds = source.iteration(number)
+        wanted = assigner(samples, ids, bounds=bounds).batch.items
+        assert tuple(step.job.batch.microbatches(4, 1)) == wanted
+    with pytest.raises(semu.ConfigError, match="assigner"):
+        semu.Planner(assigner.job, source)
