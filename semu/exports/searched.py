@@ -8,7 +8,9 @@ schedule; whether that is worth anything is simulated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
+from semu.baselines import megatron
 from semu.errors import SemuError
 from semu.exports.exported import Exported
 from semu.exports.programs import export
@@ -41,14 +43,18 @@ def launchable(run: RunConfig, found: SearchReport, word: str) -> tuple[RunConfi
         except SemuError:  # the program's schedule cannot run this cut, which is told like any that is slower
             continue
     best, exported, report = min(tried, key=lambda one: (not one[2].fits, one[2].iteration_time_s))
-    said = (*exported.unsaid, *_left_out(found, report, is_cut=best is not run))
+    is_cut = best.config["parallel"].get("layout") is not None and best is not run
+    said = (*exported.unsaid, *_left_out(found, report, is_cut=is_cut))
     return best, Exported(exported.text, said), report
 
 
 def _changes(run: RunConfig, plan: StagePlan) -> Iterator[Mapping[str, object]]:
-    """Settings that come near a plan: each kind of recomputation that it uses, under its cut and under the run's."""
+    """Settings that come near a plan: each kind of recomputation that it uses, under its cut, under Megatron-LM's with
+    virtual stages and under the run's."""
     pp = run.config["parallel"]["pp"]
     cuts: list[Mapping[str, object]] = [{}]
+    with suppress(SemuError):  # the microbatches or layers may not divide
+        cuts.append(megatron(run.job()).changes)
     if plan.layers is not None and not plan.parts:
         vpp = sum(map(len, plan.layers.values())) // pp
         layers = {name: list(counts) for name, counts in plan.layers.items()}

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -162,7 +161,6 @@ def text(value: object) -> str:
     return escape(str(value), quote=True)
 
 
-@cache
 def asset(name: str) -> str:
     """A file of ``assets``; a script in it cannot end its element."""
     return files("semu.present.page").joinpath("assets", name).read_text("utf-8").replace("</script", "<\\/script")

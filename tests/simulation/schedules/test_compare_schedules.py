@@ -242,7 +242,7 @@ def test_files_of_a_comparison(tmp_path: Path) -> None:
     job = tiny_vlm()
     found = semu.compare_schedules(job, ["gpipe", "zb-h1"])
     files = {path.name: path for path in found.save(tmp_path)}
-    assert list(files) == ["result.json", "schedules.png", "1f1b.csv", "gpipe.csv", "zb-h1.csv"]
+    assert list(files) == ["result.json", "schedules.png", "report.html", "1f1b.csv", "gpipe.csv", "zb-h1.csv"]
     assert json.loads(files["result.json"].read_text()) == found.to_json()
     assert files["schedules.png"].read_bytes().startswith(b"\x89PNG")
     path = files["gpipe.csv"]
@@ -250,7 +250,13 @@ def test_files_of_a_comparison(tmp_path: Path) -> None:
     own = semu.compare_schedules(mine, ["gpipe"])
     assert [row.name for row in own.rows] == ["gpipe.csv", "gpipe"]
     written = own.save(tmp_path / "own")
-    assert [file.name for file in written] == ["result.json", "schedules.png", "own-gpipe.csv", "gpipe.csv"]
+    assert [file.name for file in written] == [
+        "result.json",
+        "schedules.png",
+        "report.html",
+        "own-gpipe.csv",
+        "gpipe.csv",
+    ]
 
 
 def test_times_of_the_table_are_those_of_the_timeline() -> None:
