@@ -203,7 +203,7 @@ def test_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     shipped = {
         file
         for package in PACKAGES
-        for pattern in ("*.py", "*.pyi", "*.toml", "*.json", "py.typed")
+        for pattern in ("*.py", "*.pyi", "*.toml", "*.json", "*.js", "*.css", "*.LICENSE", "py.typed")
         for file in (ROOT / package).rglob(pattern)
     }
     with zipfile.ZipFile(wheel) as archive:
@@ -224,7 +224,16 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in texts["LICENSE"]
-    assert set(metadata.get_all("Provides-Extra", [])) == {"test", "executor", "fit", "hf", "hta", "imports", "ray"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "test",
+        "browser",
+        "executor",
+        "fit",
+        "hf",
+        "hta",
+        "imports",
+        "ray",
+    }
     always = {need.split(">=")[0] for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need}
     assert always == {"numpy", "networkx", "numba", "ortools", "matplotlib", "scipy", "shtab", "pyyaml"}
     scripts = configparser.ConfigParser()

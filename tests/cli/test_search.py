@@ -165,7 +165,7 @@ def test_a_number_of_rollouts_gives_the_same_bytes(tmp_path: Path, capsys: pytes
     assert printed[0] == printed[1]
     first, second = (sorted((tmp_path / name).iterdir()) for name in ("one", "two"))
     assert [path.name for path in first] == [path.name for path in second]
-    assert len(first) == 5
+    assert len(first) == 6
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes() == two.read_bytes(), one.name
     found = json.loads((tmp_path / "one" / "result.json").read_text())

@@ -40,6 +40,7 @@ WORDS = {
     "--iterations 20": "--iterations 2",
     "--time 10": "--time 1",
     "--trace FILE": "--trace trace.csv --iterations 2",
+    "--samples FILE": "--samples samples.jsonl",
 }
 """What stands for a file or a name of the reader's, and what runs in its place; long searches are cut short."""
 AFTER = {
@@ -87,6 +88,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(MEGATRON / "gpt_7b.log", place / "training.log")
     kernels = [("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", 1000 * number, 800) for number in range(20)]
     write_gpu_trace(place / "trace.csv", kernels)
+    sizes = [(40 + 7 * number % 400, 1 + number % 4) for number in range(2000)]
+    samples = ({"text_tokens": text, "images": [{"patches": 256 * k, "tokens": 16 * k}]} for text, k in sizes)
+    (place / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     return place
 
 

@@ -65,7 +65,7 @@ Optimizer state must not be sharded across pipelines (parallel.zero=0): it would
 
 examples:
   semu templates run.toml --faults 1 --nodes 13 --out out
-  semu templates llama3-8b --cluster h100:8x8 --set parallel.zero=0
+  semu templates qwen3-8b --cluster h100:8x8 --set parallel.zero=0
 
 exit codes: 0 ok, 2 bad input, too few nodes among it, 3 no template fits, 70 a defect in semu
 """

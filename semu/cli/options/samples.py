@@ -18,7 +18,7 @@ A line of FILE is a sample: {"id": "a7", "text_tokens": 120, "images": [{"patche
 
 examples:
   semu assign vlm-s --cluster h800:2x8 --parallel dp2-tp2-pp4 --samples metadata.jsonl --method all
-  semu assign llama3-8b --cluster h100:4x8 --parallel tp2-pp4 --samples documents.jsonl --out out
+  semu assign qwen3-8b --cluster h100:4x8 --parallel tp2-pp4 --samples documents.jsonl --out out
 
 In a run file: [assignment] with samples, method, count, seed.
 

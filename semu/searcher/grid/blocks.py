@@ -89,6 +89,8 @@ class BlockTable:
         own = job_at(job, point)
         if own.parallel.cuts_by_time:  # only where blocks lie depends on it
             own = replace(own, parallel=replace(own.parallel, partition="parameters"))
+        if own.parallel.segments == "replicated":  # each block once: the table serves all placements
+            own = replace(own, parallel=replace(own.parallel, segments="mixed", shares={}))
         if own.parallel.spreads_vocabulary or own.parallel.gathers_towers:  # each block once: no part of it is faster
             own = replace(
                 own, parallel=replace(own.parallel, vocabulary="ends", loss="head", segments="mixed", shares={})

@@ -120,8 +120,11 @@ class Floors:
         if self._job.parallel.has_own_gpus:  # blocks cost what their module's sizes make of them
             return dict.fromkeys(sizes[rows].tolist(), Floor(0.0, 0))
         table = self._table(point)
-        costs, cut = table.costs.of_rows(rows), self._cut(point, table)
-        if cut is None or point.placement.endswith("bidirectional"):
+        costs = table.costs.of_rows(rows)
+        cut = self._cut(point, table)
+        if point.segments == "replicated":  # copies of encoders run no backwards; the forward of one microbatch is sure
+            times, memories = costs.forward_s[:, -1], np.zeros(len(rows))
+        elif cut is None or point.placement.endswith("bidirectional"):
             times, memories = costs.all_s[:, -1] / (point.dp * point.pp), np.zeros(len(rows))
         else:
             outer = self._outside(point, table, cut)

@@ -81,7 +81,7 @@ def _has_fabric(job: TrainingJob) -> bool:
 
 CAUSES = (
     Cause("eager_pipeline", 0.46, _is_eager_pipeline, "21 runs of an eager framework over nodes"),
-    Cause("modality_torch", 0.63, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
+    Cause("modality_torch", 0.48, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
     Cause("experts", 0.18, _has_experts, "21 runs on H100, H800, B200, GB200"),
     Cause("modality", 0.13, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
     Cause("adapters", 0.0, _has_adapters, "7 runs of LoRA on a model of 70 billion parameters: nothing is left"),
