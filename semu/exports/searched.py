@@ -43,7 +43,8 @@ def launchable(run: RunConfig, found: SearchReport, word: str) -> tuple[RunConfi
         except SemuError:  # the program's schedule cannot run this cut, which is told like any that is slower
             continue
     best, exported, report = min(tried, key=lambda one: (not one[2].fits, one[2].iteration_time_s))
-    is_cut = best.config["parallel"].get("layout") is not None and best is not run
+    layout, layers = best.config["parallel"].get("layout"), found.plan.layers
+    is_cut = layers is not None and layout == {"modules": {name: list(counts) for name, counts in layers.items()}}
     said = (*exported.unsaid, *_left_out(found, report, is_cut=is_cut))
     return best, Exported(exported.text, said), report
 
