@@ -38,6 +38,7 @@ from semu.searcher.starts import (
     compared_with,
     explored_baselines,
     heuristic_start,
+    named_baselines,
     with_more_segments,
 )
 from semu.simulation import prepare
@@ -127,7 +128,7 @@ def search(
     options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
     again = partial(cut_into, job, sub_batch=sub_batch, **options)
     is_least, is_kept = goal is Objective.MIN, keeps_places(job)
-    others = [*(one for one, _ in beside if not is_kept), *explored]
+    others = [*(named_baselines(given) if is_kept else [one for one, _ in beside]), *explored]
     compared, more = (others, None if segments or is_kept else again) if is_least else ([], None)
     plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
     like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
@@ -169,7 +170,7 @@ def search(
         explored=explored[0].simulate() if explored else None,
         limit_bytes=int(found.built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
         problem=found.built,
-        solution=replace(found.solution, lower_bound_s=bound[0]),
+        solution=replace(found.solution, makespan_s=found.built.length_s(found.solution), lower_bound_s=bound[0]),
         bound_name=bound[1],
         result=result,
         prepare_s=prepared_s,
@@ -226,8 +227,8 @@ def _starts(
 
     Args:
         plain: the cut of ``partition`` under the heuristic's schedule, or why nothing of it fits. like: that cut.
-        given: the job as it came. beside: Megatron-LM, and an explored schedule, on it. again: makes a cut of other
-            segments; None: they are given. options: of ``baseline_starts``.
+        given: the job as it came. beside: Megatron-LM, or the best named schedule where chunks stay, and an explored
+            one. again: makes a cut of other segments; None: they are given. options: of ``baseline_starts``.
     Raises:
         MemoryLimitError: nothing fits.
     """
@@ -236,11 +237,11 @@ def _starts(
         if again is not None and not isinstance(plain, Exception):
             starts = [with_more_segments(plain, lambda more: again(segments=more))]
         for baseline in beside:
-            is_explored = baseline.name == "explored"
-            whose = "an explored schedule's" if is_explored else "Megatron-LM's"
+            is_megatron = baseline.name not in ("explored", "named")
+            whose = "Megatron-LM's" if is_megatron else f"the best {baseline.name} schedule's"
             say(f"simulating {whose} cut with the candidates")
             others, same = baseline_starts(given, baseline, like, **options)
-            starts, alike = starts + others, same if baseline is beside[0] and not is_explored else alike
+            starts, alike = starts + others, same if baseline is beside[0] and is_megatron else alike
     except KeyboardInterrupt:
         if starts:
             return starts, alike, True

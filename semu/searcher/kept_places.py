@@ -1,7 +1,9 @@
-"""Searches that keep a job's placement: modules on GPUs of their own, encoders that share ranks or are on every rank.
+"""Searches that keep a job's placement: modules on GPUs of their own, encoders that share ranks or are on every rank,
+towers under a loss that reads other replicas.
 
 Such a placement is what was asked for, and other cuts have other ranks: the chunks stay, and what is searched is the
-order of their stages, and how layers are recomputed where all modules have the job's sizes.
+order of their stages, and how layers are recomputed where all modules have the job's sizes and losses stay within a
+replica.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from semu.simulation import prepare
 
 def keeps_places(job: TrainingJob) -> bool:
     """Whether a search keeps the chunks of a job where they are."""
-    return job.parallel.has_own_gpus or job.parallel.segments in ("colocated", "replicated")
+    parallel = job.parallel
+    return parallel.has_own_gpus or job.model.reads_replicas or parallel.segments in ("colocated", "replicated")
 
 
 def kept_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
@@ -59,7 +62,7 @@ def kept_problem(
         )
     progress("simulating the candidates of every chunk")
     plan = StagePlan()
-    if not job.parallel.modules:
+    if not job.parallel.modules and not job.model.reads_replicas:
         plan = candidate_variants(job, plan, strategies=strategies, most=candidates)
     built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
     check_limits(built.problem)

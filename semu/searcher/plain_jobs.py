@@ -20,7 +20,8 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
     (``training.recompute``) stays: it is what ``selective`` means.
 
     Raises:
-        ConfigError: embedding and head are split over the pipeline, which no searched schedule runs.
+        ConfigError: embedding and head are split over the pipeline, or towers run their loss together, which chunks
+            that are cut anew do not do.
     """
     if job.parallel.spreads_vocabulary:
         raise ConfigError(
@@ -30,7 +31,7 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
             got=job.parallel.vocabulary,
             nearest="ends",
         )
-    refuse_towers(job.parallel, "a search for schedules")
+    refuse_towers(job.parallel, "chunks that are cut anew")
     made = Baseline.of(
         "plain",
         "DIP §4",
