@@ -99,6 +99,8 @@ def part(function: Callable[P, R], **options: Any) -> Callable[P, R]:
     return _compiled(function, no_cpython_wrapper=True, **options)
 
 
+inlined = partial(part, forceinline=True, _nrt=False)
+"""A part that is written into each of its callers, so that groups of arrays are handed to it for nothing."""
 kernel_ieee, part_ieee = partial(kernel, error_model="numpy"), partial(part, error_model="numpy")
 
 

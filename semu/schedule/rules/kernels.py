@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import kernel, part, zeros
+from semu.compiled import inlined, kernel, part, zeros
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
+U64 = NDArray[np.uint64]
 Group = tuple[Any, ...]
 
 BACKWARD_FIRST, FORWARD_FIRST, ALTERNATE = 0, 1, 2
@@ -52,11 +53,25 @@ def _first_bit(word: np.uint64) -> int:
 def _set_time(rank: int, time: float, at: F64, winner: I32) -> None:
     """Write when a rank acts next, and who acts first: of equals the lower rank."""
     at[rank] = time
-    node = (len(at) + rank) >> 1
-    while node >= 1:
-        one, other = winner[2 * node], winner[2 * node + 1]
-        winner[node] = one if at[one] <= at[other] else other
+    node, first, soonest = np.int64(len(at) + rank), np.int64(rank), time
+    while node > 1:
+        other = np.int64(winner[node ^ 1])
+        when = at[other]
+        if when < soonest or (when == soonest and other < first):
+            first, soonest = other, when
         node >>= 1
+        if winner[node] == first and first != rank:  # nothing changes above
+            break
+        winner[node] = first
+
+
+@part
+def _line_up(num_ranks: int, at: F64, winner: I32) -> None:
+    """All ranks act at 0, the lowest first."""
+    for r in range(len(at)):
+        winner[len(at) + r] = r
+    for r in range(len(at)):
+        _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
 
 
 ASKS_NOTHING, ASKS_CHECKS, ASKS_CHOICE = 0, 1, 2
@@ -93,10 +108,245 @@ def _begin(chunks: Group, flow: Group, state: Group) -> None:
     for r in range(num_ranks):
         pend_head[r] = pend_tail[r] = pend_ptr[r]
         pend_ptr[r + 1] += pend_ptr[r]
-    for r in range(len(at)):
-        winner[len(at) + r] = r
-    for r in range(len(at)):
-        _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
+    _line_up(num_ranks, at, winner)
+
+
+@inlined
+def _take_arrivals(r: int, time: float, chunks: Group, flow: Group, queue: Group, flight: Group, mask: U64) -> int:
+    """Move what has arrived at a rank into its reorder queues; where the first that has not stands in ``pending``."""
+    bit_of, chunk = chunks[2], flow[4]
+    head, tail, waiting = queue[:3]
+    _, _, _, _, pend_head, pend_tail, pending, ready = flight
+    n = pend_head[r]
+    while n < pend_tail[r] and ready[pending[n]] <= time:
+        stage = pending[n]
+        c, kind = chunk[stage >> 1], stage & 1
+        slot = tail[c, kind]
+        while slot > head[c, kind] and waiting[kind, slot - 1] > stage:
+            waiting[kind, slot] = waiting[kind, slot - 1]
+            slot -= 1
+        waiting[kind, slot] = stage
+        tail[c, kind] += 1
+        mask[r, kind] |= np.uint64(1) << np.uint64(bit_of[c, kind])
+        n += 1
+    pend_head[r] = n
+    return n
+
+
+@inlined
+def _first_kind(r: int, rules: I64, rank_state: Group) -> int:
+    """The type of computation that a rank looks for first: 0 forwards, 1 backwards."""
+    latest, repeated = rank_state[:2]
+    prefer, last = rules[r, PREFER], latest[r]
+    if last >= 0 and repeated[r] < rules[r, UNIT + last]:
+        return last
+    if prefer == ALTERNATE and last >= 0:
+        return 1 - last
+    return 1 if prefer == BACKWARD_FIRST else 0
+
+
+@inlined
+def _turn(r: int, kind: int, begin: int, size: int, bits: np.uint64, rules: I64, order: I64, queue: Group) -> np.uint64:
+    """The bit of the chunk whose turn it is in an interval of the traversal, of those that are ready; 0: none.
+
+    Args:
+        begin, size: the rank's chunks in ``order``.
+    """
+    _, _, _, place, stepped, left = queue
+    one, none = np.uint64(1), np.uint64(0)
+    spot = place[r, kind]
+    if stepped[r, kind] >= rules[r, RUN + kind] or left[order[begin + spot], kind] == 0:
+        for _ in range(size):
+            spot = (spot + 1) % size
+            if left[order[begin + spot], kind] > 0:
+                break
+        place[r, kind], stepped[r, kind] = spot, 0
+    if (bits >> np.uint64(spot)) & one == none:
+        if rules[r, WAITS] or bits == none:
+            return none
+        while (bits >> np.uint64(spot)) & one == none:
+            spot = (spot + 1) % size
+        place[r, kind], stepped[r, kind] = spot, 0
+    return one << np.uint64(spot)
+
+
+@inlined
+def _has_room(i: int, limits: Group, flight: Group) -> bool:
+    """Whether a microbatch that has not entered finds room on all ranks."""
+    _, limit, _, need, _, in_turn, _ = limits
+    _, _, reserved, inside = flight[:4]
+    for other in range(len(limit)):
+        wanted = need[i, other]
+        for early in range(i if in_turn else 0):
+            if not inside[early]:
+                wanted += need[early, other]
+        if reserved[other] + wanted > limit[other]:
+            return False
+    return True
+
+
+@inlined
+def _backward_comes(r: int, n: int, until: float, flight: Group) -> bool:
+    """Whether a backward arrives at a rank before some time."""
+    _, _, _, _, _, pend_tail, pending, ready = flight
+    for coming in range(n, pend_tail[r]):
+        if ready[pending[coming]] >= until:
+            return False
+        if pending[coming] & 1:
+            return True
+    return False
+
+
+@inlined
+def _fetch(
+    r: int, kind: int, n: int, time: float, chunks: Group, flow: Group, limits: Group, state: Group, entering: Group
+) -> int:
+    """``fetch_inst`` of Algorithm 1: the stage of one type that a rank runs next, or why there is none.
+
+    Args:
+        n: where what has not arrived begins in ``pending``. entering: int64[num_ranks], ranks that wait until there is
+            room for a microbatch, and int64[1], how many; written.
+    """
+    chunk_ptr, chunk_order = chunks[:2]
+    microbatch, latency = flow[5], flow[6]
+    held, limit, chunk_limit, _, uses_need, _, rules = limits
+    queue, flight, _, mask = state[:4]
+    head, tail, waiting = queue[:3]
+    level, count, _, inside = flight[:4]
+    _, _, _, refused, vetoed = state[9]
+    waits, num_waits = entering
+    none, begin = np.uint64(0), chunk_ptr[2 * r + kind]
+    is_last, is_oldest = rules[r, IS_LAST + kind], rules[r, IS_OLDEST + kind]
+    bits = mask[r, kind] & ~vetoed[r, kind]
+    chosen: Any = NOTHING_READY
+    if rules[r, RUN + kind] > 0:
+        ready, size = bits, chunk_ptr[2 * r + kind + 1] - begin
+        bits = _turn(r, kind, begin, size, ready, rules, chunk_order, queue)
+        if bits == none and rules[r, WAITS]:
+            return RUN_WAITS
+    if bits != none:
+        chosen = LIMITED
+    lowest = np.int64(1) << 60
+    while bits != none:
+        c = chunk_order[begin + _first_bit(bits)]
+        bits &= bits - np.uint64(1)
+        stage = np.int64(waiting[kind, tail[c, kind] - 1 if is_last else head[c, kind]])
+        i = np.int64(microbatch[stage >> 1])
+        if is_oldest and i >= lowest:
+            continue
+        if kind == 0:
+            if level[r] + held[stage >> 1] > limit[r] or count[c] >= chunk_limit[c]:
+                continue
+            if uses_need and not inside[i] and not _has_room(i, limits, flight):
+                if not refused[r]:
+                    refused[r] = True
+                    waits[num_waits[0]] = r
+                    num_waits[0] += 1
+                continue
+            if rules[r, IS_PATIENT] and _backward_comes(r, n, time + latency[stage], flight):
+                continue
+        chosen, lowest = stage, i
+        if not is_oldest:
+            break
+    return chosen
+
+
+@inlined
+def _choose(
+    r: int, n: int, time: float, chunks: Group, flow: Group, limits: Group, state: Group, entering: Group
+) -> int:
+    """The stage that a rank runs next, or why there is none (Algorithm 1); see ``_fetch``."""
+    rules, rest = limits[6], state[4]
+    _, _, begun, refused, _ = state[9]
+    waits, num_waits = entering
+    if refused[r]:
+        refused[r] = False
+        num_waits[0] -= 1
+        for n_th in range(num_waits[0]):
+            if waits[n_th] == r:
+                waits[n_th] = waits[num_waits[0]]
+    kind = _first_kind(r, rules, state[9])
+    chosen: Any = NOTHING_READY
+    for _ in range(2):
+        if rest[r, kind] > 0:
+            chosen = _fetch(r, kind, n, time, chunks, flow, limits, state, entering)
+            if chosen >= 0:
+                break
+            is_turn = chosen == RUN_WAITS or rules[r, PREFER] == ALTERNATE
+            if chosen != LIMITED and rules[r, WAITS] and begun[r] and is_turn:
+                break
+        kind = 1 - kind
+    return chosen
+
+
+@inlined
+def _start(
+    stage: int, r: int, time: float, chunks: Group, flow: Group, limits: Group, state: Group, entering: Group
+) -> None:
+    """A stage leaves its reorder queue, and what is in flight changes."""
+    bit_of, chunk, microbatch = chunks[2], flow[4], flow[5]
+    held, _, _, need, uses_need, in_turn, rules = limits
+    queue, flight, _, mask, rest, free, at, winner = state[:8]
+    head, tail, _, _, stepped, left = queue
+    level, count, reserved, inside = flight[:4]
+    latest, repeated, begun, _, vetoed = state[9]
+    waits, num_waits = entering
+    pair, kind = stage >> 1, stage & 1
+    c, i = chunk[pair], microbatch[pair]
+    vetoed[r, 0] = vetoed[r, 1] = np.uint64(0)
+    if rules[r, IS_LAST + kind]:
+        tail[c, kind] -= 1
+    else:
+        head[c, kind] += 1
+    if head[c, kind] == tail[c, kind]:
+        mask[r, kind] &= ~(np.uint64(1) << np.uint64(bit_of[c, kind]))
+    left[c, kind] -= 1
+    rest[r, kind] -= 1
+    stepped[r, kind] += 1
+    repeated[r] = repeated[r] + 1 if latest[r] == kind else 1
+    latest[r] = kind
+    if kind == 0:
+        level[r] += held[pair]
+        count[c] += 1
+        if uses_need and not inside[i]:
+            for early in range(0 if in_turn else i, i + 1):
+                if not inside[early]:
+                    inside[early] = True
+                    for other in range(len(need[early])):
+                        reserved[other] += need[early, other]
+        return
+    begun[r] = True
+    level[r] -= held[pair]
+    count[c] -= 1
+    if uses_need:
+        reserved[r] -= held[pair]
+        for n_th in range(num_waits[0]):
+            other = waits[n_th]
+            if other != r and free[other] <= time:
+                _set_time(other, time, at, winner)
+
+
+@inlined
+def _hand_on(stage: int, r: int, flow: Group, state: Group) -> None:
+    """What waits for a stage alone arrives at its rank when the stage has ended and its result has been sent."""
+    succ_ptr, succ, _, rank, _, _, _, delay, _ = flow
+    flight, before, free, at, winner = state[1], state[2], state[5], state[6], state[7]
+    _, _, _, _, pend_head, pend_tail, pending, ready = flight
+    for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
+        after = succ[e]
+        ready[after] = max(ready[after], free[r] + delay[e])
+        before[after] -= 1
+        if before[after] == 0:
+            q = rank[after >> 1]
+            slot = pend_tail[q]
+            while slot > pend_head[q] and ready[pending[slot - 1]] > ready[after]:
+                pending[slot] = pending[slot - 1]
+                slot -= 1
+            pending[slot] = after
+            pend_tail[q] += 1
+            soonest = max(ready[after], free[q])
+            if q != r and soonest < at[q]:
+                _set_time(q, soonest, at, winner)
 
 
 @kernel
@@ -120,19 +370,16 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
     Returns:
         how many stages are in ``order``: all, or fewer: it asks (``ASKED``), or the ranks wait for ever.
     """
-    chunk_ptr, chunk_order, bit_of = chunks[:3]
-    succ_ptr, succ, _, rank, chunk, microbatch, latency, delay, _ = flow
-    held, limit, chunk_limit, need, uses_need, in_turn, rules = limits
-    queue, flight, before, mask, rest, free, at, winner, _, rank_state, progress = state
-    head, tail, waiting, place, stepped, left = queue
-    level, count, reserved, inside, pend_head, pend_tail, pending, ready = flight
-    latest, repeated, begun, refused, vetoed = rank_state
-    num_ranks, one, none = len(limit), np.uint64(1), np.uint64(0)
-    entering, num_refused = zeros(num_ranks, np.int64), 0  # ranks that wait until there is room for a microbatch
+    queue, flight, _, mask, _, free, at, winner, _, rank_state, progress = state
+    _, _, _, refused, vetoed = rank_state
+    _, _, _, _, _, pend_tail, pending, ready = flight
+    latency, num_ranks, none = flow[6], len(limits[1]), np.uint64(0)
+    waits, num_waits = zeros(num_ranks, np.int64), zeros(1, np.int64)  # for room for a microbatch
+    entering = (waits, num_waits)
     for r in range(num_ranks):
         if refused[r]:
-            entering[num_refused] = r
-            num_refused += 1
+            waits[num_waits[0]] = r
+            num_waits[0] += 1
     if progress[BEGUN] == 0:
         progress[BEGUN] = 1
         _begin(chunks, flow, state)
@@ -143,102 +390,8 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
         if time == np.inf:
             progress[DONE], progress[ASKED] = done, NOTHING_READY
             return done
-        # what has arrived goes into the reorder queues
-        n = pend_head[r]
-        while n < pend_tail[r] and ready[pending[n]] <= time:
-            stage = pending[n]
-            c, kind = chunk[stage >> 1], stage & 1
-            slot = tail[c, kind]
-            while slot > head[c, kind] and waiting[kind, slot - 1] > stage:
-                waiting[kind, slot] = waiting[kind, slot - 1]
-                slot -= 1
-            waiting[kind, slot] = stage
-            tail[c, kind] += 1
-            mask[r, kind] |= one << np.uint64(bit_of[c, kind])
-            n += 1
-        pend_head[r] = n
-        # Algorithm 1
-        prefer, last = rules[r, PREFER], latest[r]
-        is_unit_over = last < 0 or repeated[r] >= rules[r, UNIT + last]
-        kind = 1 if prefer == BACKWARD_FIRST else 0
-        if last >= 0 and not is_unit_over:
-            kind = last
-        elif prefer == ALTERNATE and last >= 0:
-            kind = 1 - last
-        chosen: Any = NOTHING_READY
-        if refused[r]:
-            refused[r] = False
-            num_refused -= 1
-            for n_th in range(num_refused):
-                if entering[n_th] == r:
-                    entering[n_th] = entering[num_refused]
-        for _ in range(2):
-            if rest[r, kind] > 0:
-                # fetch_inst: the chunks whose bits are set have a stage that is ready; written out here, as handing the
-                # groups of arrays to a part takes longer than what it does
-                chosen = NOTHING_READY
-                begin, run = chunk_ptr[2 * r + kind], rules[r, RUN + kind]
-                is_last, is_oldest = rules[r, IS_LAST + kind], rules[r, IS_OLDEST + kind]
-                bits = mask[r, kind] & ~vetoed[r, kind]
-                if run > 0:
-                    size, spot = chunk_ptr[2 * r + kind + 1] - begin, place[r, kind]
-                    if stepped[r, kind] >= run or left[chunk_order[begin + spot], kind] == 0:
-                        for _ in range(size):
-                            spot = (spot + 1) % size
-                            if left[chunk_order[begin + spot], kind] > 0:
-                                break
-                        place[r, kind], stepped[r, kind] = spot, 0
-                    if (bits >> np.uint64(spot)) & one == none:
-                        if rules[r, WAITS]:
-                            chosen, bits = RUN_WAITS, none
-                        elif bits != none:
-                            while (bits >> np.uint64(spot)) & one == none:
-                                spot = (spot + 1) % size
-                            place[r, kind], stepped[r, kind] = spot, 0
-                    if bits != none:
-                        bits = one << np.uint64(spot)
-                if bits != none:
-                    chosen = LIMITED
-                lowest = np.int64(1) << 60
-                while bits != none:
-                    c = chunk_order[begin + _first_bit(bits)]
-                    bits &= bits - one
-                    stage = np.int64(waiting[kind, tail[c, kind] - 1 if is_last else head[c, kind]])
-                    i = np.int64(microbatch[stage >> 1])
-                    if is_oldest and i >= lowest:
-                        continue
-                    if kind == 0:
-                        is_limited = level[r] + held[stage >> 1] > limit[r] or count[c] >= chunk_limit[c]
-                        if uses_need and not is_limited and not inside[i]:
-                            for other in range(num_ranks):
-                                wanted = need[i, other]
-                                for early in range(i if in_turn else 0):
-                                    if not inside[early]:
-                                        wanted += need[early, other]
-                                if reserved[other] + wanted > limit[other]:
-                                    is_limited = True
-                                    if not refused[r]:
-                                        refused[r] = True
-                                        entering[num_refused] = r
-                                        num_refused += 1
-                                    break
-                        if rules[r, IS_PATIENT] and not is_limited:
-                            for coming in range(n, pend_tail[r]):
-                                if ready[pending[coming]] >= time + latency[stage]:
-                                    break
-                                if pending[coming] & 1:
-                                    is_limited = True
-                                    break
-                        if is_limited:
-                            continue
-                    chosen, lowest = stage, i
-                    if not is_oldest:
-                        break
-                if chosen >= 0:
-                    break
-                if chosen != LIMITED and rules[r, WAITS] and begun[r] and (chosen == RUN_WAITS or prefer == ALTERNATE):
-                    break
-            kind = 1 - kind
+        n = _take_arrivals(r, time, chunks, flow, queue, flight, mask)
+        chosen = _choose(r, n, time, chunks, flow, limits, state, entering)
         if asks == ASKS_CHOICE and (mask[r, 0] | mask[r, 1]) != none:
             chosen = 0
         if asks != ASKS_NOTHING and chosen >= 0:
@@ -247,63 +400,15 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
                 progress[DONE], progress[ASKED], progress[RANK] = done, chosen, r
                 return done
             progress[ALLOWED], chosen = NOTHING_READY, allowed
-            kind = chosen & 1
         if chosen < 0:
             vetoed[r, 0] = vetoed[r, 1] = none
             _set_time(r, ready[pending[n]] if n < pend_tail[r] else np.inf, at, winner)
             continue
-        # the stage runs
-        vetoed[r, 0] = vetoed[r, 1] = none
-        stage, pair = chosen, chosen >> 1
-        c, i = chunk[pair], microbatch[pair]
-        order[done] = stage
+        order[done] = chosen
         done += 1
-        if rules[r, IS_LAST + kind]:
-            tail[c, kind] -= 1
-        else:
-            head[c, kind] += 1
-        if head[c, kind] == tail[c, kind]:
-            mask[r, kind] &= ~(one << np.uint64(bit_of[c, kind]))
-        left[c, kind] -= 1
-        rest[r, kind] -= 1
-        stepped[r, kind] += 1
-        repeated[r] = repeated[r] + 1 if last == kind else 1
-        latest[r] = kind
-        if kind == 0:
-            level[r] += held[pair]
-            count[c] += 1
-            if uses_need and not inside[i]:
-                for early in range(0 if in_turn else i, i + 1):
-                    if not inside[early]:
-                        inside[early] = True
-                        for other in range(num_ranks):
-                            reserved[other] += need[early, other]
-        else:
-            begun[r] = True
-            level[r] -= held[pair]
-            count[c] -= 1
-            if uses_need:
-                reserved[r] -= held[pair]
-                for n_th in range(num_refused):
-                    other = entering[n_th]
-                    if other != r and free[other] <= time:
-                        _set_time(other, time, at, winner)
-        free[r] = time + latency[stage]
-        for e in range(succ_ptr[stage], succ_ptr[stage + 1]):
-            after = succ[e]
-            ready[after] = max(ready[after], free[r] + delay[e])
-            before[after] -= 1
-            if before[after] == 0:
-                q = rank[after >> 1]
-                slot = pend_tail[q]
-                while slot > pend_head[q] and ready[pending[slot - 1]] > ready[after]:
-                    pending[slot] = pending[slot - 1]
-                    slot -= 1
-                pending[slot] = after
-                pend_tail[q] += 1
-                soonest = max(ready[after], free[q])
-                if q != r and soonest < at[q]:
-                    _set_time(q, soonest, at, winner)
+        _start(chosen, r, time, chunks, flow, limits, state, entering)
+        free[r] = time + latency[chosen]
+        _hand_on(chosen, r, flow, state)
         _set_time(r, free[r], at, winner)
         if asks != ASKS_NOTHING:  # checks may think otherwise now
             for other in range(num_ranks):
@@ -344,10 +449,7 @@ def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Gr
     while leaves < num_ranks:
         leaves *= 2
     at, winner = np.full(leaves, np.inf), zeros(2 * leaves, np.int32)
-    for r in range(leaves):
-        winner[leaves + r] = r
-    for r in range(leaves):
-        _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
+    _line_up(num_ranks, at, winner)
     looked, stood = zeros(num_ranks, np.int64), zeros(num_ranks, np.int64)
     count, least = 0, 0.0
     for stage in stages:
