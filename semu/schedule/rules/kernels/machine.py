@@ -1,5 +1,4 @@
-"""The rule machine: FlexPipe's Algorithm 1 over stage arrays, one step of one rank at a time, in order of time; and
-gradient separation, which runs a given order with its weight gradients put off."""
+"""The rule machine: FlexPipe's Algorithm 1 over stage arrays, one step of one rank at a time, in order of time."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compiled import inlined, kernel, part, zeros
+from semu.schedule.rules.kernels.race import line_up, set_time
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -23,6 +23,11 @@ NOTHING_READY, LIMITED, RUN_WAITS = -1, -2, -3
 PREFER, WAITS, IS_PATIENT, UNIT, RUN, IS_OLDEST, IS_LAST = 0, 1, 2, 3, 5, 7, 9
 """Columns of a rank's rules; from ``UNIT`` on one for forwards, one for backwards."""
 RULE_COLUMNS = 11
+ASKS_NOTHING, ASKS_CHECKS, ASKS_CHOICE = 0, 1, 2
+"""What ``run_rule`` comes back for: nothing, whether a stage may start, which stage starts."""
+BEGUN, DONE, ALLOWED, ASKED, RANK = 0, 1, 2, 3, 4
+"""Entries of the progress of a run: whether it has begun; how many stages have started; the stage that may start now
+(``NOTHING_READY``: none yet, ``RUN_WAITS``: the rank waits); the stage and the rank that are asked about."""
 
 
 @part
@@ -47,38 +52,6 @@ def _first_bit(word: np.uint64) -> int:
     if word & np.uint64(0x1) == np.uint64(0):
         count += 1
     return count
-
-
-@part
-def _set_time(rank: int, time: float, at: F64, winner: I32) -> None:
-    """Write when a rank acts next, and who acts first: of equals the lower rank."""
-    at[rank] = time
-    node, first, soonest = np.int64(len(at) + rank), np.int64(rank), time
-    while node > 1:
-        other = np.int64(winner[node ^ 1])
-        when = at[other]
-        if when < soonest or (when == soonest and other < first):
-            first, soonest = other, when
-        node >>= 1
-        if winner[node] == first and first != rank:  # nothing changes above
-            break
-        winner[node] = first
-
-
-@part
-def _line_up(num_ranks: int, at: F64, winner: I32) -> None:
-    """All ranks act at 0, the lowest first."""
-    for r in range(len(at)):
-        winner[len(at) + r] = r
-    for r in range(len(at)):
-        _set_time(r, 0.0 if r < num_ranks else np.inf, at, winner)
-
-
-ASKS_NOTHING, ASKS_CHECKS, ASKS_CHOICE = 0, 1, 2
-"""What ``run_rule`` comes back for: nothing, whether a stage may start, which stage starts."""
-BEGUN, DONE, ALLOWED, ASKED, RANK = 0, 1, 2, 3, 4
-"""Entries of the progress of a run: whether it has begun; how many stages have started; the stage that may start now
-(``NOTHING_READY``: none yet, ``RUN_WAITS``: the rank waits); the stage and the rank that are asked about."""
 
 
 @part
@@ -108,7 +81,7 @@ def _begin(chunks: Group, flow: Group, state: Group) -> None:
     for r in range(num_ranks):
         pend_head[r] = pend_tail[r] = pend_ptr[r]
         pend_ptr[r + 1] += pend_ptr[r]
-    _line_up(num_ranks, at, winner)
+    line_up(num_ranks, at, winner)
 
 
 @inlined
@@ -117,7 +90,7 @@ def _take_arrivals(r: int, time: float, chunks: Group, flow: Group, queue: Group
     bit_of, chunk = chunks[2], flow[4]
     head, tail, waiting = queue[:3]
     _, _, _, _, pend_head, pend_tail, pending, ready = flight
-    n = pend_head[r]
+    n: int = pend_head[r]
     while n < pend_tail[r] and ready[pending[n]] <= time:
         stage = pending[n]
         c, kind = chunk[stage >> 1], stage & 1
@@ -137,7 +110,8 @@ def _take_arrivals(r: int, time: float, chunks: Group, flow: Group, queue: Group
 def _first_kind(r: int, rules: I64, rank_state: Group) -> int:
     """The type of computation that a rank looks for first: 0 forwards, 1 backwards."""
     latest, repeated = rank_state[:2]
-    prefer, last = rules[r, PREFER], latest[r]
+    prefer = rules[r, PREFER]
+    last: int = latest[r]
     if last >= 0 and repeated[r] < rules[r, UNIT + last]:
         return last
     if prefer == ALTERNATE and last >= 0:
@@ -171,7 +145,7 @@ def _turn(r: int, kind: int, begin: int, size: int, bits: np.uint64, rules: I64,
 
 
 @inlined
-def _has_room(i: int, limits: Group, flight: Group) -> bool:
+def _has_room(i: Any, limits: Group, flight: Group) -> bool:
     """Whether a microbatch that has not entered finds room on all ranks."""
     _, limit, _, need, _, in_turn, _ = limits
     _, _, reserved, inside = flight[:4]
@@ -218,7 +192,7 @@ def _fetch(
     none, begin = np.uint64(0), chunk_ptr[2 * r + kind]
     is_last, is_oldest = rules[r, IS_LAST + kind], rules[r, IS_OLDEST + kind]
     bits = mask[r, kind] & ~vetoed[r, kind]
-    chosen: Any = NOTHING_READY
+    chosen: int = NOTHING_READY
     if rules[r, RUN + kind] > 0:
         ready, size = bits, chunk_ptr[2 * r + kind + 1] - begin
         bits = _turn(r, kind, begin, size, ready, rules, chunk_order, queue)
@@ -230,7 +204,7 @@ def _fetch(
     while bits != none:
         c = chunk_order[begin + _first_bit(bits)]
         bits &= bits - np.uint64(1)
-        stage = np.int64(waiting[kind, tail[c, kind] - 1 if is_last else head[c, kind]])
+        stage: Any = np.int64(waiting[kind, tail[c, kind] - 1 if is_last else head[c, kind]])
         i = np.int64(microbatch[stage >> 1])
         if is_oldest and i >= lowest:
             continue
@@ -266,7 +240,7 @@ def _choose(
             if waits[n_th] == r:
                 waits[n_th] = waits[num_waits[0]]
     kind = _first_kind(r, rules, state[9])
-    chosen: Any = NOTHING_READY
+    chosen: int = NOTHING_READY
     for _ in range(2):
         if rest[r, kind] > 0:
             chosen = _fetch(r, kind, n, time, chunks, flow, limits, state, entering)
@@ -323,7 +297,7 @@ def _start(
         for n_th in range(num_waits[0]):
             other = waits[n_th]
             if other != r and free[other] <= time:
-                _set_time(other, time, at, winner)
+                set_time(other, time, at, winner)
 
 
 @inlined
@@ -346,7 +320,7 @@ def _hand_on(stage: int, r: int, flow: Group, state: Group) -> None:
             pend_tail[q] += 1
             soonest = max(ready[after], free[q])
             if q != r and soonest < at[q]:
-                _set_time(q, soonest, at, winner)
+                set_time(q, soonest, at, winner)
 
 
 @kernel
@@ -402,123 +376,16 @@ def run_rule(chunks: Group, flow: Group, limits: Group, state: Group, asks: int,
             progress[ALLOWED], chosen = NOTHING_READY, allowed
         if chosen < 0:
             vetoed[r, 0] = vetoed[r, 1] = none
-            _set_time(r, ready[pending[n]] if n < pend_tail[r] else np.inf, at, winner)
+            set_time(r, ready[pending[n]] if n < pend_tail[r] else np.inf, at, winner)
             continue
         order[done] = chosen
         done += 1
         _start(chosen, r, time, chunks, flow, limits, state, entering)
         free[r] = time + latency[chosen]
         _hand_on(chosen, r, flow, state)
-        _set_time(r, free[r], at, winner)
+        set_time(r, free[r], at, winner)
         if asks != ASKS_NOTHING:  # checks may think otherwise now
             for other in range(num_ranks):
                 vetoed[other, 0] = vetoed[other, 1] = none
                 if other != r and max(free[r], free[other]) < at[other]:
-                    _set_time(other, max(free[r], free[other]), at, winner)
-
-
-@kernel
-def separate_orders(given: Group, flow: Group, costs: Group, limit: I64, way: Group, order: I32) -> int:
-    """Run forwards and input gradients in the order given, weight gradients in the bubbles (FlexPipe §5.2, Fig. 10).
-
-    Args:
-        given: ptr: int64[num_ranks + 1], stages: int32, forwards and input gradients of each rank.
-        flow: succ_ptr, succ: int32, CSR of forwards and input gradients that wait for a stage; waits:
-            int32[num_stages], for how many each waits; pred_ptr, pred: the same from the other side; rank:
-            int32[num_pairs]; pred_delay, succ_delay: float64 [s].
-        costs: latency: float64[num_stages] [s]; delta, internal: int64[num_stages] [bytes], see ``memory_of_orders``.
-        limit: int64[num_ranks] [bytes].
-        way: window: of so many stages to come, one that is ready may run before those that are not. slack: how much of
-            its time a weight gradient may delay what comes next, in parts of its time. is_eager: weight gradients fill
-            every gap. is_patient: a stage that moves up must not delay what it moves before.
-        order: int32[num_stages], written: stages in the order in which they start.
-    Returns:
-        how many stages are in ``order``.
-    """
-    ptr, stages = given
-    succ_ptr, succ, waits_given, pred_ptr, pred, rank, pred_delay, succ_delay = flow
-    latency, delta, internal = costs
-    window, slack, is_eager, is_patient = way
-    num_ranks = len(limit)
-    waits, end, ready = waits_given.copy(), np.full(len(latency), np.nan), zeros(len(latency), np.float64)
-    is_done = zeros(len(latency), np.bool_)
-    cursor, level, free = ptr[:-1].copy(), zeros(num_ranks, np.int64), zeros(num_ranks, np.float64)
-    late = zeros(len(stages), np.int32)  # weight gradients that are due, in the order of their input gradients
-    late_head, late_tail = ptr[:-1].copy(), ptr[:-1].copy()
-    leaves = 1
-    while leaves < num_ranks:
-        leaves *= 2
-    at, winner = np.full(leaves, np.inf), zeros(2 * leaves, np.int32)
-    _line_up(num_ranks, at, winner)
-    looked, stood = zeros(num_ranks, np.int64), zeros(num_ranks, np.int64)
-    count, least = 0, 0.0
-    for stage in stages:
-        least += 0.05 * latency[stage] / len(stages)
-    while True:
-        r = winner[1]
-        time = at[r]
-        if time == np.inf:
-            return count
-        while cursor[r] < ptr[r + 1] and is_done[stages[cursor[r]]]:
-            cursor[r] += 1
-        chosen, first, soonest = -1, -1, np.inf
-        bound, is_full, declined = np.inf, False, 0.0
-        seen, place = 0, cursor[r]
-        while seen < window and place < ptr[r + 1]:
-            stage = stages[place]
-            place += 1
-            if is_done[stage]:
-                continue
-            seen += 1
-            fits = level[r] + internal[stage] <= limit[r] or stage & 3 != 0
-            if waits[stage] == 0 and ready[stage] <= time:
-                if fits and (first < 0 or not is_patient or is_full or time + latency[stage] <= bound):
-                    chosen = stage
-                    break
-                if fits:
-                    declined = max(declined, latency[stage])
-            elif waits[stage] == 0:
-                soonest = min(soonest, ready[stage])
-            if first < 0:
-                first, is_full = stage, not fits and waits[stage] == 0 and ready[stage] <= time
-                if not is_full:
-                    bound = time  # no earlier can what it needs be there
-                    for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
-                        before = pred[e]
-                        known = end[before]
-                        if np.isnan(known):
-                            known = max(time, free[rank[before >> 2]]) + latency[before]
-                        bound = max(bound, known + pred_delay[e])
-        if chosen < 0 and late_head[r] < late_tail[r]:
-            stage = late[late_head[r]]
-            if first < 0 or is_full or is_eager or time + (1.0 - slack) * latency[stage] <= bound:
-                chosen = stage
-                late_head[r] += 1
-            else:
-                declined = max(declined, latency[stage])
-        if chosen < 0:
-            looked[r] = looked[r] + 1 if stood[r] == count else 0
-            stood[r] = count
-            if declined > 0.0 and least > 0.0 and bound < np.inf and looked[r] < 8:  # it may come later: look again
-                soonest = min(soonest, max(bound, time + max(0.25 * declined, least)))
-            _set_time(r, soonest, at, winner)
-            continue
-        order[count] = chosen
-        count += 1
-        is_done[chosen] = True
-        level[r] += delta[chosen]
-        free[r] = time + latency[chosen]
-        end[chosen] = free[r]
-        if chosen & 3 == 2:
-            late[late_tail[r]] = chosen + 1
-            late_tail[r] += 1
-        for e in range(succ_ptr[chosen], succ_ptr[chosen + 1]):
-            after = succ[e]
-            ready[after] = max(ready[after], free[r] + succ_delay[e])
-            waits[after] -= 1
-            q = rank[after >> 2]
-            if waits[after] == 0 and q != r:
-                when = max(ready[after], free[q])
-                if when < at[q]:
-                    _set_time(q, when, at, winner)
-        _set_time(r, free[r], at, winner)
+                    set_time(other, max(free[r], free[other]), at, winner)
