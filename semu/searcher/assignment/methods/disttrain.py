@@ -28,8 +28,10 @@ def deal_disttrain(problem: AssignmentProblem) -> Dealt:
     if replica is None or bins is None:
         replica, microbatch = spread(problem)
         bins = replica * count + microbatch
-    encoder = np.bincount(bins, weights=problem.encoder, minlength=problem.dp * count).reshape(-1, count)
-    backbone = np.bincount(bins, weights=problem.backbone, minlength=problem.dp * count).reshape(-1, count)
+    encoder, backbone = (
+        np.bincount(bins, weights=load, minlength=problem.dp * count).astype(np.float64).reshape(-1, count)
+        for load in (problem.encoder, problem.backbone)
+    )
     place = np.empty((problem.dp, count), np.int64)
     reorder(encoder, backbone, problem.load.shape[1], place)
     return Dealt.together(replica, place.ravel()[bins], count)
