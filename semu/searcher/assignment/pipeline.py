@@ -8,11 +8,13 @@ assignment hardly changes.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.unit_graph import Edges, UnitGraph
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
 from semu.searcher.assignment.deferring import deferring_job, deferring_plan, item_streams, parts_of
@@ -31,20 +33,26 @@ class PipelineTimes:
 
     Args:
         costs: of samples. checkpoint: the same job, with as many microbatches as will be asked for.
+
+    Attributes:
+        costs: as given. num_microbatches: of a replica; the first columns of the table of shapes.
+        column, row: int64[num_units], of the table of shapes, and of ``costs``, of every unit of a replica.
+        stages: int64[num_stages], units that are stages.
     """
 
     def __init__(self, costs: SampleCosts, checkpoint: JobCheckpoint) -> None:
-        self._costs, self._checkpoint = costs, checkpoint
+        self.costs, self._checkpoint = costs, checkpoint
+        self.num_microbatches = checkpoint.job.num_microbatches
         problem = checkpoint.problem()
         units = checkpoint.split(problem.merged).units
         self._dp = checkpoint.job.parallel.replicas
-        self._column = programs_of(checkpoint.layout.recipe, units).column
-        self._row = costs.rows_of(checkpoint)
+        self.column = programs_of(checkpoint.layout.recipe, units).column
+        self.row = costs.rows_of(checkpoint)
         graph = unit_graph(units, (), (self._dp, units.num_units))
         self._edges = Edges.between(problem.unit_edges(overlapped_sends=checkpoint.job.overlaps_sends), self._dp)
         self._graph: UnitGraph = replace(graph, name=units.name)
         self._order = graph.forced_order(self._edges)
-        self._stages = problem.unit_of_nodes[: problem.num_stages]
+        self.stages = problem.unit_of_nodes[: problem.num_stages]
 
     def of_features(self, features: F64) -> F64:
         """End of every replica's last stage: float64[dp] [s].
@@ -53,16 +61,46 @@ class PipelineTimes:
             features: float64[dp, num_columns, num_names], sums over the samples of every column of the table of
                 shapes: microbatches, then what a plan adds. Nothing runs on a column of zeros that a plan added.
         """
-        costs, first = self._costs, self._checkpoint.job.num_microbatches
+        costs, first = self.costs, self.num_microbatches
         table = weighted(features, costs.slope_s) + costs.fixed_s
         table[:, first:][~features[:, first:].any(axis=2)] = 0.0
-        latency = table.reshape(self._dp, -1)[:, self._column * table.shape[2] + self._row]
+        latency = table.reshape(self._dp, -1)[:, self.column * table.shape[2] + self.row]
         graph = replace(self._graph, latency=np.ascontiguousarray(np.maximum(latency, 0.0)))
         times = graph.resume(self._edges, forced=self._order)
-        return np.ascontiguousarray(times.end[:, self._stages].max(axis=1))
+        return np.ascontiguousarray(times.end[:, self.stages].max(axis=1))
+
+    @cached_property
+    def precedence(self) -> I64:
+        """Units of a replica that must end before others begin: int64[k, 2], with the orders of streams.
+
+        Raises:
+            ConfigError: the schedule leaves an order to be found at run time.
+        """
+        if self._order is None:
+            raise ConfigError(
+                "a schedule in which the order of stages or transfers depends on their times",
+                where="training.schedule",
+                expected="an order that is known beforehand",
+                got=self._checkpoint.job.training.schedule,
+                nearest="1f1b",
+            )
+        graph = self._graph
+        held: dict[int, int] = {}
+        in_turn = []
+        for unit in self._order.tolist():
+            for stream in graph.hold[graph.hold_ptr[unit] : graph.hold_ptr[unit + 1]].tolist():
+                if stream in held:
+                    in_turn.append((held[stream], unit))
+                held[stream] = unit
+        edges = [np.stack((own.source, own.target), axis=1) for own in (graph.edges, self._edges)]
+        return np.unique(np.concatenate((*edges, np.array(in_turn).reshape(-1, 2))).astype(np.int64), axis=0)
 
     def of_dealt(self, dealt: Dealt, features: I64) -> F64:
-        """The same of an assignment.
+        """``of_features`` of an assignment. ``features``: int64[num_samples, num_names], of every sample."""
+        return self.of_features(self.table(dealt, features))
+
+    def table(self, dealt: Dealt, features: I64) -> F64:
+        """Sums over the samples of every column of the table of shapes: float64[dp, num_columns, num_names].
 
         Args:
             features: int64[num_samples, num_names], of every sample.
@@ -71,12 +109,12 @@ class PipelineTimes:
         whole = summed(features, dealt.bins, self._dp * count).reshape(self._dp, count, -1)
         cutting = self._checkpoint.layout.recipe.cutting
         if not cutting.modules:
-            return self.of_features(whole)
+            return whole
         table = np.zeros((self._dp, len(cutting.table), features.shape[1]))
         table[:, :count] = whole
         part = 2 * dealt.bins + dealt.is_deferred
         halves = summed(features, part, 2 * self._dp * count).reshape(self._dp, count, 2, -1)
-        names = self._costs.names
+        names = self.costs.names
         for cut in cutting.modules.values():
             own = np.array([name.partition(".")[0] in cut.streams for name in names])
             for number in range(cut.first[-1]):
@@ -86,7 +124,7 @@ class PipelineTimes:
         read = summed(features, dealt.reader_bins, self._dp * count).reshape(self._dp, count, -1)
         for column in cutting.readers.values():
             table[:, column : column + count] = read
-        return self.of_features(table)
+        return table
 
 
 class Pipelines:
