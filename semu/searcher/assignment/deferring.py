@@ -22,7 +22,7 @@ from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.costs import prepared_with
 from semu.simulation.checkpoint import JobCheckpoint
-from semu.simulation.schedules.planned_study import activation_room, planned_study
+from semu.simulation.schedules.studies_under_plans import activation_room, planned_study
 from semu.workload.batch import Microbatch
 
 EAGER_RULES = (

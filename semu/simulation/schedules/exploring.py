@@ -31,7 +31,7 @@ from semu.simulation.schedules.comparing import compare_schedules
 from semu.simulation.schedules.comparison import ComparedSchedule, ScheduleComparison
 from semu.simulation.schedules.cuts import job_for
 from semu.simulation.schedules.named import pipeline_study
-from semu.simulation.schedules.planned_study import activation_room
+from semu.simulation.schedules.studies_under_plans import activation_room
 from semu.simulation.schedules.woven import layers_study, with_gangs
 from semu.units import GIB, fit_columns, fit_lines, format_time
 

@@ -13,7 +13,7 @@ from semu.schedule.passes import defer_backward
 from semu.searcher.assignment.assigner import Assigner
 from semu.searcher.assignment.deferring import deferring_orders
 from semu.searcher.assignment.pipeline import Pipelines
-from semu.simulation.schedules.planned_study import activation_room, planned_study
+from semu.simulation.schedules.studies_under_plans import activation_room, planned_study
 
 
 def large_job(memory_bytes: int | None = None) -> semu.TrainingJob:
