@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from simulation.comparison import assert_tails_equal
 from simulation.jobs import job_of, overlap, text_items, valm, valm_items, vlm, vlm_items
+from simulation.reference.modules import block_of
 
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
+from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
@@ -136,9 +138,7 @@ def test_equal_sizes_are_todays_result() -> None:
         told = simulate(job(vlm(), 6, parallel={"tp": 2, "modules": modules}))
         assert told.iteration_time_s == plain.iteration_time_s
         assert told.peak_memory_bytes == plain.peak_memory_bytes
-        assert (
-            [row.span for row in told.timeline.ranks] == [row.span for row in plain.timeline.ranks] if False else True
-        )
+        assert [row.stages for row in told.timeline.ranks] == [row.stages for row in plain.timeline.ranks]
 
 
 def test_the_model_s_work_is_the_same_in_every_placement() -> None:
@@ -150,6 +150,31 @@ def test_the_model_s_work_is_the_same_in_every_placement() -> None:
     assert len({report.model_flop for report in found.values()}) == 1
     extra = {segments: report.hardware_flop - report.model_flop for segments, report in found.items()}
     assert extra["replicated"] > extra["mixed"] == extra["apart"]
+
+
+@pytest.mark.parametrize("place", ["on own GPUs", "an encoder on two ranks", "apart"])
+def test_means_weigh_ranks_by_their_gpus(place: str) -> None:
+    """Kernels, optimizer and idle time of every GPU, counted from the timeline; ``assert_equal`` has the rest."""
+    gpus, segments, parallel = VALM[place]
+    made = job(valm(), gpus, segments, parallel=parallel)
+    report = simulate(made)
+    counts = [len(block_of(made, rank, 0)) for rank in range(made.parallel.pp)]
+    assert (len(set(counts)) > 1) == (place != "apart") and sum(counts) * made.parallel.dp == gpus
+    busy = optimizer = inside = 0.0
+    for count, rank in zip(counts, report.timeline.ranks, strict=True):
+        for stage, operators in rank.stage_operators():
+            inside += count * (stage.end_s - stage.start_s)
+            for stream, start, end in zip(operators.table.streams, operators.start_s, operators.end_s, strict=True):
+                busy += count * (end - start) if stream == "compute" else 0.0
+        optimizer += count * sum(p.end_s - p.start_s for p in rank.outer if p.kind is OpKind.OPTIMIZER)
+    shown = report.breakdown_s
+    assert shown["compute"] == pytest.approx(busy / sum(counts), rel=1e-12)
+    assert shown["optimizer"] == pytest.approx(optimizer / sum(counts), rel=1e-12)
+    assert report.bubble_ratio == pytest.approx(1 - inside / (sum(counts) * report.makespan_s), rel=1e-12)
+    parts = {**shown, **shown["exposed_communication"]}  # type: ignore[dict-item]
+    del parts["exposed_communication"]
+    assert sum(parts.values()) == pytest.approx(report.iteration_time_s, rel=1e-12)  # type: ignore[arg-type]
+    assert abs(parts["other"]) <= 1e-12 * report.iteration_time_s  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("place", ["on own GPUs", "colocated", "replicated"])

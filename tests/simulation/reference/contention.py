@@ -14,7 +14,7 @@ from simulation.reference.costs import on_grid, symbols_of
 from simulation.reference.expansion import HOST, Expansion, Key, Replica, StageName, attribute, expand
 from simulation.reference.held import Whole, gather, reduce, sharing, spans
 from simulation.reference.memory import memory_of
-from simulation.reference.modules import group_of, module_symbols
+from simulation.reference.modules import gpu_shares, group_of, module_symbols
 from simulation.reference.network import latency_seconds
 from simulation.reference.sharding import REPLICATE, Sharding, holds_all
 from simulation.reference.tail import Slice, collective, gather_times, parts_of, shared_buckets, trainable, worst_group
@@ -101,7 +101,7 @@ class _Crowd:
         if replica.exposed_s:
             inside = next(name for name in replica.exposed_s if name != "pp")
             replica.compute_s = 0.0
-            attribute(replica, inside)
+            attribute(replica, inside, gpu_shares(job))
 
     def _add(
         self,

@@ -93,6 +93,12 @@ def block_of(job: TrainingJob, rank: int, replica: int) -> tuple[int, ...]:
     return tuple(range(first, first + width))
 
 
+def gpu_shares(job: TrainingJob) -> list[float]:
+    """Of a replica's GPUs, the share that every pipeline rank has."""
+    counts = [len(block_of(job, rank, 0)) for rank in range(job.parallel.pp)]
+    return [count / sum(counts) for count in counts]
+
+
 def has_own(job: TrainingJob) -> bool:
     """Whether modules have GPUs of their own."""
     return any(told.gpus is not None for told in job.parallel.modules.values())
