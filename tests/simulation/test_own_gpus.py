@@ -19,8 +19,10 @@ from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
 from semu.parallel.modules import ModuleParallel
+from semu.schedule.stage_plan import StagePlan
 from semu.searcher.grid.grid_search import grid
 from semu.searcher.job_search import search
+from semu.searcher.planner.planner import Planner
 from semu.simulation import prepare, simulate
 
 FROZEN = ("vit.embedding", "vit.layers", "audio.embedding", "audio.layers")
@@ -177,16 +179,46 @@ def test_means_weigh_ranks_by_their_gpus(place: str) -> None:
     assert abs(parts["other"]) <= 1e-12 * report.iteration_time_s  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("place", ["on own GPUs", "colocated", "replicated"])
-def test_searches_keep_the_placement(place: str) -> None:
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("rollouts", [0, 64])
+@pytest.mark.parametrize("place", VALM)
+def test_searches_keep_the_placement(place: str, rollouts: int, recompute: str) -> None:
+    """Chunks stay on their ranks, and no search is slower than the run as it stands, under 1F1B."""
     gpus, segments, parallel = VALM[place]
-    found = search(job(valm(frozen=FROZEN), gpus, segments, parallel=parallel), rollouts=64, workers=1)
-    assert found.job.parallel.segments == segments
-    assert found.job.parallel.rank_widths == job(valm(), gpus, segments, parallel=parallel).parallel.rank_widths
-    assert found.report.iteration_time_s <= found.default.iteration_time_s
+    made = job(valm(frozen=FROZEN), gpus, segments, parallel=parallel, recompute=recompute)
+    found = search(made, rollouts=rollouts, workers=1)
+    assert found.job.parallel == made.parallel
+    places = [[(chunk.chunk, chunk.module) for chunk in prepare(one).layout.chunks] for one in (made, found.job)]
+    assert places[0] == places[1]
+    again = simulate(found.job, plan=found.plan)
+    assert found.report.iteration_time_s == again.iteration_time_s <= simulate(made).iteration_time_s
     assert found.solution.lower_bound_s <= found.solution.makespan_s
+    if not rollouts:
+        return
     with pytest.raises(ConfigError, match="cut them anew"):
         search(job(valm(), gpus, segments, parallel=parallel), rollouts=1, segments={"llm": 2})
+
+
+@pytest.mark.parametrize("place", VALM)
+def test_a_plan_that_decides_nothing_changes_nothing(place: str) -> None:
+    """Copies of encoders that nobody reads have no backward under a plan either."""
+    gpus, segments, parallel = VALM[place]
+    made = job(valm(frozen=FROZEN), gpus, segments, parallel=parallel)
+    plain, planned = simulate(made), simulate(made, plan=StagePlan())
+    assert planned.iteration_time_s == plain.iteration_time_s
+    assert planned.peak_memory_bytes == plain.peak_memory_bytes
+    assert planned.hardware_flop == plain.hardware_flop
+
+
+@pytest.mark.parametrize("place", VALM)
+def test_planners_keep_the_placement(place: str) -> None:
+    """What is planned for a batch runs on the same ranks, no slower than under 1F1B."""
+    gpus, segments, parallel = VALM[place]
+    made = job(valm(frozen=FROZEN), gpus, segments, parallel=parallel)
+    with Planner(made, [made.batch], rollouts=0, workers=1) as planner:
+        step = next(planner)
+    assert step.job.parallel == made.parallel
+    assert simulate(step.job, plan=step.plan).iteration_time_s <= simulate(made).iteration_time_s
 
 
 def test_grids_of_placements() -> None:
