@@ -1,38 +1,55 @@
-"""Searches that keep a job's placement: modules on GPUs of their own, encoders that share ranks or are on every rank,
-towers under a loss that reads other replicas.
+"""Searches that keep a job's placement: modules on ranks or GPUs of their own, encoders that share ranks or are on
+every rank; and towers under a loss that reads other replicas.
 
 Such a placement is what was asked for, and other cuts have other ranks: the chunks stay, and what is searched is the
 order of their stages, and how layers are recomputed where all modules have the job's sizes and losses stay within a
-replica.
+replica. The fastest named schedule of the same chunks is among the starts, so that no search is slower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from semu.baselines.baseline import NO_SCHEDULE, Baseline
+from semu.baselines.baseline import NO_SCHEDULE, Baseline, differences
+from semu.baselines.modules_in_parallel import PLACEMENTS
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.candidates import candidate_variants
 from semu.searcher.memory import check_limits
 from semu.searcher.partitioning import ModulePartition, Partition
-from semu.searcher.plain_jobs import without_strategies
+from semu.searcher.plain_jobs import refuse_unsearched, without_strategies
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.simulation import prepare
 
 
 def keeps_places(job: TrainingJob) -> bool:
     """Whether a search keeps the chunks of a job where they are."""
+    return job.model.reads_replicas or keeps_ranks(job)
+
+
+def keeps_ranks(job: TrainingJob) -> bool:
+    """Whether a job says which ranks its modules have."""
     parallel = job.parallel
-    return parallel.has_own_gpus or job.model.reads_replicas or parallel.segments in ("colocated", "replicated")
+    return parallel.gathers_towers or (parallel.segments in PLACEMENTS and len(job.model.modules) > 1)
+
+
+def placed(job: TrainingJob) -> Baseline:
+    """The job as it is placed and recomputed, under 1F1B."""
+    training = {**NO_SCHEDULE, "schedule": "1f1b"}
+    return Baseline.of("placed", "Cornstarch (a dissertation's chapter 3), §3.3", job, parallel={}, training=training)
 
 
 def kept_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
-    """The job under 1F1B, without recomputed or offloaded layers, and what was changed."""
-    plain = without_strategies(job)
-    made = Baseline.of("kept", "", plain, parallel={}, training={**NO_SCHEDULE, "schedule": "1f1b"})
-    return made.job, made.changes
+    """The job under 1F1B, and what was changed; layers are neither recomputed nor offloaded where a plan can say which
+    are.
+
+    Raises:
+        ConfigError: as ``refuse_unsearched``.
+    """
+    refuse_unsearched(job)
+    made = placed(job if job.parallel.modules else without_strategies(job)).job
+    return made, dict(differences(job, made))
 
 
 def kept_problem(
@@ -62,7 +79,7 @@ def kept_problem(
         )
     progress("simulating the candidates of every chunk")
     plan = StagePlan()
-    if not job.parallel.modules and not job.model.reads_replicas:
+    if not (job.parallel.modules or job.parallel.gathers_towers or job.model.reads_replicas):
         plan = candidate_variants(job, plan, strategies=strategies, most=candidates)
     built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
     check_limits(built.problem)

@@ -10,7 +10,6 @@ from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
 from semu.baselines.costs_of_layers import NO_RECOMPUTE
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
-from semu.parallel.towers import refuse_towers
 
 
 def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
@@ -20,8 +19,24 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
     (``training.recompute``) stays: it is what ``selective`` means.
 
     Raises:
-        ConfigError: embedding and head are split over the pipeline, or towers run their loss together, which chunks
-            that are cut anew do not do.
+        ConfigError: as ``refuse_unsearched``.
+    """
+    refuse_unsearched(job)
+    made = Baseline.of(
+        "plain",
+        "DIP §4",
+        job,
+        parallel={**NO_LAYOUT, "vpp": 1},
+        training={**NO_SCHEDULE, **_no_strategies(job), "schedule": "1f1b"},
+    )
+    return made.job, made.changes
+
+
+def refuse_unsearched(job: TrainingJob) -> None:
+    """Refuse what no searched schedule runs.
+
+    Raises:
+        ConfigError: embedding and head are split over the pipeline.
     """
     if job.parallel.spreads_vocabulary:
         raise ConfigError(
@@ -31,15 +46,6 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
             got=job.parallel.vocabulary,
             nearest="ends",
         )
-    refuse_towers(job.parallel, "chunks that are cut anew")
-    made = Baseline.of(
-        "plain",
-        "DIP §4",
-        job,
-        parallel={**NO_LAYOUT, "vpp": 1},
-        training={**NO_SCHEDULE, **_no_strategies(job), "schedule": "1f1b"},
-    )
-    return made.job, made.changes
 
 
 def without_strategies(job: TrainingJob) -> TrainingJob:

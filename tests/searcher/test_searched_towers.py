@@ -120,7 +120,7 @@ def test_the_searched_order_meets_as_the_slow_reference() -> None:
 def test_what_would_cut_the_towers_anew_is_refused() -> None:
     with pytest.raises(ConfigError, match="keeps the chunks"):
         semu.search(job(), segments={"vision": 2})
-    with pytest.raises(ConfigError, match="chunks that are cut anew"):
+    with pytest.raises(ConfigError, match="one batch after another"):
         semu.Planner(job())
 
 
