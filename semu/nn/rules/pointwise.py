@@ -14,6 +14,7 @@ from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.casts import cast
 from semu.nn.trace.eager import (
+    COMPOSED,
     FLASH,
     FLASH_JOIN,
     FLASH_KEYS,
@@ -133,12 +134,17 @@ def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
     def _apply() -> Tensor:
         return x.trace.emit(OpKind.ACTIVATION, [x], like=x, mem_bytes=2 * x.size_bytes, name=name)
 
+    forward, backward = COMPOSED.get(name, (0, 0))
     y = _apply()
+    if forward:
+        eager_moves(y, forward, name)
     if is_droppable:
         x.trace.drop_output("act", y, _apply)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         traffic = 3 * x.size_bytes
+        if backward:
+            eager_moves(grad, backward, f"{name}_bw")
         return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
     return x.trace.recorded([x], y, _backward)
