@@ -99,7 +99,9 @@ ONE = Sequences.uniform(IMAGES, 1)
 X = spec(IMAGES * TOKENS, WIDTH, sequences=PIXELS)
 
 
-@pytest.mark.parametrize("name", ["modulate", "gated_add", "layer_norm", "bias", "silu", "gelu", "quick", "squared", "add", "gate"])
+@pytest.mark.parametrize(
+    "name", ["modulate", "gated_add", "layer_norm", "bias", "silu", "gelu", "quick", "squared", "add", "gate"]
+)
 def test_a_module_s_traffic(name: str) -> None:
     x, y = leaf(IMAGES, TOKENS, WIDTH), leaf(IMAGES, TOKENS, WIDTH)
     row, other = leaf(IMAGES, 1, WIDTH), leaf(IMAGES, 1, WIDTH)
