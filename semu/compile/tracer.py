@@ -187,7 +187,7 @@ class ModelTracer:
         if job.parallel.spreads_vocabulary:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
-        if job.parallel.gathers_towers:
+        if job.parallel.towers_meet:
             group = self.mesh.worst_tower_group(len(job.model.modules) - 1)
             options = replace(self.options, gang_group=group, gang_gathers=True)
             self._traced_as[job.model.modules[-1].name] = options, _both_keys(options)

@@ -22,7 +22,7 @@ from semu.parallel.segments import OWN_RANKS, check_segments
 PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
 VOCABULARIES = ("ends", "pipeline")
-LOSSES = ("head", "towers")
+LOSSES = ("head", "towers", "towers-async")
 """Where embedding and head lie."""
 
 
@@ -136,7 +136,8 @@ class Parallel(ParallelSizes):
             FlexPipe, §7.1 and Fig. 1).
         loss: where a module that joins several towers runs, a contrastive loss: ``"head"``, on a rank that their
             features are sent to, or ``"towers"``, on the last ranks of all towers, which gather one another's features
-            and run it together (DistMM-Pipe; FlexPipe Fig. 3).
+            and run it together (DistMM-Pipe; FlexPipe Fig. 3), or ``"towers-async"``: the same ranks send one another
+            their features while they go on with other stages, and each runs it when all have come (FlexPipe §7.5).
     """
 
     sequence_parallel: bool = True
@@ -417,7 +418,12 @@ class Parallel(ParallelSizes):
 
     @property
     def gathers_towers(self) -> bool:
-        """Whether the last ranks of towers run together what joins them."""
+        """Whether the last ranks of towers all run what joins them."""
+        return self.loss != "head" and self.pp > 1
+
+    @property
+    def towers_meet(self) -> bool:
+        """Whether the last ranks of towers begin together what joins them; else they send one another features."""
         return self.loss == "towers" and self.pp > 1
 
     @property
