@@ -17,7 +17,13 @@ from semu.engine.unit_graph import Edges, UnitGraph
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
-from semu.searcher.assignment.deferring import deferring_job, deferring_plan, item_streams, parts_of
+from semu.searcher.assignment.deferring import (
+    deferring_job,
+    deferring_orders,
+    deferring_plan,
+    item_streams,
+    some_deferred,
+)
 from semu.searcher.assignment.problem import Dealt
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.pipeline import unit_graph
@@ -137,6 +143,7 @@ class Pipelines:
     def __init__(self, job: TrainingJob, costs: SampleCosts) -> None:
         self._job, self.costs = job, costs
         self._bases: dict[int, JobCheckpoint] = {job.num_microbatches: costs.checkpoint}
+        self._deferring: dict[int, JobCheckpoint] = {}
         self._times: dict[tuple[int, bool], PipelineTimes] = {}
 
     def base(self, count: int) -> JobCheckpoint:
@@ -156,19 +163,25 @@ class Pipelines:
         """
         key = count, defers
         if key not in self._times:
-            self._times[key] = PipelineTimes(self.costs, self._deferring(count) if defers else self.base(count))
+            self._times[key] = PipelineTimes(self.costs, self.deferring(count) if defers else self.base(count))
         return self._times[key]
 
-    def _deferring(self, count: int) -> JobCheckpoint:
-        dp, items, parts = self._job.parallel.replicas, self._items(count), parts_of(count)
-        cut = {
-            module: [
-                [[len(items[number * dp + r].lengths[stream]), 0][: parts[number]] for r in range(dp)]
-                for number in range(count)
-            ]
-            for module, stream in item_streams(self._job).items()
-        }
-        return deferring_job(self._job, items, deferring_plan(cut, count), self.base(count), count)
+    def deferring(self, count: int) -> JobCheckpoint:
+        """The job with ``count`` microbatches of some samples, of which some wait: its order of stages serves all
+        iterations.
+
+        Raises:
+            ConfigError: a job that cannot defer.
+        """
+        if count not in self._deferring:
+            streams, dp = item_streams(self._job), self._job.parallel.replicas
+            items, cut = some_deferred(self._items(count), streams, dp, count)
+            prepared = deferring_job(self._job, items, deferring_plan(cut, count), None, count)
+            orders = deferring_orders(prepared, self.base(count).schedule())
+            plan = prepared.layout.recipe.plan
+            assert plan is not None
+            self._deferring[count] = prepared.decided(replace(plan, orders=orders))
+        return self._deferring[count]
 
     def seconds(self, dealt: Dealt, features: I64) -> F64:
         """End of every replica's last stage: float64[dp] [s]. ``features``: of every sample."""
