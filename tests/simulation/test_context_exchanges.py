@@ -154,7 +154,7 @@ def test_a_stage_with_a_ring_between_groups_ends_when_its_last_rank_does(policy:
                 columns |= {name: table[rank, [shape]] for name, table in shapes.ranks.items()}
                 evaluated = library.evaluate(with_rounded(columns, library.symbols))
                 of_rank.append(prepared.cost_model.latencies(evaluated)[program.rows, 0])
-            end = timed_one_by_one(program, np.array(of_rank), exchange, inner)
+            end = timed_one_by_one(program, np.array(of_rank), exchange, [inner] * program.num_ops)
             assert costs.latency[shape] == end.max()
 
 
@@ -179,6 +179,6 @@ def test_experts_wait_for_the_last_of_their_context_ranks() -> None:
     spans = {
         (group.name, *of) for group, of in zip(groups, by_shape.exchange.T[program.rows].tolist(), strict=True) if group
     }  # type: ignore[attr-defined]
-    assert ("ep", 1, 2) in spans and ("cp", 2, 1) in spans
+    assert ("ep", 1, 2, 4) in spans and ("cp", 2, 1, 4) in spans
     alone = prepare(_mixture(cp=4, ep=1, cp_balance="contiguous"))
     assert not [group for group in alone.layout.library.groups if group is not None and group.name == "ep"]

@@ -10,7 +10,7 @@ from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.job.context import context_plan
-from semu.nn.masked_kernel import GATE, masked_in
+from semu.nn.masked_kernel import GATE, GATHERED, masked_in
 from semu.nn.trace.sharding import EXCHANGES, ContextKind
 from semu.parallel.context import Balance
 from semu.simulation.contexts.loads import Loads, imbalance, keys_needed, waited_s
@@ -91,7 +91,8 @@ def _imbalance_under(costed: CostedJob, policy: Balance) -> float:
     """The batch's imbalance under another policy, by tiles; infinite where the policy cannot deal it."""
     job = costed.job
     items = _items(job)
-    kernels = [kernel for kernel in masked_in(costed.layout.library.symbols) if kernel.stream == "text"]
+    found = [kernel for kernel in masked_in(costed.layout.library.symbols) if kernel.stream == "text"]
+    kernels = [*dict.fromkeys(replace(own, scope=GATHERED) if own.width else own for own in found)]
     plan = replace(context_plan(job), balance=policy, machines=0)
     ranks = rank_columns(items, kernels, plan)
     tiles = np.sum([table for name, table in ranks.items() if ".tiles#" in name], axis=0)
