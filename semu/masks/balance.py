@@ -33,8 +33,8 @@ POLICIES = {
     Balance.RANDOM: "blocks in a drawn order, dealt",
     Balance.LOCAL: "blocks where most of what they read is: few keys leave their rank, and no rank has more than"
     " 1 + parallel.cp_slack times the mean work and tokens, or than lpt leaves (DCP, SOSP '25)",
-    Balance.HYBRID: "every document, or sequence where the mask crosses documents, in 2 n chunks on a group of n ranks, n"
-    " any divisor of cp: as few as even work and tokens allow within parallel.cp_slack; keys stay in the group (as"
+    Balance.HYBRID: "every document, or sequence where the mask crosses documents, in 2 n chunks on a group of n ranks,"
+    " n any divisor of cp: as few as even work and tokens allow within parallel.cp_slack; keys stay in the group (as"
     " Megatron-LM's hybrid context parallelism)",
 }
 """The policies, in words."""

@@ -1,4 +1,4 @@
-"""Kernels of the policy ``hybrid``: stretches of text to groups of context ranks (``semu.masks.groups`` makes input)."""
+"""Kernels of the policy ``hybrid``: stretches of text to groups of context ranks. Input is ``semu.masks.groups``'s."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _fullest(width: int, first: int, load: I64) -> int:
 def _best(u: int, widths: I64, weight: I64, load: I64, limit: I64) -> tuple[int, int, int]:
     """Where a stretch that is on no group goes: where least comes above the limits, of such the fewest ranks, of such
     the emptiest; what comes above, width, first rank."""
-    best_more, best_width, best_first, best_full = np.int64(-1), 0, 0, np.int64(0)
+    best_more, best_width, best_first, best_full = -1, 0, 0, 0
     for width in widths:
         for first in range(0, len(load), width):
             more = _more_above(u, width, first, weight, load, limit)
@@ -56,8 +56,8 @@ def _best(u: int, widths: I64, weight: I64, load: I64, limit: I64) -> tuple[int,
                 continue
             full = _fullest(width, first, load)
             if best_more < 0 or more < best_more or (width == best_width and full < best_full):
-                best_more, best_width, best_first, best_full = more, width, first, full
-    return int(best_more), int(best_width), int(best_first)
+                best_more, best_width, best_first, best_full = more, int(width), first, full
+    return best_more, best_width, best_first
 
 
 @part

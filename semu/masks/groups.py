@@ -32,10 +32,16 @@ def deal_stretches(
     widths = np.array([n for n in range(1, num_ranks + 1) if num_ranks % n == 0], np.int64)
     ways = sum(num_ranks // int(width) for width in widths)
     pairs = 0 if len(weight) > _FEW_STRETCHES else 2 if len(weight) * ways <= _FEW_WAYS else 1
-    found = []
-    for order in _orders(both):
+
+    def _placed(order: IntArray, pairs: int) -> tuple[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.int32]]]:
         places = np.zeros(len(weight), np.int32), np.zeros(len(weight), np.int32)
-        found.append((place_stretches(both, size, order, widths, limit, num_ranks, pairs, places), places))
+        return place_stretches(both, size, order, widths, limit, num_ranks, pairs, places), places
+
+    orders = _orders(both)
+    found = [_placed(order, 0) for order in orders]
+    if pairs:
+        best = sorted(range(len(orders)), key=lambda number: found[number][0])[:_REFINED]
+        found = [_placed(orders[number], pairs) for number in best]
     return min(found, key=lambda way: way[0])[1]
 
 
@@ -56,3 +62,5 @@ _FEW_WAYS = 512
 """Of so few stretches, times the groups that each may be on, pairs are moved anywhere."""
 _PUTS, _MOST_ORDERS = 1024, 32
 """Stretches that drawn orders put on groups, all together, and how many orders at most."""
+_REFINED = 4
+"""Of the orders so many are gone on with, where two stretches are moved at once."""

@@ -109,8 +109,8 @@ class Parallel(ParallelSizes):
         cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
             (``semu.masks.balance``).
         cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
-        cp_slack: work of the busiest context rank above the mean that the policies ``"local"`` and ``"hybrid"`` allow for
-            fewer bytes.
+        cp_slack: work of the busiest context rank above the mean that the policies ``"local"`` and ``"hybrid"`` allow
+            for fewer bytes.
         attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
             (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
         cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.

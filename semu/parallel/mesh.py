@@ -217,8 +217,8 @@ class Mesh:
 
     @cached_property
     def worst_context_parts(self) -> tuple[CommGroup, ...]:
-        """Groups of neighbouring context ranks that share a stretch of text (``Balance.HYBRID``), of every size, each on
-        the most nodes; empty: all context ranks share all."""
+        """Groups of neighbouring context ranks that share a stretch of text (``Balance.HYBRID``), of every size, each
+        on the most nodes; empty: all context ranks share all."""
         widths = group_widths(self.parallel.cp, Balance(self.parallel.cp_balance))
         return tuple(self._worst_neighbours(f"cp_part{width}", width) for width in widths)
 
@@ -232,10 +232,8 @@ class Mesh:
     def _worst_neighbours(self, name: str, ranks: int) -> CommGroup:
         """Of the groups of so many neighbouring context ranks one on the most nodes."""
         step, count = self._strides["cp"], self.parallel.cp // ranks
-        return max(
-            (self._place(name, base + i * ranks * step, step, ranks) for base in self._context_bases for i in range(count)),
-            key=_spread,
-        )
+        firsts = (base + i * ranks * step for base in self._context_bases for i in range(count))
+        return max((self._place(name, first, step, ranks) for first in firsts), key=_spread)
 
     def worst_group(self, axis: str) -> CommGroup:
         """The group of one axis that spans the most nodes; of modules on GPUs of their own, of any module."""

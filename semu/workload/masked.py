@@ -81,8 +81,17 @@ class ContextPlan:
         def _reads(bounds: IntArray) -> tuple[IntArray, NDArray[np.int32]]:
             return reads_of_blocks(self.seen(spans, self.label), spans.starts, bounds)
 
-        own = {"reads": _reads, "slack": self.slack, "is_apart": self.label not in ("causal", "file")}
-        return cut_tokens(policy, spans, self.cp, self.block, _work, self.seed, **own)
+        return cut_tokens(
+            policy,
+            spans,
+            self.cp,
+            self.block,
+            _work,
+            self.seed,
+            reads=_reads,
+            slack=self.slack,
+            is_apart=self.label not in (MaskKind.CAUSAL.value, "file"),
+        )
 
 
 def rank_columns(
@@ -93,8 +102,8 @@ def rank_columns(
     Args:
         microbatches: of the batch. kernels: masked kernels of the model. plan: of the job.
     Returns:
-        int64[cp, num_microbatches] per key: the sizes of every kernel, ``text.shard`` where ranks hold different numbers
-        of tokens, and ``text.shard:4`` of those in stretches that lie on groups of four ranks.
+        int64[cp, num_microbatches] per key: the sizes of every kernel, ``text.shard`` where ranks hold different
+        numbers of tokens, and ``text.shard:4`` of those in stretches that lie on groups of four ranks.
     """
     by_content: dict[bytes, dict[str, IntArray]] = {}
     known: dict[int, dict[str, IntArray]] = {}
@@ -161,7 +170,8 @@ def _owners(kernel: MaskedKernel, ranks: int) -> NDArray[np.bool_]:
         return ~own
     group, place = np.divmod(np.arange(ranks), kernel.width or ranks)
     source = (place - (0 if kernel.scope == OWN else kernel.step[0])) % (kernel.width or ranks)
-    return own[group * (kernel.width or ranks) + source]
+    is_read: NDArray[np.bool_] = own[group * (kernel.width or ranks) + source]
+    return is_read
 
 
 def sizes_of(tiles: Tiles, kernel: MaskedKernel, plan: ContextPlan) -> dict[str, IntArray]:

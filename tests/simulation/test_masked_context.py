@@ -77,11 +77,11 @@ POLICIES = ("zigzag", "document-zigzag", "contiguous", "striped", "lpt", "lpt-eq
 def timed_one_by_one(
     program: StageProgram, latency: NDArray[np.float64], exchange: list[str], groups: list[int] | None = None
 ) -> NDArray[np.float64]:
-    """Ends of operators on every rank, each again and again until nothing changes: float64[cp, num_ops] [s]. ``groups``:
-    neighbours that form a group, by operator; None: 1.
+    """Ends of operators on every rank, each again and again until nothing changes: float64[cp, num_ops] [s].
 
-    An exchange is between all ranks ("all"), around the ring of all ranks or of groups ("next", "back"), in a group
-    ("pair"), or around the ring in a group ("group next", "group back")."""
+    ``groups``: neighbours that form a group, by operator; None: 1. An exchange is between all ranks ("all"), around the
+    ring of all ranks or of groups ("next", "back"), in a group ("pair"), or around the ring in a group ("group next",
+    "group back")."""
     ranks, ops = latency.shape
     end = np.zeros((ranks, ops))
     after = [list(program.pred[program.pred_ptr[op] : program.pred_ptr[op + 1]]) for op in range(ops)]
