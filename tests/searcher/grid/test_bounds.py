@@ -53,7 +53,7 @@ CASES = {
     "vision": (vision, {**EVERYTHING, "cp": (1,)}),
     "vision-hidden": (partial(vision, **HIDDEN), {**EVERYTHING, "cp": (1,)}),
     "context": (documents, {"cp": None, **CONTEXT}),
-    "exchanges": (documents, {"cp": (2, 4), "cp_kind": None, "cp_balance": ("zigzag", "local"), "micro_batch": (1, 2)}),
+    "exchanges": (documents, {"cp": (2, 4), "cp_kind": None, "cp_balance": ("zigzag", "local", "hybrid"), "micro_batch": (1, 2)}),
     "segments": (vision, SEGMENTS),
     "cuts": (vision, CUTS),
     "schedules": (dense, PLACED),
