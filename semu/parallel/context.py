@@ -103,6 +103,14 @@ def group_widths(cp: int, balance: Balance) -> tuple[int, ...]:
     return tuple(n for n in range(1, cp + 1) if cp % n == 0)
 
 
+def idle_settings(cp: int, balance: Balance) -> tuple[str, ...]:
+    """Settings of context ranks without bearing: all where there is one rank, else those of other policies."""
+    if cp == 1:
+        return "cp_kind", "cp_inner", "cp_balance", "cp_block", "cp_slack", "cp_overlap", "cp_gather_heads"
+    is_near = balance in (Balance.LOCAL, Balance.HYBRID)
+    return (*(() if balance.is_by_block else ("cp_block",)), *(() if is_near else ("cp_slack",)))
+
+
 def check_exchange(cp: int, kind: str, balance: Balance, overlap: str, heads: str, inner: int) -> None:
     """What goes with the way in which context ranks exchange keys and values.
 
