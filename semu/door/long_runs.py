@@ -45,6 +45,7 @@ def goodput(
     faults: int | None = None,
     tokens: float | None = None,
     gpu_hour_usd: float | None = None,
+    against_mtbf: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> GoodputReport:
     """How much of a long run under failures is useful work, by strategy.
@@ -60,6 +61,7 @@ def goodput(
         checkpoint: ``[resilience.checkpoint]``: the interval between saves, what saves and restarts take.
         spares: spare nodes. faults: failures at once that Oobleck's templates survive.
         tokens: days until so many. gpu_hour_usd: price of a GPU for an hour [USD].
+        against_mtbf: goodput where failures are up to 16 times as rare and as frequent, too.
         progress: called with what is done.
     Returns:
         The report; ``repr`` is its table.
@@ -78,7 +80,9 @@ def goodput(
     if gpu_hour_usd is not None:
         changes["price"] = PriceOptions(gpu_hour_usd)
     changes["checkpoint"] = checkpoint
-    return simulate_long_run(found, options.changed(**changes), tokens=tokens, progress=progress)
+    return simulate_long_run(
+        found, options.changed(**changes), tokens=tokens, against_mtbf=against_mtbf, progress=progress
+    )
 
 
 def options_of(config: Mapping[str, Mapping[str, Any]]) -> Resilience:
@@ -95,15 +99,24 @@ def options_of(config: Mapping[str, Mapping[str, Any]]) -> Resilience:
 
 
 def save_goodput(report: GoodputReport, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``goodput.json`` and ``goodput.png``; the files.
+    """Write ``goodput.json``, ``goodput.png`` and, of a report that has it, ``goodput_mtbf.png``; the files.
 
     Raises:
         ConfigError: a folder or a file that cannot be written.
     """
-    from semu.present.plots.goodput import draw_goodput
+    from semu.present.plots.goodput import draw_against_mtbf, draw_goodput
     from semu.resilience.pictures import goodput_picture
 
     path = make_folder(Path(folder))
     table = path / "goodput.json"
     write_text(table, json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n")
-    return [table, write_file(path / "goodput.png", lambda file: draw_goodput(file, goodput_picture(report)))]
+    files = [table, write_file(path / "goodput.png", lambda file: draw_goodput(file, goodput_picture(report)))]
+    if report.against_mtbf:
+        about = f"{report.days:g} days; a point is the mean of its runs, the dashed line the asked for time"
+        files.append(
+            write_file(
+                path / "goodput_mtbf.png",
+                lambda file: draw_against_mtbf(file, report.title, about, report.against_mtbf, report.mtbf_s),
+            )
+        )
+    return files

@@ -2,7 +2,8 @@
 
 A plan lists what crosses ranks. What stays on a rank follows from the same rules: a chunk reads the chunk before it in
 its module, part by part; a module's first chunk reads the last chunks of the modules that are its sources. Where both
-cut a microbatch, two parts meet where they share items; where only one does, its parts meet the whole.
+cut a microbatch, two parts meet where they share items; where only one does, its parts meet the whole. Of a module in
+``ExecutionPlan.reads`` its reader takes the parts that are listed for the reader's microbatch, in their order.
 """
 
 from __future__ import annotations
@@ -208,7 +209,11 @@ def linked_stages(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], rep
             if plan.chunks[stage.chunk].gang >= 0 and plan.chunks[source].rank != stage.rank:
                 stage.reads.append([_exchanged(stages[by_place[source, stage.microbatch][0]], stage)])
                 continue
-            given = by_place.get((source, stage.microbatch), [])
+            reads = plan.reads.get(plan.chunks[source].module)
+            if reads is None:
+                given = by_place.get((source, stage.microbatch), [])
+            else:  # parts of a microbatch are in order
+                given = [by_place[source, whose][part] for whose, part in reads[stage.microbatch]]
             taken = by_place[stage.chunk, stage.microbatch]
             stage.reads.append([_meeting(stages[p], len(given), stage, len(taken)) for p in given])
         for group in stage.reads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from semu.checks import check_number
 from semu.errors import SemuError
@@ -18,6 +19,7 @@ from semu.resilience.options import RECONFIGURE_S, FailureKind, Resilience
 from semu.resilience.report import GoodputReport, Help, StrategyResult
 from semu.resilience.strategies.registry import chosen_strategies
 from semu.resilience.strategies.strategy import Situation, Strategy
+from semu.resilience.templates.template_set import TemplateSet, pipeline_templates
 from semu.simulation import simulate
 from semu.simulation.estimate import evaluate
 
@@ -25,19 +27,26 @@ LLAMA3_PER_GPU_S = 419 / (54 * 86400.0 * 16384)
 """Interruptions per second and GPU of Llama 3 405B's training: 419 unexpected ones in 54 days on 16,384 H100
 (2407.21783 §3.3.4)."""
 
+_CURVE_FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
+_CURVE_SEEDS = 4
+"""Runs of each point of a curve, at most."""
+
 
 def simulate_long_run(
     job: TrainingJob,
     options: Resilience,
     *,
     tokens: float | None = None,
+    against_mtbf: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> GoodputReport:
     """Run a job for days under failures, with every strategy that is asked for.
 
     Args:
         job: what is trained; its iteration and its state are simulated. options: what is asked.
-        tokens: until how many the days and dollars are counted; None: none are. progress: called with what is done.
+        tokens: until how many the days and dollars are counted; None: none are.
+        against_mtbf: whether every strategy is also run where failures are up to 16 times as rare and as frequent.
+        progress: called with what is done.
     Raises:
         ConfigError: as ``semu.simulate``; an unknown strategy, a trace that cannot be read.
     """
@@ -61,10 +70,17 @@ def simulate_long_run(
                 known[key] = None
         return known[key]
 
+    @cache
+    def _templates() -> TemplateSet | SemuError:
+        try:
+            return pipeline_templates(job, options.faults)
+        except SemuError as error:
+            return error
+
     mtbf_s, said = _mtbf(options, figures)
     if options.failures.trace is not None:
         mtbf_s = _mtbf_of_trace(options, figures)
-    situation = Situation(job, figures, options, mtbf_s, _iteration_of)
+    situation = Situation(job, figures, options, mtbf_s, _iteration_of, _templates)
     results = []
     for kind in kinds:
         tell(f"running {kind.name}")
@@ -81,7 +97,10 @@ def simulate_long_run(
         gpu_hour_usd=options.price.gpu_hour_usd,
     )
     tell("looking for what would help")
-    return replace(found, helps=tuple(_helps(found, situation)))
+    found = replace(found, helps=tuple(_helps(found, situation)))
+    if not against_mtbf or options.failures.trace is not None:
+        return found
+    return replace(found, against_mtbf=_against_mtbf(found, situation, kinds, tell))
 
 
 def run_strategy(strategy: Strategy, log_events: bool = False) -> StrategyResult:
@@ -176,6 +195,23 @@ def _assumed(options: Resilience, names: Sequence[str], is_too_large: bool) -> t
     if is_too_large:
         said.append("the job does not fit in memory: its times are those of one that would")
     return tuple(said)
+
+
+def _against_mtbf(
+    report: GoodputReport, situation: Situation, kinds: Sequence[type[Strategy]], tell: Callable[[str], None]
+) -> dict[str, tuple[tuple[float, float], ...]]:
+    """Strategy -> (mean time between failures [s], goodput), from frequent to rare failures."""
+    fewer = replace(situation, options=situation.options.changed(seeds=min(situation.options.seeds, _CURVE_SEEDS)))
+    ran = {one.name for one in report.strategies if one.outcomes}
+    curves: dict[str, tuple[tuple[float, float], ...]] = {}
+    for kind in kinds:
+        if kind.name in ran:
+            tell(f"{kind.name} against the time between failures")
+            points = [(situation.mtbf_s * factor) for factor in _CURVE_FACTORS]
+            curves[kind.name] = tuple(
+                (mtbf, run_strategy(kind(replace(fewer, mtbf_s=mtbf))).goodput) for mtbf in points
+            )
+    return curves
 
 
 def _helps(report: GoodputReport, situation: Situation) -> list[Help]:

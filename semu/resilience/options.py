@@ -37,6 +37,13 @@ def parse_duration(value: object, where: str, *, is_zero_ok: bool = False) -> fl
     return check_number(value, where, "a time", is_above=not is_zero_ok)
 
 
+class Reconfiguration(Enum):
+    """How pipelines are made for the nodes that are left."""
+
+    COMPOSE = "compose"
+    PAPER = "paper"
+
+
 class FailureKind(Enum):
     """How the times between failures of a node are distributed."""
 
@@ -177,6 +184,8 @@ class Resilience:
         days: how long each simulated run is. seeds: how many runs are drawn. seed: of the first.
         spares: nodes beside the job's, for ``spares``. faults: failures at once that templates must survive.
         reconfigure_s: of strategies that go on without a restart, new pipelines and communicators [s].
+        reconfiguration: of templates: ``compose``, the fastest pipelines for the nodes that are left; ``paper``,
+            Oobleck's three steps (``semu.resilience.templates.reinstantiating``).
         strategies: by name; ``all``. checkpoint, failures, price: tables of their own.
     """
 
@@ -186,6 +195,7 @@ class Resilience:
     spares: int | None = None
     faults: int = 1
     reconfigure_s: float | str = RECONFIGURE_S
+    reconfiguration: str = Reconfiguration.COMPOSE.value
     strategies: tuple[str, ...] = ("all",)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     failures: FailureOptions = field(default_factory=FailureOptions)
@@ -196,6 +206,7 @@ class Resilience:
         check_integer(self.seeds, "resilience.seeds", "a number of runs", most=100_000)
         check_seed(self.seed, "resilience.seed")
         check_integer(self.faults, "resilience.faults", "failures at once", least=0)
+        check_member(self.reconfiguration, Reconfiguration, "resilience.reconfiguration")
         object.__setattr__(
             self, "reconfigure_s", parse_duration(self.reconfigure_s, "resilience.reconfigure_s", is_zero_ok=True)
         )

@@ -146,6 +146,7 @@ class GoodputReport(Tabular):
         title: of the job. days, seeds: of each run, and how many there are. failures: where they come from.
         mtbf_s: between failures of the job's nodes together [s]. strategies: in the order in which they were asked for.
         helps: what would help the best strategy, the most first. assumed: what nobody said.
+        against_mtbf: strategy -> (mean time between failures [s], goodput), where that was asked for.
         tokens, gpu_hour_usd: what is asked about, if it is.
     """
 
@@ -159,6 +160,7 @@ class GoodputReport(Tabular):
     assumed: tuple[str, ...] = ()
     tokens: float | None = None
     gpu_hour_usd: float | None = None
+    against_mtbf: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
     @property
     def best(self) -> StrategyResult:
@@ -194,6 +196,11 @@ class GoodputReport(Tabular):
             ],
             "helps": [vars(one) for one in self.helps],
             "assumed": list(self.assumed),
+            **(
+                {"against_mtbf": {name: list(map(list, points)) for name, points in self.against_mtbf.items()}}
+                if self.against_mtbf
+                else {}
+            ),
         }
 
     def __repr__(self) -> str:

@@ -60,6 +60,14 @@ def test_every_strategy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         assert row["tokens_per_s"] * row["budget"]["days"] * 86400 == pytest.approx(1e12)
     assert json.loads((tmp_path / "goodput.json").read_text())["best"] == found["best"]
     assert (tmp_path / "goodput.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "goodput_mtbf.png").read_bytes().startswith(b"\x89PNG")
+    for row in found["strategies"]:
+        if row["refusal"] is not None:
+            assert row["name"] not in found["against_mtbf"]
+            continue
+        times, goodputs = zip(*found["against_mtbf"][row["name"]], strict=True)
+        assert times[4] == found["mtbf_s"] and times == tuple(found["mtbf_s"] * 2.0**k for k in range(-4, 5))
+        assert goodputs[4] == pytest.approx(row["goodput"], abs=0.1) and goodputs[0] <= goodputs[-1]
     assert main(["goodput", *WORDS, *options]) == 0
     assert "what helps" in capsys.readouterr().out
 

@@ -48,7 +48,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--gpu-hour-usd", type=float, metavar="USD", help="price of a GPU for an hour")
     add_changes(parser, seed="of the batch and of the failures")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", metavar="DIR", help="write goodput.json and goodput.png")
+    output.add_argument("--out", metavar="DIR", help="write goodput.json, goodput.png and goodput_mtbf.png")
     add_dump(output)
 
 

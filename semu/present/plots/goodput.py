@@ -1,9 +1,10 @@
-"""``draw_goodput``: where the GPU-seconds of each strategy go, and what a run looks like over time."""
+"""``draw_goodput``: where the GPU-seconds of each strategy go, and what a run looks like over time;
+``draw_against_mtbf``: goodput by how often failures come."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ _OVER_TIME_IN = 1.5
 _GAP_IN = 0.75
 _HEAD_IN = 0.3
 _LEFT_IN = 1.9
+_CURVES_IN = 3.6
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,4 +91,35 @@ def draw_goodput(path: str | os.PathLike[str], picture: GoodputPicture) -> None:
         axes.set_title(curve.name, size=FONT_SIZE, loc="left", **TEXT)
         axes.stairs(curve.nodes / max(1, picture.nodes), curve.days, color=INK, linewidth=1.0, baseline=None)
         frame(axes, "day" if curve is picture.curves[-1] else "", "speed")
+    sheet.save(path)
+
+
+def draw_against_mtbf(
+    path: str | os.PathLike[str],
+    title: str,
+    subtitle: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    mtbf_s: float,
+) -> None:
+    """Draw goodput over the mean time between failures, a line for each strategy, as a PNG.
+
+    Args:
+        path: the file to make. title, subtitle: headline. curves: strategy -> (time [s], goodput).
+        mtbf_s: the time that was asked for.
+    Raises:
+        OSError: the file cannot be written.
+    """
+    styles = ("-", "--", ":")
+    colors = {name: PALETTE[k % len(PALETTE)] for k, name in enumerate(curves)}
+    sheet = make_sheet(_CURVES_IN, title, subtitle, {name: line_key(color) for name, color in colors.items()})
+    axes = sheet.axes(_LEFT_IN / 2)
+    for k, (name, points) in enumerate(curves.items()):
+        hours, goodput = np.array(points).T
+        axes.plot(hours / 3600.0, goodput, styles[k // len(PALETTE) % 3], marker="o", ms=3.5, color=colors[name])
+    axes.axvline(mtbf_s / 3600.0, color=INK, linewidth=0.8, linestyle="--")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(lambda x, _at: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+    axes.set_ylim(0.0, 1.02)
+    frame(axes, "mean time between failures of the job's nodes, h", "goodput")
     sheet.save(path)

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.errors import SemuError
 from semu.job import TrainingJob
 from semu.resilience.closed_forms import best_interval
 from semu.resilience.events import NodeEvents
 from semu.resilience.job_figures import JobFigures
 from semu.resilience.machine import STOPPED, Conduct, Machine, Tier, table_of
 from semu.resilience.options import Resilience
+from semu.resilience.templates.template_set import TemplateSet
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Situation:
         job: what is trained. figures: of it. options: what is asked. mtbf_s: mean time between failures of the nodes
             that the job uses, together [s]; infinity: nothing fails.
         iteration_of: the iteration time [s] of a job, remembered.
+        templates_of: pipeline templates of the job, or why it has none, remembered.
     """
 
     job: TrainingJob
@@ -32,6 +35,7 @@ class Situation:
     options: Resilience
     mtbf_s: float
     iteration_of: Callable[[TrainingJob], float | None] = field(repr=False, compare=False)
+    templates_of: Callable[[], TemplateSet | SemuError] = field(repr=False, compare=False)
 
     def every_s(self, given: float | str, stall_s: float, at_least_s: float = 0.0) -> float:
         """An interval between saves: as given, else the best for what training waits for a save; ``at_least_s``: a

@@ -8,7 +8,8 @@ m x T instead (equation 2.6), whose result may have a slower slowest pipeline; `
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,13 +115,28 @@ def distribute(pipelines: Sequence[Speed], microbatches: int) -> list[int]:
             nearest=len(pipelines),
         )
     counts = [1] * len(pipelines)
+    for k, _ in itertools.islice(_dealt(pipelines), microbatches - len(pipelines)):
+        counts[k] += 1
+    return counts
+
+
+def slowest_times(pipelines: Sequence[Speed], most: int) -> list[float]:
+    """Time of the slowest pipeline for as many microbatches as there are pipelines, one more, ... ``most`` [s]."""
+    first = max(one.time_s(1) for one in pipelines)
+    ends = (end for _, end in itertools.islice(_dealt(pipelines), max(0, most - len(pipelines))))
+    return list(itertools.accumulate(ends, max, initial=first))
+
+
+def _dealt(pipelines: Sequence[Speed]) -> Iterator[tuple[int, float]]:
+    """Microbatches beyond the first of each pipeline: (the pipeline that ends it first, when [s])."""
+    counts = [1] * len(pipelines)
     heap = [(one.time_s(2), k) for k, one in enumerate(pipelines)]
     heapq.heapify(heap)
-    for _ in range(microbatches - len(pipelines)):
-        _, k = heap[0]
+    while True:
+        end, k = heap[0]
         counts[k] += 1
         heapq.heapreplace(heap, (pipelines[k].time_s(counts[k] + 1), k))
-    return counts
+        yield k, end
 
 
 def distribute_by_variance(pipelines: Sequence[Speed], microbatches: int) -> list[int]:

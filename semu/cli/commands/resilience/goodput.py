@@ -56,7 +56,13 @@ def goodput_command(arguments: argparse.Namespace) -> int:
                 options = options.changed(failures=replace(options.failures, mtbf=None, rate=None, trace=None))
             if arguments.strategy is not None:
                 changes["strategies"] = tuple(word.strip() for word in arguments.strategy.split(","))
-            report = simulate_long_run(run.job(), options.changed(**changes), tokens=tokens, progress=progress)
+            report = simulate_long_run(
+                run.job(),
+                options.changed(**changes),
+                tokens=tokens,
+                against_mtbf=arguments.out is not None,
+                progress=progress,
+            )
         if arguments.out is not None:
             progress("drawing")
             say_written(*save_goodput(report, arguments.out))
