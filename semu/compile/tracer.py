@@ -162,6 +162,7 @@ class ModelTracer:
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
             cp_levels=self.mesh.worst_context_levels,
+            cp_parts=self.mesh.worst_context_parts,
             replica_group=self.mesh.worst_replica_group if job.model.reads_replicas else CommGroup("replicas", 1, 1),
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
