@@ -111,6 +111,11 @@ class ModelCut:
                 found.setdefault((source, target), []).append(position)
         return found
 
+    def has_own_reader(self, source: int, consumer: int) -> bool:
+        """Whether a chunk that sends a result to a member of a gang has another member on its rank, which keeps it."""
+        gang, rank = self.chunks[consumer].chunk.gang, self.chunks[source].chunk.rank
+        return gang >= 0 and self.chunks[consumer].chunk.rank != rank
+
     @cached_property
     def copies(self) -> int:
         """How often the model is there."""
