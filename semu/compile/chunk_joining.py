@@ -43,13 +43,14 @@ def join_chunks(
         else:
             ends = _ends_on(chunk.rank, chunks, job) if job.parallel.segments == "replicated" else last_chunk
             arrivals = _module_arrivals(module, ends, library, blocks, job)
-        if chunk.gang >= 0 and not chunk.first:  # what is on other ranks comes within the stage
-            arrivals = tuple(s if s >= 0 and chunks[s].rank == chunk.rank else -1 for s in arrivals)
+        is_here = tuple(s >= 0 and (chunk.gang < 0 or chunks[s].rank == chunk.rank) for s in arrivals)
+        if job.parallel.towers_meet and chunk.gang >= 0:  # what is on other ranks comes within the stage
+            arrivals = tuple(s if own else -1 for s, own in zip(arrivals, is_here, strict=True))
         forward, backward = joined.stages(
             numbers,
             serial=not job.overlaps_tensor_parallel,
             has_consumer=has_consumer(job, chunk, chunks),
-            produced=tuple(source >= 0 for source in arrivals),
+            produced=is_here,
             borrowed=borrowed_tensors(arrivals, chunk, result),
             exchanges=plans[chunk.index],
         )

@@ -111,6 +111,11 @@ class ModelCut:
                 found.setdefault((source, target), []).append(position)
         return found
 
+    def has_own_reader(self, source: int, consumer: int) -> bool:
+        """Whether a chunk that sends a result to a member of a gang has another member on its rank, which keeps it."""
+        gang, rank = self.chunks[consumer].chunk.gang, self.chunks[source].chunk.rank
+        return gang >= 0 and self.chunks[consumer].chunk.rank != rank
+
     @cached_property
     def copies(self) -> int:
         """How often the model is there."""
@@ -301,7 +306,7 @@ def build_layout(
     """
     mesh = Mesh(job.parallel, job.cluster)
     traced, tower_ends = _traced(job, mesh), tuple[int, ...]()
-    if job.parallel.gathers_towers:  # which ranks gather features is known when the towers are cut
+    if job.parallel.towers_meet:  # which ranks gather features is known when the towers are cut
         first = _deal(job, traced.blocks, traced.joined.library, weigh)
         tower_ends = tuple(chunk.rank for chunk in first if chunk.gang >= 0)
         traced = _traced(job, mesh, tower_ends)
@@ -410,7 +415,7 @@ def _traced(job: TrainingJob, mesh: Mesh, tower_ends: tuple[int, ...] = ()) -> _
     Args:
         tower_ends: as ``ModelTracer``; empty: not known, and taken as the first ranks.
     """
-    ends = tower_ends or tuple(range(len(job.model.modules) - 1 if job.parallel.gathers_towers else 0))
+    ends = tower_ends or tuple(range(len(job.model.modules) - 1 if job.parallel.towers_meet else 0))
     state = state_of(job.model)
     key = trace_key(job, mesh, has_experts=state.has_experts, reads_replicas=state.reads_replicas, tower_ends=ends)
     before = _TRACED.of(state).peek(key) if key is not None else None

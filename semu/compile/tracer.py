@@ -164,6 +164,7 @@ class ModelTracer:
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
             cp_levels=self.mesh.worst_context_levels,
+            cp_parts=self.mesh.worst_context_parts,
             replica_group=self.mesh.worst_replica_group if job.model.reads_replicas else CommGroup("replicas", 1, 1),
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
@@ -179,6 +180,7 @@ class ModelTracer:
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,
+            fp8_gates=training.fp8_gates,
             frozen_weights=training.frozen_weights,
             masking=_masking(job),
         )
@@ -189,7 +191,7 @@ class ModelTracer:
         if job.parallel.spreads_vocabulary:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
-        if job.parallel.gathers_towers:
+        if job.parallel.towers_meet:
             group = self.mesh.worst_tower_group(tower_ends)
             options = replace(self.options, gang_group=group, gang_gathers=True)
             self._traced_as[job.model.modules[-1].name] = options, _both_keys(options)

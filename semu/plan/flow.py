@@ -82,8 +82,9 @@ class PlanFlow:
     def has_backward(self) -> Flags:
         """bool[k], whether a gradient goes back."""
         own = np.array([chunk.has_backward for chunk in self.plan.chunks])[self.plan.pairs.chunk]
+        gang = np.array([chunk.gang for chunk in self.plan.chunks])[self.plan.pairs.chunk]
         both: Flags = own[self.source] & own[self.reader]
-        return both
+        return both & ~((gang[self.reader] >= 0) & self.crosses)  # a gang gives gradients to its own ranks
 
     @cached_property
     def crosses(self) -> Flags:

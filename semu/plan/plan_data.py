@@ -214,6 +214,17 @@ class PlanData:
         numbers = sorted({chunk.gang for chunk in self.chunks if chunk.gang >= 0})
         return tuple(tuple(n for n, c in enumerate(self.chunks) if c.gang == gang) for gang in numbers)
 
+    @cached_property
+    def meeting(self) -> tuple[bool, ...]:
+        """Per chunk, whether it is of a gang whose ranks meet; members of others send one another what they read."""
+        found = [False] * len(self.chunks)
+        for members in self.gangs:
+            own = [self.chunks[number] for number in members]
+            meets = all(self.chunks[source].rank == chunk.rank for chunk in own for source in chunk.sources or ())
+            for number in members:
+                found[number] = meets
+        return tuple(found)
+
     @property
     def num_actions(self) -> int:
         """Actions of all ranks."""
