@@ -34,6 +34,8 @@ SCRIPTS: tuple[str, ...] = (
     "cornstarch_end_to_end",
     "cornstarch_balance",
     "cornstarch_dcp",
+    "oobleck_throughput",
+    "oobleck_planning",
 )
 """Modules of this package that have ``run``."""
 
