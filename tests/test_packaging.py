@@ -90,7 +90,7 @@ NAMES = """
     Replication Report ResultCache Role Schedule ScheduleError SearchReport SemuError ShapeSweep Simulation Span
     StagePlan Training TrainingJob __version__ assign assignment_study baselines compare_schedules compile_plan
     context engine errors evaluate explore_schedules goodput graph grid hardware include nn parallel
-    pipeline_templates prepare run schedule search simulate sweep trace what_if workload
+    pipeline_templates prepare run schedule search simulate simulate_pipelines sweep trace what_if workload
     workload_study
 """.split()  # noqa: SIM905
 """What users may import from semu: a name may be added, none may go."""
