@@ -23,7 +23,8 @@ from searcher.reference import heap_interleave
 
 from semu.searcher import NO_LIMIT, SearchProblem
 from semu.searcher.bounds import lower_bounds
-from semu.searcher.kernels import interleaving as kernels
+from semu.searcher.kernels.interleaving import interleave
+from semu.searcher.kernels.memory_choice import choose_memory
 from semu.searcher.orders.interleave import MEMORY_GOAL, MEMORY_ROUNDS, Interleaver, candidates, evaluate
 from semu.searcher.problem.tables import tables_of
 
@@ -67,7 +68,7 @@ def measure_interleaving(seconds: float) -> Iterator[Row]:
     mine, theirs, missing = buffers(), buffers(), np.zeros((BATCH, 2), dtype=np.int64)
     costs = problem.costs_of()
     given = (tables.flow, tables.queues, tables.limits(), costs, tables.room)
-    contenders: dict[str, Any] = {"semu": partial(kernels.interleave, *given, rows, rows, *mine, missing)}
+    contenders: dict[str, Any] = {"semu": partial(interleave, *given, rows, rows, *mine, missing)}
     contenders["semu"]()
     plain = heap_interleave(problem, rows[-1], rows[-1])
     assert plain[0] == mine[0][1][0].tolist(), "plain Python finds another schedule"
@@ -128,7 +129,7 @@ def measure_choice(quick: bool, seconds: float) -> Iterator[Row]:
         for part in (0.25, 0.5, 0.75):
             room = int(lean + part * (fast - lean))
             given = (order, candidates(problem), room)
-            call = partial(kernels.choose_memory, *given, MEMORY_GOAL, MEMORY_ROUNDS, local, choice)
+            call = partial(choose_memory, *given, MEMORY_GOAL, MEMORY_ROUNDS, local, choice)
             value, bound = call()
             found.append((fastest_cpu({"semu": call}, seconds / 3)["semu"], 1 - bound / value, room))
         worst_s, gap = max(f[0] for f in found), max(f[1] for f in found)

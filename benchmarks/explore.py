@@ -28,8 +28,8 @@ from semu.runfile import load_run
 from semu.schedule.exploration.plain import Refusals, explore_study
 from semu.schedule.exploration.space import Cut, rules_of
 from semu.schedule.placement import Placement
-from semu.schedule.rules import kernels
 from semu.schedule.rules.earliest_start import EarliestStart
+from semu.schedule.rules.kernels import machine as kernels
 from semu.schedule.rules.priority import Priority
 from semu.schedule.rules.traversal import Depth
 from semu.schedule.schedule import Schedule

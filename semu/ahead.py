@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from semu.kernel_table import KERNELS, NEEDS
 
 _PACKAGE = Path(__file__).resolve().parent
 _MOST_HELPERS = 3
+_KERNEL_IMPORT = re.compile(r"^from semu\.((?:\w+\.)*kernels\.\w+) import", re.MULTILINE)
 _trouble: list[str] = []
 WRITING = threading.Lock()
 """Held while what was compiled is written to the cache."""
@@ -64,14 +66,27 @@ def missing_kernels(command: str) -> list[str]:
     ]
 
 
+def kernel_sources(source: Path) -> list[Path]:
+    """A file of kernels, and the files whose kernels it calls by what it imports: the file itself first."""
+    found = [source]
+    for path in found:
+        with suppress(OSError):
+            for name in _KERNEL_IMPORT.findall(path.read_text(encoding="utf-8")):
+                called = _PACKAGE.joinpath(*name.split(".")).with_suffix(".py")
+                if called not in found:
+                    found.append(called)
+    return found
+
+
 def _is_of(index: Path, name: str) -> bool:
     """Whether an index of numba's cache is of a kernel's source as it is now."""
     *folders, module, _function = name.split(".")
-    source = _PACKAGE.joinpath(*folders, f"{module}.py")
     with suppress(OSError):
-        if sha256(source.read_bytes()).digest() in index.read_bytes():
-            return True
-        return index.stat().st_mtime >= source.stat().st_mtime
+        kept, age = index.read_bytes(), index.stat().st_mtime
+        return all(
+            sha256(source.read_bytes()).digest() in kept or age >= source.stat().st_mtime
+            for source in kernel_sources(_PACKAGE.joinpath(*folders, f"{module}.py"))
+        )
     return False
 
 

@@ -13,7 +13,9 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from hashlib import sha256
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numba
@@ -35,7 +37,18 @@ _FAULTS = (OSError, EOFError, pickle.UnpicklingError)
 
 
 class _Cache(FunctionCache):
-    """numba's cache of one function, which asks first whether another process compiles it just now."""
+    """numba's cache of one function, which asks first whether another process compiles it just now.
+
+    numba compiles anew where the function's own file has changed; this cache also where a file has whose kernels the
+    function's file calls.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        called = ahead.kernel_sources(Path(function.__code__.co_filename))[1:]
+        if called:
+            file = self._cache_file
+            file._source_stamp = (file._source_stamp, *(sha256(source.read_bytes()).digest() for source in called))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was compiled before; None: nothing, or nothing that can be read."""
@@ -95,10 +108,13 @@ kernel = _compiled
 
 
 def part(function: Callable[P, R], **options: Any) -> Callable[P, R]:
-    """A function that only kernels of the same file call."""
+    """A function that only kernels call; of another file, its file stands in ``ahead.kernel_sources``."""
     return _compiled(function, no_cpython_wrapper=True, **options)
 
 
+inlined = partial(part, forceinline=True, _nrt=False)
+"""A part that is written into each of its callers, so that groups of arrays are handed to it for nothing. It makes no
+arrays, and counts no references to those that it is given."""
 kernel_ieee, part_ieee = partial(kernel, error_model="numpy"), partial(part, error_model="numpy")
 
 

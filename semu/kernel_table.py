@@ -98,11 +98,11 @@ KERNELS = {
         1.8,
         "f8, i4[::1], i4[::1], i4[::1], f8[::1], f8[::1], f8[::1], f8[::1], i8[::1], i8[::1], i8, i8",
     ),
-    "searcher.kernels.interleaving.choose_memory": Kernel(
+    "searcher.kernels.memory_choice.choose_memory": Kernel(
         4.0,
         f"i4[::1], {_CANDIDATES}, i8, f8, i8, i8[::1], i2[::1]",
     ),
-    "searcher.kernels.interleaving.evaluate_orders": Kernel(
+    "searcher.kernels.times.evaluate_orders": Kernel(
         1.2,
         f"{_FLOW}, {_CANDIDATES}, i4[:,::1], i2[:,::1], Tuple((f8[:,::1], f8[:,::1], f8[::1])), i8[:,::1]",
     ),
@@ -110,18 +110,18 @@ KERNELS = {
         0.5,
         "i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], b1[::1], i8[::1], i8[::1], i8[:,::1]",
     ),
-    "searcher.kernels.interleaving.rollouts": Kernel(
+    "searcher.kernels.rollout.rollouts": Kernel(
         2.5,
         f"{_FLOW}, Tuple((i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])), Tuple((b1[::1], i8[:,::1], i8[:,::1], "
         f"i4[:,::1])), {_CANDIDATES}, i8[::1], i4[:,::1], i4[:,::1], f8, i8, f8, i4[:,::1], i2[:,::1], "
         f"Tuple((f8[:,::1], f8[:,::1], f8[::1])), f8[::1], i8[::1], i8[:,::1]",
     ),
-    "searcher.kernels.refinement.anneal": Kernel(
+    "searcher.kernels.annealing.anneal": Kernel(
         4.5,
         f"{_FLOW}, Tuple((i4[::1], i4[::1], f8[::1])), {_CANDIDATES}, i4[::1], i2[::1], i8[::1], i8, f8, f8, "
         f"f8, f8, i4[::1], i2[::1], i8",
     ),
-    "searcher.kernels.refinement.tabu": Kernel(
+    "searcher.kernels.tabu_search.tabu": Kernel(
         1.5,
         f"{_FLOW}, Tuple((i4[::1], i4[::1], f8[::1])), Tuple((f8[::1], i8[::1], i8[::1])), i4[::1], i8[::1], "
         f"i8, i8, i8, i8",
@@ -144,7 +144,7 @@ KERNELS = {
         'Tuple((f8[::1], f8[::1], i8[::1])), Array(i8, 1, "C", readonly=True), i8[:,::1], Tuple((b1, b1, i8, '
         "b1, f8, b1)), i4[::1]",
     ),
-    "schedule.rules.kernels.run_rule": Kernel(
+    "schedule.rules.kernels.machine.run_rule": Kernel(
         2.0,
         "Tuple((i8[::1], i8[::1], i8[:,::1], i8[::1], b1[::1])), Tuple((i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], "
         "i4[::1], f8[::1], f8[::1], i8)), Tuple((i8[::1], i8[::1], i8[::1], i8[:,::1], b1, b1, i8[:,::1])), "
@@ -177,13 +177,13 @@ _ALLOCATOR = ("engine.kernels.allocator.write_tape", "engine.kernels.allocator.r
 _ORDERS = (
     "schedule.kernels.list_schedule",
     "schedule.kernels.run_orders",
-    "schedule.rules.kernels.run_rule",
+    "schedule.rules.kernels.machine.run_rule",
     "schedule.kernels.memory_of_orders",
 )
 _LONGEST = (
-    "searcher.kernels.interleaving.choose_memory",
-    "searcher.kernels.interleaving.rollouts",
-    "searcher.kernels.refinement.anneal",
+    "searcher.kernels.memory_choice.choose_memory",
+    "searcher.kernels.rollout.rollouts",
+    "searcher.kernels.annealing.anneal",
 )
 _SEARCH = (
     "searcher.kernels.interleaving.hold_at_once",
@@ -191,8 +191,8 @@ _SEARCH = (
     "searcher.kernels.bounds.gather_sets",
     "searcher.kernels.bounds.one_machine",
     "searcher.kernels.sequences.nearest_sequences",
-    "searcher.kernels.interleaving.evaluate_orders",
-    "searcher.kernels.refinement.tabu",
+    "searcher.kernels.times.evaluate_orders",
+    "searcher.kernels.tabu_search.tabu",
     "searcher.kernels.bounds.refute",
 )
 NEEDS = {

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,49 @@ def test_what_was_compiled_before_a_change_counts_as_missing(tmp_path: Path, mon
     other.write_bytes(b"stamp " + sha256((ROOT / "semu/searcher/kernels/bounds.py").read_bytes()).digest())
     os.utime(other, (0, 0))
     assert SMALL not in ahead.missing_kernels("search")
+
+
+CALLER = """
+import sys
+from pathlib import Path
+import semu
+from semu import ahead
+semu.__path__.append(sys.argv[1])
+ahead._PACKAGE = Path(sys.argv[1])
+from semu.kernels.caller import call
+print(call(1), sum(call.stats.cache_hits.values()))
+"""
+
+
+def test_a_kernel_is_compiled_anew_when_a_file_that_it_calls_has_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "source" / "kernels"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    called = "from semu.compiled import part\n@part\ndef add(x):\n    return x + {}\n"
+    (folder / "caller.py").write_text(
+        "from semu.compiled import kernel\nfrom semu.kernels.called import add\n"
+        "@kernel\ndef call(x):\n    return add(x)\n"
+    )
+    said = []
+    for number in (1, 1, 2):
+        (folder / "called.py").write_text(called.format(number))
+        code = CALLER.replace("sys.argv[1]", repr(str(tmp_path / "source")))
+        said.append(run_python(code, NUMBA_CACHE_DIR=str(tmp_path / "cache"), PYTHONDONTWRITEBYTECODE="1"))
+    assert said == ["2 0", "2 1", "3 0"]
+
+
+def test_every_file_whose_kernels_a_kernel_calls_is_found() -> None:
+    called = 0
+    for name in KERNELS:
+        module = import_module(f"semu.{name.rpartition('.')[0]}")
+        files = {
+            Path(found.py_func.__code__.co_filename)
+            for found in vars(module).values()
+            if hasattr(found, "py_func") and found.py_func.__module__ != module.__name__
+        }
+        called += len(files)
+        assert files <= set(ahead.kernel_sources(Path(str(module.__file__)))), name
+    assert called > 5
 
 
 # -- a cache that cannot be written to -------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ SCRIPTS: tuple[str, ...] = (
     "cornstarch_end_to_end",
     "cornstarch_balance",
     "cornstarch_dcp",
+    "entrain_algorithms",
+    "entrain_profiling",
+    "entrain_training",
     "oobleck_throughput",
     "oobleck_planning",
 )

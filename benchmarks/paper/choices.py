@@ -200,6 +200,19 @@ class Choices:
         10.0, "of a search for a repetend; FlexPipe prints 730 s on 8 GPUs for Tessel-fast, by Z3", (60.0,)
     )
 
+    # -- Entrain -------------------------------------------------------------------------------------------------------
+    entrain_samples: Choice[str] = Choice(
+        "remembered",
+        "sizes of the four FineVision subsets, which are not published as metadata: drawn from log-normal sides and "
+        "texts with means as remembered of the data sets' cards (`_entrain.DATA`); every number made of them is of "
+        "surrogates. wide: both spreads half again as large; long: twice the text",
+        ("wide", "long"),
+    )
+    entrain_vision: Choice[str] = Choice(
+        "qwen2.5", "tables say Qwen2Vision, text and figures Qwen2.5Vision, whose windows cost less", ("qwen2",)
+    )
+    entrain_recompute: Choice[str] = Choice("none", "nothing is said, and 48 GB hold it", ("full",))
+
     # -- Oobleck -------------------------------------------------------------------------------------------------------
     oobleck_storage: Choice[float] = Choice(
         0.3,
@@ -250,7 +263,13 @@ class Choices:
         return {name: list(c.value) if isinstance(c.value, tuple) else c.value for name, c in self}
 
 
-PAPERS = {"cornstarch": "cornstarch", "flexpipe": "flexpipe", "tessel": "flexpipe", "oobleck": "oobleck"}
+PAPERS = {
+    "cornstarch": "cornstarch",
+    "entrain": "entrain",
+    "flexpipe": "flexpipe",
+    "oobleck": "oobleck",
+    "tessel": "flexpipe",
+}
 """First word of a choice's name -> that of the scripts which read it; all others are open to every script."""
 
 

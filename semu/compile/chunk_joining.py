@@ -30,7 +30,6 @@ def join_chunks(
             replicated, as they run where no gradient arrives. chunks: their places. plans: exchanges of each chunk.
     """
     last_chunk = {job.model.modules[chunk.module].name: chunk.index for chunk in chunks}
-    consumed = {source for module in job.model.modules for source in module.sources}
     library = joined.library
     result: list[ChunkStages] = []
     for chunk in chunks:
@@ -44,24 +43,30 @@ def join_chunks(
         else:
             ends = _ends_on(chunk.rank, chunks, job) if job.parallel.segments == "replicated" else last_chunk
             arrivals = _module_arrivals(module, ends, library, blocks, job)
-        if chunk.gang >= 0 and not chunk.first:  # what is on other ranks comes within the stage
-            arrivals = tuple(s if s >= 0 and chunks[s].rank == chunk.rank else -1 for s in arrivals)
-        is_last = chunks[last_chunk[module.name]].first == chunk.first
-        has_consumer = not is_last or module.name in consumed
-        if chunk.repeats:
-            has_consumer = any(module.name in job.model.modules[c.module].sources for c in chunks if c.repeats)
-        if chunk.gang >= 0 and not is_last:
-            has_consumer = any(_source(chunks, other) == chunk.index for other in chunks)
+        is_here = tuple(s >= 0 and (chunk.gang < 0 or chunks[s].rank == chunk.rank) for s in arrivals)
+        if job.parallel.towers_meet and chunk.gang >= 0:  # what is on other ranks comes within the stage
+            arrivals = tuple(s if own else -1 for s, own in zip(arrivals, is_here, strict=True))
         forward, backward = joined.stages(
             numbers,
             serial=not job.overlaps_tensor_parallel,
-            has_consumer=has_consumer,
-            produced=tuple(source >= 0 for source in arrivals),
+            has_consumer=has_consumer(job, chunk, chunks),
+            produced=is_here,
             borrowed=borrowed_tensors(arrivals, chunk, result),
             exchanges=plans[chunk.index],
         )
         result.append(ChunkStages(chunk, module.name, own, forward, backward, arrivals))
     return result
+
+
+def has_consumer(job: TrainingJob, chunk: Chunk, chunks: Sequence[Chunk]) -> bool:
+    """Whether another chunk reads what a chunk makes."""
+    name = job.model.modules[chunk.module].name
+    if chunk.repeats:
+        return any(name in job.model.modules[other.module].sources for other in chunks if other.repeats)
+    is_last = [other for other in chunks if other.module == chunk.module][-1].first == chunk.first
+    if chunk.gang >= 0 and not is_last:
+        return any(_source(chunks, other) == chunk.index for other in chunks)
+    return not is_last or any(name in module.sources for module in job.model.modules)
 
 
 def _ends_on(rank: int, chunks: Sequence[Chunk], job: TrainingJob) -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
 
 from semu import memo
@@ -13,7 +12,6 @@ from semu.compile.chunk import ChunkStages, combined_chunks
 from semu.compile.chunk_joining import join_chunks, second_copies
 from semu.compile.combined.layers import Hiding, hiding_of
 from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
-from semu.compile.module_sharding import ModuleSetting, PortLoad, port_loads
 from semu.compile.optimizer_share import OptimizerShare, share_of_pool
 from semu.compile.parameter_pools import ParameterPool, PoolParameters
 from semu.compile.recipe.recipe import Recipe
@@ -113,6 +111,11 @@ class ModelCut:
                 found.setdefault((source, target), []).append(position)
         return found
 
+    def has_own_reader(self, source: int, consumer: int) -> bool:
+        """Whether a chunk that sends a result to a member of a gang has another member on its rank, which keeps it."""
+        gang, rank = self.chunks[consumer].chunk.gang, self.chunks[source].chunk.rank
+        return gang >= 0 and self.chunks[consumer].chunk.rank != rank
+
     @cached_property
     def copies(self) -> int:
         """How often the model is there."""
@@ -180,13 +183,6 @@ class Layout:
     def parts_differ(self, source: int, target: int) -> bool:
         """Whether microbatches are joined or cut between two chunks."""
         return self.recipe.cutting.parts_differ(self.chunks[source].module, self.chunks[target].module)
-
-    def port_load(self, source: int, target: int, *, is_gradient: bool) -> PortLoad:
-        """What a transfer between two chunks moves, in units of what one rank gets (or gives, of a gradient)."""
-        given, taken = (self.chunks[chunk].module for chunk in ((target, source) if is_gradient else (source, target)))
-        if not self.job.parallel.has_own_gpus or given == taken:
-            return PortLoad(Fraction(1), Fraction(1))
-        return port_loads(*(ModuleSetting.of(name, self.mesh) for name in (given, taken)))[is_gradient]
 
     @property
     def chunks(self) -> tuple[ChunkStages, ...]:

@@ -162,6 +162,7 @@ class ModelTracer:
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
             cp_levels=self.mesh.worst_context_levels,
+            cp_parts=self.mesh.worst_context_parts,
             replica_group=self.mesh.worst_replica_group if job.model.reads_replicas else CommGroup("replicas", 1, 1),
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
@@ -187,7 +188,7 @@ class ModelTracer:
         if job.parallel.spreads_vocabulary:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
-        if job.parallel.gathers_towers:
+        if job.parallel.towers_meet:
             group = self.mesh.worst_tower_group(len(job.model.modules) - 1)
             options = replace(self.options, gang_group=group, gang_gathers=True)
             self._traced_as[job.model.modules[-1].name] = options, _both_keys(options)

@@ -26,22 +26,26 @@ def _study(
     per_iteration: int | None = None,
     iteration: int = 0,
     seed: int = 0,
+    exact_s: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> AssignmentStudy:
     """Methods of assignment on the same samples, each simulated: is it worth it?
 
     Args:
         job: what trains. samples: a JSONL file. methods: words of ``METHODS``; None: all that suit the model.
-        per_iteration, iteration, seed: as ``semu.assign``. progress: called with what is done.
+        per_iteration, iteration, seed: as ``semu.assign``. exact_s: time for the exact solver as well [s]; None: none.
+        progress: called with what is done.
     Returns:
         The study; ``repr`` is its table.
     Raises:
-        ConfigError: as ``semu.assign``.
+        ConfigError: as ``semu.assign``; too many samples for the exact solver.
     """
+    if exact_s is not None:
+        check_number(exact_s, "exact", is_above=True)
     if progress is not None:
         progress("reading samples")
     source = SampleSource.read(job, samples, per_iteration)
-    return study_methods(Assigner(job, seed=seed), source, methods, iteration, progress)
+    return study_methods(Assigner(job, seed=seed), source, methods, iteration, progress, exact_s=exact_s)
 
 
 def _workload(

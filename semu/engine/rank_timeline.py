@@ -125,6 +125,7 @@ class RankTimeline:
         find_peak: explains the highest point of the memory curve.
         expand: stage number (position in ``stages``) -> its operators.
         build_memory: makes the memory curve.
+        weight: how much the rank counts in a mean over GPUs, 1 where all ranks have as many.
     """
 
     rank: int
@@ -135,6 +136,7 @@ class RankTimeline:
     find_peak: Callable[[MemoryCurve], PeakMemory]
     expand: Callable[[int], StageOperators]
     build_memory: Callable[[], MemoryCurve]
+    weight: float = 1.0
 
     @cached_property
     def memory(self) -> MemoryCurve:

@@ -47,8 +47,9 @@ class IterationTimeline:
 
     @property
     def bubble_ratio(self) -> float:
-        """1 - (sum of stage times) / (P x makespan) (DESIGN §2); waiting inside a stage counts as busy."""
-        stages = sum(stage.end_s - stage.start_s for rank in self.ranks for stage in rank.stages)
+        """1 - (sum of stage times) / (P x makespan) (DESIGN §2), ranks weighted by their GPUs; waiting inside a stage
+        counts as busy."""
+        stages = sum(rank.weight * (stage.end_s - stage.start_s) for rank in self.ranks for stage in rank.stages)
         return idle_share(stages, len(self.ranks), self.makespan_s)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch.utils.data import Sampler
 
@@ -12,12 +12,29 @@ from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.assignment import Assignment
 
 
+class MicrobatchSamples(list[int]):
+    """Positions of the samples of a microbatch.
+
+    They carry what belongs to them, so that a loader that reads ahead, with or without processes, cannot mistake it.
+
+    Attributes:
+        microbatch: its number in the iteration. loss_weight: what the mean loss of what the backbone reads in it is
+            multiplied by.
+        num_deferred: the last samples, so many, that the encoders run here and the backbone reads in the next
+            microbatch, where they come first.
+    """
+
+    def __init__(self, positions: Iterable[int], microbatch: int, loss_weight: float, num_deferred: int) -> None:
+        super().__init__(positions)
+        self.microbatch, self.loss_weight, self.num_deferred = microbatch, loss_weight, num_deferred
+
+
 class AssignedSampler(Sampler[list[int]]):
-    """Positions in a data set (lines of its metadata file), a list for every microbatch of one replica: the
-    ``batch_sampler`` of a ``torch.utils.data.DataLoader``.
+    """Positions in a data set (lines of its metadata file), a list for every microbatch of one replica
+    (``MicrobatchSamples``): the ``batch_sampler`` of a ``torch.utils.data.DataLoader``.
 
     Every replica makes the same assignment from the same metadata, so that none sends it to another. The next iteration
-    is assigned while one trains. The loss of a microbatch is multiplied by ``loss_weight``.
+    is assigned while one trains. The loss of a microbatch is multiplied by its ``loss_weight``.
 
     Args:
         assigner: of the job. source: of its samples. replica: data-parallel replica.
@@ -43,13 +60,17 @@ class AssignedSampler(Sampler[list[int]]):
             for number, (begin, found) in enumerate(ahead, start=first):
                 self._iteration, self._current = number, found
                 while self._microbatch < found.num_microbatches:
-                    mine = found.members(self.replica, self._microbatch)
                     self._microbatch += 1
-                    yield (begin + mine).tolist()
+                    yield self._handed(found, begin, self._microbatch - 1)
                 self._iteration, self._microbatch = number + 1, 0
         finally:
             ahead.close()
         self._iteration = self._microbatch = 0
+
+    def _handed(self, found: Assignment, begin: int, microbatch: int) -> MicrobatchSamples:
+        mine = found.members(self.replica, microbatch)
+        weight = float(found.loss_weights[self.replica, microbatch])
+        return MicrobatchSamples((begin + mine).tolist(), microbatch, weight, int(found.dealt.is_deferred[mine].sum()))
 
     def _assigned(self, first: int) -> Iterator[tuple[int, Assignment]]:
         """The position of an iteration's first sample, and its assignment."""
@@ -64,7 +85,8 @@ class AssignedSampler(Sampler[list[int]]):
 
     @property
     def loss_weight(self) -> float:
-        """What the mean loss of the microbatch that was last handed out is multiplied by; 1 before the first."""
+        """Of the microbatch that was last handed out; 1 before the first. A loader that reads ahead has it of a later
+        one than it trains: there, take that of ``MicrobatchSamples``."""
         if self._current is None:
             return 1.0
         microbatch = self._microbatch - 1 if self._microbatch else self._current.num_microbatches - 1

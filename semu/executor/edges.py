@@ -2,7 +2,8 @@
 
 A plan lists what crosses ranks. What stays on a rank follows from the same rules: a chunk reads the chunk before it in
 its module, part by part; a module's first chunk reads the last chunks of the modules that are its sources. Where both
-cut a microbatch, two parts meet where they share items; where only one does, its parts meet the whole.
+cut a microbatch, two parts meet where they share items; where only one does, its parts meet the whole. Of a module in
+``ExecutionPlan.reads`` its reader takes the parts that are listed for the reader's microbatch, in their order.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def places_of(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]]) -> list
             after = groups[at + 1][0]
             reader = after if _same_rank(plan, groups[at], after) != number else -1
         place = ChunkPlace(groups[at - 1][0] if is_exchanged else before, is_last, tuple(reads), is_exchanged, reader)
-        if chunk.gang >= 0:  # what its other members read comes when they meet
+        if plan.meeting[number]:  # what its other members read comes when they meet
             reads = [source for source in reads if plan.chunks[source].rank == chunk.rank]
         told = set(reads) | ({place.before} - {-1} if not is_exchanged else set())
         if chunk.sources is not None and set(chunk.sources) != told:
@@ -205,12 +206,19 @@ def linked_stages(plan: ExecutionPlan, sources: Mapping[str, Sequence[str]], rep
             same = [p for p in by_place.get((before, stage.microbatch), ()) if stages[p].part == stage.part]
             stage.reads.append([_edge(stages[p], stage, None) for p in same])
         for source in places[stage.chunk].sources:
-            if plan.chunks[stage.chunk].gang >= 0 and plan.chunks[source].rank != stage.rank:
+            if plan.meeting[stage.chunk] and plan.chunks[source].rank != stage.rank:
                 stage.reads.append([_exchanged(stages[by_place[source, stage.microbatch][0]], stage)])
                 continue
-            given = by_place.get((source, stage.microbatch), [])
+            reads = plan.reads.get(plan.chunks[source].module)
+            if reads is None:
+                given = by_place.get((source, stage.microbatch), [])
+            else:  # parts of a microbatch are in order
+                given = [by_place[source, whose][part] for whose, part in reads[stage.microbatch]]
             taken = by_place[stage.chunk, stage.microbatch]
             stage.reads.append([_meeting(stages[p], len(given), stage, len(taken)) for p in given])
+            if plan.chunks[stage.chunk].gang >= 0 and plan.chunks[source].rank != stage.rank:
+                for edge in stage.reads[-1]:  # gangs give gradients to their own ranks
+                    edge.has_gradient = False
         for group in stage.reads:
             for edge in group:
                 if not edge.is_exchanged:

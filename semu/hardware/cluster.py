@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Self
 
@@ -116,6 +117,22 @@ class Cluster:
     def has_own_cards(self) -> bool:
         """Whether the network cards of a node are told."""
         return self.nics_per_node is not None or self.nic_gbit is not None
+
+    @property
+    def shares_cards(self) -> bool:
+        """Whether several GPUs of a node send through one network card."""
+        return self.nics_per_node is not None and self.nics_per_node < self.gpus_per_node
+
+    @property
+    def card_share(self) -> Fraction:
+        """Of a network card, what a GPU has when all of its node send evenly."""
+        return Fraction(self.nics_per_node or self.gpus_per_node, self.gpus_per_node)
+
+    def card_of(self, gpu: int) -> int:
+        """Network card that a GPU sends through: neighbours share one, as evenly as that goes."""
+        node, local = divmod(gpu, self.gpus_per_node)
+        cards = self.nics_per_node or self.gpus_per_node
+        return node * cards + local * cards // self.gpus_per_node
 
     @property
     def period_gpus(self) -> int:

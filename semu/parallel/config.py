@@ -22,7 +22,7 @@ from semu.parallel.segments import OWN_RANKS, check_segments
 PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
 VOCABULARIES = ("ends", "pipeline")
-LOSSES = ("head", "towers")
+LOSSES = ("head", "towers", "towers-async")
 """Where embedding and head lie."""
 
 
@@ -109,7 +109,8 @@ class Parallel(ParallelSizes):
         cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
             (``semu.masks.balance``).
         cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
-        cp_slack: work of the busiest context rank above the mean that the policy ``"local"`` allows for fewer bytes.
+        cp_slack: work of the busiest context rank above the mean that the policies ``"local"`` and ``"hybrid"`` allow
+            for fewer bytes.
         attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
             (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
         cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.
@@ -136,7 +137,8 @@ class Parallel(ParallelSizes):
             FlexPipe, §7.1 and Fig. 1).
         loss: where a module that joins several towers runs, a contrastive loss: ``"head"``, on a rank that their
             features are sent to, or ``"towers"``, on the last ranks of all towers, which gather one another's features
-            and run it together (DistMM-Pipe; FlexPipe Fig. 3).
+            and run it together (DistMM-Pipe; FlexPipe Fig. 3), or ``"towers-async"``: the same ranks send one another
+            their features while they go on with other stages, and each runs it when all have come (FlexPipe §7.5).
     """
 
     sequence_parallel: bool = True
@@ -190,7 +192,7 @@ class Parallel(ParallelSizes):
         balance = check_balance(self.cp_balance, self.cp_block, self.attention_split)
         object.__setattr__(self, "cp_slack", check_number(self.cp_slack, "parallel.cp_slack"))
         object.__setattr__(self, "cp_balance", balance)
-        check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads)
+        check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads, self.cp_inner)
         self._check_modules()
         check_word(self.vocabulary, VOCABULARIES, "place of embedding and head", "parallel.vocabulary")
         check_word(self.loss, LOSSES, "place of a loss of several towers", "parallel.loss")
@@ -417,7 +419,12 @@ class Parallel(ParallelSizes):
 
     @property
     def gathers_towers(self) -> bool:
-        """Whether the last ranks of towers run together what joins them."""
+        """Whether the last ranks of towers all run what joins them."""
+        return self.loss != "head" and self.pp > 1
+
+    @property
+    def towers_meet(self) -> bool:
+        """Whether the last ranks of towers begin together what joins them; else they send one another features."""
         return self.loss == "towers" and self.pp > 1
 
     @property

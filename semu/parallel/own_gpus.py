@@ -12,6 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 from semu.errors import ConfigError
 from semu.parallel.axes import Following
 from semu.parallel.config import Parallel
@@ -54,6 +57,14 @@ def on_own_gpus(parallel: Parallel, names: Sequence[str], encoders: Collection[s
         for name in place
     }
     return replace(found, dp=dp, modules={name: modules[name] for name in names})
+
+
+def rank_weights(parallel: Parallel) -> NDArray[np.float64]:
+    """How much every pipeline rank counts in a mean over GPUs: its GPUs over those of the mean rank, 1 where all have
+    as many: float64[pp]."""
+    widths = np.array(parallel.rank_widths, dtype=np.float64)
+    weights: NDArray[np.float64] = widths / widths.mean()
+    return weights
 
 
 _Modules = Mapping[str, ModuleParallel]

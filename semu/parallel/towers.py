@@ -2,7 +2,8 @@
 
 Towers are modules side by side that read nothing; the module behind them, a contrastive loss, reads them all. Its
 copies on the towers' last ranks are a *gang*: their stages begin together, gather the features of all towers, and
-compute the same loss, each for the gradient of its own tower (DistMM-Pipe, FlexPipe §2.2 and Fig. 3).
+compute the same loss, each for the gradient of its own tower (DistMM-Pipe, FlexPipe §2.2 and Fig. 3). Under
+``"towers-async"`` they do not begin together: features are messages between their ranks (FlexPipe §7.5).
 """
 
 from __future__ import annotations

@@ -107,13 +107,6 @@ def _compiled(
     stages: SimulatedStages, estimate: Estimate | Report, limit_bytes: int | None, receives_ahead: int
 ) -> ExecutionPlan:
     layout, shape = stages.checkpoint.layout, stages.units.shape
-    if shape.reads:
-        raise ConfigError(
-            "an execution plan in which samples are deferred is not modelled by this version: it is simulated only",
-            where="plan.reads",
-            expected="a plan whose modules read their own microbatches",
-            got=", ".join(module for module, _ in shape.reads),
-        )
     limit = device_room(layout.job).usable_bytes if limit_bytes is None else limit_bytes
     peaks = np.array(estimate.peak_memory_bytes, dtype=np.int64)
     contents = PlanContents(stages)
@@ -152,6 +145,7 @@ def _compiled(
             memory=contents.memory(),
             buffer_bytes=_buffers(stages, order, largest[order.transfer]),
         ),
+        reads={} if layout.recipe.plan is None else layout.recipe.plan.reads,
     )
 
 

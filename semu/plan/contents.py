@@ -132,15 +132,24 @@ class PlanContents:
         """int32[dp, n, 2], first and one past the last item."""
         have = self._item_counts()
         parts = np.ones_like(have)
+        listed: list[tuple[int, CutModule, I64]] = []  # modules whose parts have items of their own
         for number, module in enumerate(dict.fromkeys(chunk.module for chunk in self.layout.chunks)):
             cut = next((own for own in self._cut if own is not None and own.name == module), None)
             if cut is not None:
                 parts[number] = cut.own
+                if cut.sizes is not None:
+                    listed.append((number, cut, cut.sizes))
         at = self._module[chunk]
         of, count = have[at, :, microbatch], parts[at, :, microbatch]  # [n, dp]
         low, high = (
             np.where(part[:, None] < count, (part[:, None] + k) * of // np.maximum(count, 1), 0) for k in (0, 1)
         )
+        for number, cut, sizes in listed:
+            mine = np.flatnonzero(at == number)
+            first = np.array(cut.first, dtype=np.int64)[microbatch[mine]]
+            ends = np.concatenate((np.zeros((len(sizes), 1), np.int64), np.cumsum(sizes, axis=1)), axis=1)
+            low[mine] = (ends[:, first + part[mine]] - ends[:, first]).T
+            high[mine] = (ends[:, first + part[mine] + 1] - ends[:, first]).T
         found: I32 = np.stack((low.T, high.T), axis=2).astype(np.int32)
         return found
 

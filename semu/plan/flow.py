@@ -1,7 +1,8 @@
 """``PlanFlow``: which stages need which, from what the chunks of a plan read.
 
 Within a module a stage reads the same part of the chunk before it. A chunk that reads another module reads all parts
-that the other one cuts the microbatch into. Gradients go the other way, where both chunks have a backward.
+that the other one cuts the microbatch into, or, of a module in ``ExecutionPlan.reads``, the parts of any microbatches
+that are listed there. Gradients go the other way, where both chunks have a backward.
 """
 
 from __future__ import annotations
@@ -58,9 +59,22 @@ class PlanFlow:
         edge = by_reader[first[:-1][chunk][pair] + _within(count)]
         giver = chunks[edge, 0]
         is_seam = module[giver] != module[chunk[pair]]
-        low = (giver * plan.num_microbatches + microbatch[pair]) * width + np.where(is_seam, 0, part[pair])
+        whose, first, most = microbatch[pair], np.where(is_seam, 0, part[pair]), np.where(is_seam, width, 1)
+        for name, reads in plan.reads.items():  # a row for every part that is read
+            times = np.where(is_seam & (module[giver] == modules[name]), np.array(list(map(len, reads)))[whose], 1)
+            row = np.repeat(np.arange(len(pair)), times)
+            begins = np.cumsum([0, *map(len, reads)])
+            number = begins[whose[row]] + _within(times)
+            given = np.array([own for rows in reads for own in rows], dtype=np.int64).reshape(-1, 2)
+            pair, edge, giver, is_seam, whose, first, most = (
+                column[row] for column in (pair, edge, giver, is_seam, whose, first, most)
+            )
+            deferred = is_seam & (module[giver] == modules[name])
+            whose[deferred], first[deferred] = given[number[deferred]].T
+            most[deferred] = 1
+        low = (giver * plan.num_microbatches + whose) * width + first
         left = np.searchsorted(code, low)
-        found = np.searchsorted(code, low + np.where(is_seam, width, 1)) - left
+        found = np.searchsorted(code, low + most) - left
         source = order[np.repeat(left, found) + _within(found)]
         return cls(plan, source, np.repeat(pair, found), np.repeat(is_seam, found), np.repeat(edge, found), chunks)
 
@@ -68,8 +82,9 @@ class PlanFlow:
     def has_backward(self) -> Flags:
         """bool[k], whether a gradient goes back."""
         own = np.array([chunk.has_backward for chunk in self.plan.chunks])[self.plan.pairs.chunk]
+        gang = np.array([chunk.gang for chunk in self.plan.chunks])[self.plan.pairs.chunk]
         both: Flags = own[self.source] & own[self.reader]
-        return both
+        return both & ~((gang[self.reader] >= 0) & self.crosses)  # a gang gives gradients to its own ranks
 
     @cached_property
     def crosses(self) -> Flags:

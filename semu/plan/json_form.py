@@ -37,7 +37,7 @@ _WORDS = ("F", "B", "I", "W", "s", "ws", "r", "wr", "x", "xg")
 _ACTION = re.compile(r"(F|B|I|W|ws|wr|s|r|xg|x)(0|[1-9]\d{0,8})(?:@(0|[1-9]\d{0,8}))?")
 _CHUNK = ("module", "rank", "layers", "has_backward", "variants", "flow", "sources", "gang", "repeats")
 _PLAN = ("format", *(item.name for item in fields(PlanData)))
-_NEEDED = tuple(key for key in _PLAN if key not in ("problem", "estimates", "limit_bytes"))
+_NEEDED = tuple(key for key in _PLAN if key not in ("problem", "estimates", "limit_bytes", "reads"))
 
 
 def plan_json(plan: PlanData) -> str:
@@ -54,6 +54,7 @@ def plan_json(plan: PlanData) -> str:
         "chunks": [_chunk_table(chunk) for chunk in plan.chunks],
         "pairs": _columns(plan.pairs),
         "messages": _columns(plan.messages),
+        "reads": {name: [list(map(list, own)) for own in rows] for name, rows in plan.reads.items()} or None,
         "actions": [action_words(own) for own in plan.actions],
         "estimates": None if plan.estimates is None else _columns(plan.estimates),
     }
@@ -170,9 +171,10 @@ def _check_keys(table: object, legal: Sequence[str], needed: Sequence[str], wher
 
 
 def _read(kind: type[_Plan], table: Mapping[str, Any]) -> _Plan:
-    problem = table.get("problem")
-    if problem is not None and not isinstance(problem, dict):
-        raise ScheduleError("not a table", where="plan.problem", expected="a table", got=type(problem).__name__)
+    problem, reads = table.get("problem"), table.get("reads", {})
+    for key, value in (("problem", problem), ("reads", reads)):
+        if value is not None and not isinstance(value, dict):
+            raise ScheduleError("not a table", where=f"plan.{key}", expected="a table", got=type(value).__name__)
     chunks, lines = (_list(table[key], f"plan.{key}") for key in ("chunks", "actions"))
     limits: Any = table.get("limit_bytes", [0] * len(lines))
     estimates = table.get("estimates")
@@ -189,6 +191,7 @@ def _read(kind: type[_Plan], table: Mapping[str, Any]) -> _Plan:
         limit_bytes=limits,
         problem=problem,
         estimates=None if estimates is None else _estimates(estimates),
+        reads=reads or {},
     )
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.checks import check_int32, check_integers, check_range, check_text
+from semu.checks import check_int32, check_integers, check_range, check_text, check_word
 from semu.errors import ScheduleError
 from semu.plan.action import ActionKind
 from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
+from semu.schedule.stage_plan import Reads, checked_reads
 
 I64 = NDArray[np.int64]
 
@@ -28,6 +29,8 @@ class PlanData:
         chunks, pairs, messages: what there is. actions: per rank.
         limit_bytes: int64[num_ranks], memory within which it was planned; 0: not said.
         problem: what it was made for, as ``JobCheckpoint.described`` says. estimates: None: not said.
+        reads: module -> the (microbatch, part) of it that every microbatch of its readers reads (``StagePlan``),
+            where these are not those of the same microbatch: samples that are deferred.
     Raises:
         ScheduleError: numbers of chunks, pairs, messages or ranks that there are not; arrays that do not go together.
     """
@@ -44,6 +47,7 @@ class PlanData:
     limit_bytes: I64
     problem: Mapping[str, Any] | None = None
     estimates: PlanEstimates | None = None
+    reads: Mapping[str, Reads] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("name", "model_hash"):
@@ -69,6 +73,7 @@ class PlanData:
                     )
         self._check_gangs()
         self._check_pairs()
+        self._check_reads()
         self._check_messages()
         self._check_actions()
         self._check_estimates()
@@ -86,6 +91,29 @@ class PlanData:
                     where=f"plan.chunks: gang {number}",
                     expected="one chunk per rank, of the same layers",
                     got=f"chunks {list(gang)}",
+                )
+
+    def _check_reads(self) -> None:
+        object.__setattr__(self, "reads", checked_reads(self.reads, "plan.reads"))
+        modules = [chunk.module for chunk in self.chunks]
+        for name, reads in self.reads.items():
+            check_word(name, modules, "module", f"plan.reads.{name}")
+            if len(reads) != self.num_microbatches:
+                raise ScheduleError(
+                    "not a list for every microbatch",
+                    where=f"plan.reads.{name}",
+                    expected=f"{self.num_microbatches} lists",
+                    got=len(reads),
+                )
+            own = np.flatnonzero(np.array([name == module for module in modules])[self.pairs.chunk])
+            there = np.unique(np.stack((self.pairs.microbatch[own], self.pairs.part[own]), axis=1), axis=0)
+            listed = sorted(pair for pairs in reads for pair in pairs)
+            if listed != list(map(tuple, there.tolist())):
+                raise ScheduleError(
+                    "parts that are read never or twice, or that there are not",
+                    where=f"plan.reads.{name}",
+                    expected=f"each of {len(there)} parts once",
+                    got=f"{len(listed)}, {len(set(listed))} different ones",
                 )
 
     def _check_pairs(self) -> None:
@@ -185,6 +213,17 @@ class PlanData:
         """The chunks of every gang."""
         numbers = sorted({chunk.gang for chunk in self.chunks if chunk.gang >= 0})
         return tuple(tuple(n for n, c in enumerate(self.chunks) if c.gang == gang) for gang in numbers)
+
+    @cached_property
+    def meeting(self) -> tuple[bool, ...]:
+        """Per chunk, whether it is of a gang whose ranks meet; members of others send one another what they read."""
+        found = [False] * len(self.chunks)
+        for members in self.gangs:
+            own = [self.chunks[number] for number in members]
+            meets = all(self.chunks[source].rank == chunk.rank for chunk in own for source in chunk.sources or ())
+            for number in members:
+                found[number] = meets
+        return tuple(found)
 
     @property
     def num_actions(self) -> int:

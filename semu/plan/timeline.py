@@ -60,9 +60,8 @@ class SimulatedStages:
 
     @cached_property
     def in_gang(self) -> NDArray[np.bool_]:
-        """bool[num_units], whether each unit is a stage of a gang."""
-        shape = self.units.shape
-        gang = np.array(shape.chunk_gang or (-1,) * shape.num_chunks, dtype=np.int64)
+        """bool[num_units], whether each unit is a stage of a gang whose ranks meet."""
+        gang = np.array(self.units.shape.meeting, dtype=np.int64)
         return self._table(gang[self.units.chunk[self.units.copy]]) >= 0
 
     @cached_property

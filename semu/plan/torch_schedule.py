@@ -93,6 +93,13 @@ def plan_to_torch_csv(plan: ExecutionPlan, *, communication: bool = False) -> st
         ScheduleError: it breaks a rule of torch's, which is named with the place.
     """
     pairs = plan.pairs
+    if plan.reads:
+        raise ScheduleError(
+            "torch runs every microbatch in one piece",
+            where="plan.reads",
+            expected="modules that read their own microbatches",
+            got=", ".join(plan.reads),
+        )
     sources: list[list[int]] = [[] for _ in plan.chunks]
     for source, reader in chunk_edges(plan).tolist():
         sources[reader].append(source)

@@ -24,7 +24,8 @@ class TopOperator:
 
     Attributes:
         path: module path without layer numbers. kind, phase: as in the graph.
-        time_s: total over all ranks and microbatches [s]. share: of all stage time. calls: how often.
+        time_s: total over all ranks and microbatches [s]. share: of all stage time, ranks weighted by their GPUs.
+        calls: how often.
         bound: ``compute``, ``memory``, ``network`` or ``fixed``, whichever term is longest.
         provenance, source: of the coefficients.
     """

@@ -31,7 +31,7 @@ _SAYS: Mapping[str, str] = {
     "parallel.partition": "stages balanced by parameters, latency or forward, or evenly by layers",
     "parallel.placement": "circular, v-shape or bidirectional; schedules bring their own",
     "parallel.vocabulary": "embedding and head at the ends, or split over the pipeline's ranks",
-    "parallel.loss": "of towers: on one head's rank, or on all towers' last ranks",
+    "parallel.loss": "of towers: on one head's rank, or on all towers' last ranks, which meet or send",
     "overlap.grad_reduce": "gradients are reduced while the last backward computes",
     "overlap.param_gather": "parameters are gathered while the first forward computes",
     "overlap.expert_parallel": "exchanges of experts' tokens hide behind another microbatch",

@@ -202,7 +202,7 @@ class PipelineGraph:
             rows += [(chunk, FORWARD, reader, FORWARD, turn) for reader, turn in readers[chunk]]
             if trains:
                 rows.append((chunk, FORWARD, chunk, BACKWARD, -1))
-                gradients = [source for source in sources[chunk] if shape.has_backward[source]]
+                gradients = [s for s in sources[chunk] if shape.has_backward[s] and shape.gives_back(chunk, s)]
                 rows += [(chunk, BACKWARD, source, BACKWARD, chunk) for source in gradients]
                 rows.append((chunk, BACKWARD, chunk, WEIGHT, -1))
         return ChunkLinks(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)

@@ -64,7 +64,9 @@ class PipelineShape:
         chunk_gang: per chunk, the number of its gang, -1 for none. Members of a gang lie on ranks of
             their own, hold parts of the same layers and run together: their stages of a microbatch and phase begin at
             once (but weight gradients), and what arrives at one of them it gives to the others. They read chunks of
-            their own ranks. Empty: there are no gangs.
+            their own ranks. Or all read the same chunks of several ranks: then what a member reads of another rank is
+            sent to it, each begins when all has come (an asynchronous all-gather, FlexPipe §7.5), and gives gradients
+            to the chunks of its own rank alone. Empty: there are no gangs.
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
         combines: in the steady phase of 1F1B, interleaved or not, the forward and the backward of a turn run as one
@@ -127,12 +129,13 @@ class PipelineShape:
         for members in self.gangs:
             ranks = [self.chunk_rank[chunk] for chunk in members]
             backs = {self.has_backward[chunk] for chunk in members}
-            strange = [c for c in members for s in self.sources[c] if self.chunk_rank[s] != self.chunk_rank[c]]
-            if len(set(ranks)) < len(ranks) or len(backs) > 1 or strange:
+            is_strange = self._reads_apart(members) and len({frozenset(self.sources[c]) for c in members}) > 1
+            if len(set(ranks)) < len(ranks) or len(backs) > 1 or is_strange:
                 raise ScheduleError(
                     "members of a gang that cannot run together",
                     where=f"chunk_gang {self.chunk_gang[members[0]]}",
-                    expected="one chunk per rank, all with a backward or none, that read chunks of their own ranks",
+                    expected="one chunk per rank, all with a backward or none, that read chunks of their own ranks, "
+                    "or all the same",
                     got=f"chunks {list(members)} on ranks {ranks}",
                 )
 
@@ -141,6 +144,20 @@ class PipelineShape:
         """The chunks of every gang, by its number."""
         numbers = sorted({gang for gang in self.chunk_gang if gang >= 0})
         return tuple(tuple(c for c, own in enumerate(self.chunk_gang) if own == gang) for gang in numbers)
+
+    def _reads_apart(self, members: Sequence[int]) -> bool:
+        return any(not self.gives_back(chunk, source) for chunk in members for source in self.sources[chunk])
+
+    def gives_back(self, reader: int, source: int) -> bool:
+        """Whether a chunk gives a chunk that it reads a gradient, where both have one."""
+        is_own = self.chunk_rank[reader] == self.chunk_rank[source]
+        return not self.chunk_gang or self.chunk_gang[reader] < 0 or is_own
+
+    @cached_property
+    def meeting(self) -> tuple[int, ...]:
+        """Per chunk, the number of its gang where the gang's stages begin together, else -1."""
+        apart = {number for number, members in enumerate(self.gangs) if self._reads_apart(members)}
+        return tuple(-1 if gang in apart else gang for gang in self.chunk_gang) or (-1,) * self.num_chunks
 
     def _check_part_counts(self) -> None:
         if not self.part_counts:

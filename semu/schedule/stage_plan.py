@@ -72,12 +72,8 @@ class StagePlan:
         parts = {name: _parts(counts, f"plan.parts.{name}") for name, counts in self.parts.items()}
         object.__setattr__(self, "parts", MappingProxyType(parts))
         items = {name: _nested(own, f"plan.items.{name}") for name, own in self.items.items()}
-        reads = {name: _nested(own, f"plan.reads.{name}") for name, own in self.reads.items()}
-        for name, own in reads.items():
-            if any(len(pair) != 2 for pairs in own for pair in pairs):
-                raise ScheduleError("not microbatch and part", where=f"plan.reads.{name}", expected="pairs of numbers")
         object.__setattr__(self, "items", MappingProxyType(items))
-        object.__setattr__(self, "reads", MappingProxyType(reads))
+        object.__setattr__(self, "reads", checked_reads(self.reads, "plan.reads"))
         if self.layers is not None:
             layers = {name: _counts(counts, f"plan.layers.{name}") for name, counts in self.layers.items()}
             object.__setattr__(self, "layers", MappingProxyType(layers))
@@ -203,6 +199,21 @@ def first_difference(made_for: Mapping[str, Any], is_for: Mapping[str, Any], whe
                 first_difference(a, b, spot)
             elif a != b:
                 raise ScheduleError("a schedule for another problem", where=spot, expected=str(b), got=str(a))
+
+
+def checked_reads(value: Mapping[str, object], where: str) -> Mapping[str, Reads]:
+    """What readers of modules read (``StagePlan.reads``), checked.
+
+    Raises:
+        ScheduleError: not lists of pairs of numbers.
+    """
+    found: dict[str, Reads] = {}
+    for name, own in value.items():
+        reads = _nested(own, f"{where}.{name}")
+        if any(len(pair) != 2 for pairs in reads for pair in pairs):
+            raise ScheduleError("not microbatch and part", where=f"{where}.{name}", expected="pairs of numbers")
+        found[name] = tuple(tuple((pair[0], pair[1]) for pair in pairs) for pairs in reads)
+    return MappingProxyType(found)
 
 
 def _variants(value: Sequence[object]) -> tuple[tuple[tuple[str, ...], ...], ...]:

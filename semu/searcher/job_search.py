@@ -18,7 +18,7 @@ from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import fitted, settled
-from semu.searcher.kept_places import keeps_places, kept_job, kept_problem
+from semu.searcher.kept_places import keeps_places, kept_job, kept_problem, placed
 from semu.searcher.memory import check_limits
 from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
@@ -123,11 +123,11 @@ def search(
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
     given, beside, explored = job, compared_with(job), explored_baselines(job, say) if explore else []
-    job, changes, cut_into = _to_cut(job)
+    job, changes, cut_into = to_cut(job)
     options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
     again = partial(cut_into, job, sub_batch=sub_batch, **options)
     is_least, is_kept = goal is Objective.MIN, keeps_places(job)
-    others = [*(one for one, _ in beside if not is_kept), *explored]
+    others = [*([placed(given)] if is_kept else [one for one, _ in beside]), *explored]
     compared, more = (others, None if segments or is_kept else again) if is_least else ([], None)
     plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
     like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
@@ -178,7 +178,7 @@ def search(
     )
 
 
-def _to_cut(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object], Callable[..., Cut]]:
+def to_cut(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object], Callable[..., Cut]]:
     """The job that is cut or keeps its chunks, what was changed of it, and what makes its problem."""
     return (*kept_job(job), kept_problem) if keeps_places(job) else (*plain_job(job), job_problem)
 
@@ -212,6 +212,10 @@ def _heuristic(
         return error
 
 
+_WHOSE = {"explored": "an explored schedule's", "placed": "the placement's"}
+"""Baselines that are not Megatron-LM's."""
+
+
 def _starts(
     plain: Start | MemoryLimitError,
     like: Partition,
@@ -226,8 +230,8 @@ def _starts(
 
     Args:
         plain: the cut of ``partition`` under the heuristic's schedule, or why nothing of it fits. like: that cut.
-        given: the job as it came. beside: Megatron-LM, and an explored schedule, on it. again: makes a cut of other
-            segments; None: they are given. options: of ``baseline_starts``.
+        given: the job as it came. beside: Megatron-LM, or 1F1B of its placement, and an explored schedule, on it.
+        again: makes a cut of other segments; None: they are given. options: of ``baseline_starts``.
     Raises:
         MemoryLimitError: nothing fits.
     """
@@ -236,11 +240,10 @@ def _starts(
         if again is not None and not isinstance(plain, Exception):
             starts = [with_more_segments(plain, lambda more: again(segments=more))]
         for baseline in beside:
-            is_explored = baseline.name == "explored"
-            whose = "an explored schedule's" if is_explored else "Megatron-LM's"
+            whose = _WHOSE.get(baseline.name, "Megatron-LM's")
             say(f"simulating {whose} cut with the candidates")
             others, same = baseline_starts(given, baseline, like, **options)
-            starts, alike = starts + others, same if baseline is beside[0] and not is_explored else alike
+            starts, alike = starts + others, same if baseline is beside[0] and baseline.name not in _WHOSE else alike
     except KeyboardInterrupt:
         if starts:
             return starts, alike, True

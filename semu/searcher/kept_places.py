@@ -1,35 +1,49 @@
-"""Searches that keep a job's placement: modules on GPUs of their own, encoders that share ranks or are on every rank.
+"""Searches that keep a job's placement: modules on ranks or GPUs of their own, encoders that share ranks or are on
+every rank.
 
 Such a placement is what was asked for, and other cuts have other ranks: the chunks stay, and what is searched is the
-order of their stages, and how layers are recomputed where all modules have the job's sizes.
+order of their stages, and how layers are recomputed where all modules have the job's sizes. 1F1B on the same chunks
+(``placed``) is among the starts, so that no search is slower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from semu.baselines.baseline import NO_SCHEDULE, Baseline
+from semu.baselines.baseline import NO_SCHEDULE, Baseline, differences
+from semu.baselines.modules_in_parallel import PLACEMENTS
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.candidates import candidate_variants
 from semu.searcher.memory import check_limits
 from semu.searcher.partitioning import ModulePartition, Partition
-from semu.searcher.plain_jobs import without_strategies
+from semu.searcher.plain_jobs import refuse_unsearched, without_strategies
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.simulation import prepare
 
 
 def keeps_places(job: TrainingJob) -> bool:
     """Whether a search keeps the chunks of a job where they are."""
-    return job.parallel.has_own_gpus or job.parallel.segments in ("colocated", "replicated")
+    return job.parallel.segments in PLACEMENTS and len(job.model.modules) > 1
+
+
+def placed(job: TrainingJob) -> Baseline:
+    """The job as it is placed and recomputed, under 1F1B."""
+    training = {**NO_SCHEDULE, "schedule": "1f1b"}
+    return Baseline.of("placed", "Cornstarch (a dissertation's chapter 3), §3.3", job, parallel={}, training=training)
 
 
 def kept_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
-    """The job under 1F1B, without recomputed or offloaded layers, and what was changed."""
-    plain = without_strategies(job)
-    made = Baseline.of("kept", "", plain, parallel={}, training={**NO_SCHEDULE, "schedule": "1f1b"})
-    return made.job, made.changes
+    """The job under 1F1B, and what was changed; layers are neither recomputed nor offloaded where a plan can say which
+    are.
+
+    Raises:
+        ConfigError: as ``refuse_unsearched``.
+    """
+    refuse_unsearched(job)
+    made = placed(job if job.parallel.modules else without_strategies(job)).job
+    return made, dict(differences(job, made))
 
 
 def kept_problem(

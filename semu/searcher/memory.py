@@ -45,7 +45,7 @@ def choose_candidates(
         ScheduleError: not an order of the problem, see ``evaluate``.
         MemoryLimitError: no choice fits: which rank, how much the leanest candidates lack.
     """
-    from semu.searcher.kernels import interleaving as kernels
+    from semu.searcher.kernels.memory_choice import choose_memory
 
     leanest = evaluate(problem, order)
     choice, local = np.zeros(problem.num_pairs, dtype=np.int16), np.zeros(problem.num_pairs, dtype=np.int64)
@@ -53,7 +53,7 @@ def choose_candidates(
     room = problem.limit_bytes - problem.static_bytes
     for rank, stages in enumerate(leanest.orders()):
         given = (stages, candidates(problem), int(room[rank]))
-        time[rank], bound[rank] = kernels.choose_memory(*given, goal, max_rounds, local, choice)
+        time[rank], bound[rank] = choose_memory(*given, goal, max_rounds, local, choice)
         if not np.isfinite(time[rank]):
             raise no_memory(problem, rank, int(leanest.peak_bytes[rank] - problem.limit_bytes[rank]))
     return MemoryChoice(choice, time, bound)

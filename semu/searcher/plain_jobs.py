@@ -20,7 +20,24 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
     (``training.recompute``) stays: it is what ``selective`` means.
 
     Raises:
-        ConfigError: embedding and head are split over the pipeline, which no searched schedule runs.
+        ConfigError: as ``refuse_unsearched``.
+    """
+    refuse_unsearched(job)
+    made = Baseline.of(
+        "plain",
+        "DIP §4",
+        job,
+        parallel={**NO_LAYOUT, "vpp": 1},
+        training={**NO_SCHEDULE, **_no_strategies(job), "schedule": "1f1b"},
+    )
+    return made.job, made.changes
+
+
+def refuse_unsearched(job: TrainingJob) -> None:
+    """Refuse what no searched schedule runs.
+
+    Raises:
+        ConfigError: embedding and head are split over the pipeline, or several towers' ranks run the loss.
     """
     if job.parallel.spreads_vocabulary:
         raise ConfigError(
@@ -31,14 +48,6 @@ def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
             nearest="ends",
         )
     refuse_towers(job.parallel, "a search for schedules")
-    made = Baseline.of(
-        "plain",
-        "DIP §4",
-        job,
-        parallel={**NO_LAYOUT, "vpp": 1},
-        training={**NO_SCHEDULE, **_no_strategies(job), "schedule": "1f1b"},
-    )
-    return made.job, made.changes
 
 
 def without_strategies(job: TrainingJob) -> TrainingJob:

@@ -199,12 +199,26 @@ def _ordered(
     """A job's own cut in a given order, under the best candidates of the plan; None: nothing fits."""
     try:
         target = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
-        stages = _stages_of(target, order)
-        solution = evaluate(target.problem, stages, choose_candidates(target.problem, stages).choice)
-        built, solution = fitted(target, solution)
     except (ConfigError, ScheduleError, MemoryLimitError):
         return None
-    return Start(job, changes, _partition_of(target, like), target.problem, built, solution, order.name)
+    found = in_order(target, order)
+    if found is None:
+        return None
+    return Start(job, changes, _partition_of(target, like), target.problem, *found, order.name)
+
+
+def in_order(target: JobProblem, order: Schedule) -> tuple[JobProblem, Solution] | None:
+    """A given order under the best candidates, and the problem under the limits with which it fits; None: it does not.
+
+    Args:
+        order: of the stages of the problem's chunks.
+    """
+    try:
+        stages = _stages_of(target, order)
+        solution = evaluate(target.problem, stages, choose_candidates(target.problem, stages).choice)
+        return fitted(target, solution)
+    except (ConfigError, ScheduleError, MemoryLimitError):
+        return None
 
 
 def _stages_of(built: JobProblem, order: Schedule) -> I32:

@@ -139,20 +139,20 @@ class PipelineRun:
         waits: NDArray[np.float64] = self.latency[:, stages] - self.plain[:, stages]
         return waits if self.launched is None else waits - self.launched
 
-    def waited(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """How long the operators of some stages waited for parameters: float64[num_replicas] [s]."""
+    def waited(self, nodes: NDArray[np.int64], weights: NDArray[np.float64] | float = 1.0) -> NDArray[np.float64]:
+        """How long the operators of some stages waited for parameters: float64[num_replicas] [s].
+
+        Args:
+            nodes: of the stages. weights: float64[len(nodes)], how much each of them counts.
+        """
         if not (self.release or self.inside):
             return np.zeros(self.num_replicas)
-        if not self.inside:
-            some: NDArray[np.float64] = self.gather_wait.take(nodes, axis=1).sum(axis=1)
-            return some
-        late = self.gather_wait[:, nodes]
-        if self.inside:
-            place = {int(node): number for number, node in enumerate(nodes)}
-            for (replica, node), touched in self.inside.items():
-                if node in place:
-                    late[replica, place[node]] -= touched.held_s
-        total: NDArray[np.float64] = late.sum(axis=1)
+        late = self.gather_wait.take(nodes, axis=1)
+        place = {int(node): number for number, node in enumerate(nodes)} if self.inside else {}
+        for (replica, node), touched in self.inside.items():
+            if node in place:
+                late[replica, place[node]] -= touched.held_s
+        total: NDArray[np.float64] = (late * weights).sum(axis=1)
         return total
 
     def makespan(self) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gathers_before_forwards import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts, waits_for_hosts
-from semu.simulation.transfers import chunk_transfers, edge_bytes, splitting_group
+from semu.simulation.transfers import chunk_transfers, edge_bytes, edge_link, splitting_group
 from semu.simulation.unit_programs import programs_of
 
 _LINKS = memo.ScopedTable["tuple[list[tuple[CommGroup, ...]], dict[tuple[CommGroup, ...], int]]"](
@@ -36,6 +36,7 @@ _GRAPHS = memo.ScopedTable[UnitGraph](
 _UNIT_LATENCIES = memo.ScopedTable["tuple[NDArray[np.float64], NDArray[np.int64]]"](
     "latencies of a pipeline's distinct units for a batch's shapes, by what the units run and links", 512, is_large=True
 )
+_PHASES = (Phase.FORWARD, Phase.BACKWARD)
 _SENDS = memo.ScopedTable["NDArray[np.float64]"]("latencies of transfers for a batch's shapes, by link and bytes", 1024)
 _ADDED = memo.ScopedTable["_Added"](
     "edges of a lowered schedule, by whether sends overlap and number of replicas", 64, is_large=True
@@ -129,36 +130,37 @@ def distinct_latencies(
     """Latencies of all distinct stages and transfers for every shape: float64[num_distinct, num_shapes] [s]; and
     which of them each unit is: int64[num_units]."""
     programs = programs_of(costed.layout.recipe, units)
+    every = programs.edges
+    linked = tuple([edge_link(costed.layout, s, t, _PHASES[back], links[pair]) for s, t, back, pair in every])
 
     def _find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         latency: list[NDArray[np.float64]] = []
         row = np.empty((units.repeats, units.size), dtype=np.int64)
         stage = len(CODES) * programs.kind.reshape(row.shape)[:, : units.num_stages] + units.codes
         distinct = np.flatnonzero(np.bincount(stage.ravel()))
-        every = [costs_of(costed, *divmod(number, len(CODES))) for number in distinct.tolist()]
+        stages = [costs_of(costed, *divmod(number, len(CODES))) for number in distinct.tolist()]
         rows: dict[int, int] = {}
-        for costs in every:
+        for costs in stages:
             if id(costs) not in rows:
                 rows[id(costs)] = len(latency)
                 latency.append(costs.latency)
         row_of_stage = np.empty(distinct[-1] + 1, dtype=np.int64)
-        row_of_stage[distinct] = [rows[id(costs)] for costs in every]
+        row_of_stage[distinct] = [rows[id(costs)] for costs in stages]
         row[:, : units.num_stages] = row_of_stage[stage]
-        number_of = {link: number for number, link in enumerate(links)}
-        link_number = [number_of[link] for link in links]
+        number_of = {link: number for number, link in enumerate(linked)}
         sends: dict[tuple[int, bytes], int] = {}
         row_of_edge = []
-        for source, target, is_gradient, pair in programs.edges:
-            sizes = edge_bytes(costed, source, target, Phase.BACKWARD if is_gradient else Phase.FORWARD)
-            key = link_number[pair], sizes.tobytes()
+        for (source, target, back, _), link in zip(every, linked, strict=True):
+            sizes = edge_bytes(costed, source, target, _PHASES[back])
+            key = number_of[link], sizes.tobytes()
             if key not in sends:
                 sends[key] = len(latency)
-                latency.append(send_latency(costed, links[pair], sizes))
+                latency.append(send_latency(costed, link, sizes))
             row_of_edge.append(sends[key])
         row[:, units.num_stages :] = np.array(row_of_edge, dtype=np.int64)[programs.edge[units.copy]]
         return np.stack(latency), row.ravel()
 
-    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, links), _find)
+    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, linked), _find)
 
 
 def send_latency(costed: CostedJob, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup, wire_factor
 from semu.schedule.problem import PipelineProblem
+from semu.simulation.module_transfers import card_loads, port_load
 from semu.simulation.unit_programs import programs_of
 
 
@@ -104,7 +106,7 @@ def edge_bytes(
     is_forward = phase is Phase.FORWARD
     costs = costed.evaluation.chunks[target if is_forward else source]  # most chunks share theirs
     positions = leaving_positions(costed.layout, source, target, phase)
-    load = costed.layout.port_load(source, target, is_gradient=not is_forward)
+    load = port_load(costed.layout, source, target, is_gradient=not is_forward)
     share = load.received if is_received else load.busiest
 
     def _make() -> NDArray[np.int64]:
@@ -112,6 +114,13 @@ def edge_bytes(
         return total if share == 1 else -(-total * share.numerator // share.denominator)
 
     return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, share, *positions), _make)
+
+
+def edge_link(layout: Layout, source: int, target: int, phase: Phase, link: CommGroup) -> CommGroup:
+    """The link of a transfer between two chunks: that of their ranks, slower or faster where its messages share network
+    cards."""
+    loads = card_loads(layout, source, target, is_gradient=phase is not Phase.FORWARD) if link.num_nodes > 1 else None
+    return link if loads is None else replace(link, nic_slowdown=link.nic_slowdown * loads.slower)
 
 
 def splitting_group(layout: Layout) -> CommGroup | None:

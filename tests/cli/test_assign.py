@@ -160,3 +160,17 @@ def test_what_samples_ask_of_modules(tmp_path, capsys):
     assert (out / "workload.png").read_bytes()[:4] == b"\x89PNG"
     assert main(["workload", *VLM, "--samples", str(path), "--alpha", "0", "--json", "--quiet"]) == 2
     capsys.readouterr()
+
+
+def test_the_optimum_stands_beside_the_methods(tmp_path, capsys):
+    path = write_samples(tmp_path / "samples.jsonl", draw_vlm(100, 1))
+    words = [*VLM[:-1], "training.global_batch=4", "--samples", str(path), "--count", "8", "--method", "coupled,order"]
+    code, found = run(capsys, *words, "--exact", "5")
+    assert code == 0
+    rows = {row["method"]: row["fitted_pipeline_s"] for row in found["methods"]}
+    assert rows.keys() == {"coupled", "order", "exact"}
+    assert rows["exact"] == found["exact"]["fitted_pipeline_s"] <= min(rows.values())
+    assert found["exact"]["is_optimal"]
+    assert found["exact"]["bound_s"] <= rows["exact"] <= 1.001 * found["exact"]["bound_s"]
+    code, found = run(capsys, *VLM, "--samples", str(path), "--count", "100", "--exact", "0")
+    assert code == 2

@@ -257,6 +257,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "stop_early": True,
     "gang_group": CommGroup("gang", 2, 1),
     "gang_gathers": True,
+    "cp_parts": (CommGroup("cp_part2", 2, 1),),
     "masking": Masking("document"),
     "eager_modules": True,
     "eager_kernels": EagerKernels.FLASH_ATTN,

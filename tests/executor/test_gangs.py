@@ -141,10 +141,23 @@ def test_towers_gather_features(schedule: str, sizes: dict[str, Any]) -> None:
     assert report.gradients > 20
 
 
+@pytest.mark.parametrize(
+    ("schedule", "sizes"), [("1f1b", {}), (f"priority in-flight=8 {SYNC}", {"dp": 2}), ("zb-h1", {"pp": 2})]
+)
+def test_towers_send_features(schedule: str, sizes: dict[str, Any]) -> None:
+    """The asynchronous form: features are messages, no rank meets another."""
+    plan = plan_of_towers(schedule, loss="towers-async", **sizes)
+    report = run_demo(plan, backend="fake", iterations=1, fewer_layers=4)
+    assert report.worst_gradient < 1e-12
+    assert report.loss == pytest.approx(report.reference_loss, rel=1e-12)
+    assert report.gradients > 20
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_towers_gather_features_over_gloo() -> None:
-    plan = plan_of_towers(f"priority in-flight=8 {SYNC}")
+@pytest.mark.parametrize("loss", ["towers", "towers-async"])
+def test_towers_gather_features_over_gloo(loss: str) -> None:
+    plan = plan_of_towers(f"priority in-flight=8 {SYNC}", loss=loss)
     report = run_demo(plan, backend="gloo", iterations=1, fewer_layers=4, timeout_s=180.0)
     assert report.worst_gradient < 1e-12
 

@@ -35,16 +35,22 @@ def reference_times(
     shape: PipelineShape,
     seconds: Callable[[StageKey], float],
     delay: Callable[[int, int, bool, int], float] = lambda source, reader, is_forward, microbatch: 0.0,
+    *,
+    meets: bool = True,
 ) -> dict[StageKey, tuple[float, float]]:
     """Start and end of every stage, stage by stage as ranks come to them; of a gang's when all its ranks have come.
 
     ``delay``: of a result on its way from a chunk to another one, forwards or back; results that go from one rank to
-    another go one after the other, as they are made.
+    another go one after the other, as they are made. ``meets``: gangs begin together; else each member begins when all
+    that it reads has come, and gives gradients to chunks of its own rank alone.
     """
-    readers: dict[int, list[int]] = {chunk: [] for chunk in range(shape.num_chunks)}
+    readers: dict[int, list[int]] = {chunk: [] for chunk in range(shape.num_chunks)}  # that give gradients
+    takers: dict[int, list[int]] = {chunk: [] for chunk in range(shape.num_chunks)}
     for chunk, sources in enumerate(shape.sources):
         for source in sources:
-            readers[source].append(chunk)
+            takers[source].append(chunk)
+            if meets or shape.chunk_gang[chunk] < 0 or shape.chunk_rank[chunk] == shape.chunk_rank[source]:
+                readers[source].append(chunk)
     found: dict[StageKey, tuple[float, float]] = {}
     ends: dict[tuple[int, bool, int], float] = {}
     arrived: dict[tuple[int, bool, int, int], float] = {}
@@ -65,7 +71,9 @@ def reference_times(
 
     def send(stage: StageKey, end: float) -> None:
         is_forward = stage.phase is Phase.FORWARD
-        others = readers[stage.chunk] if is_forward else shape.sources[stage.chunk]
+        others = takers[stage.chunk] if is_forward else shape.sources[stage.chunk]
+        if not is_forward and not meets and shape.chunk_gang[stage.chunk] >= 0:
+            others = tuple(o for o in others if shape.chunk_rank[o] == shape.chunk_rank[stage.chunk])
         for other in others:
             link = shape.chunk_rank[stage.chunk], shape.chunk_rank[other]
             if link[0] != link[1]:
@@ -84,7 +92,7 @@ def reference_times(
             stage = here(rank)
             if stage is None:
                 continue
-            gang = shape.chunk_gang[stage.chunk] if stage.phase is not Phase.WEIGHT_GRADIENT else -1
+            gang = shape.chunk_gang[stage.chunk] if meets and stage.phase is not Phase.WEIGHT_GRADIENT else -1
             fellows = [c for c, own in enumerate(shape.chunk_gang) if own == gang] if gang >= 0 else [stage.chunk]
             stages = [StageKey(chunk, stage.phase, stage.microbatch) for chunk in fellows]
             ranks = [shape.chunk_rank[chunk] for chunk in fellows]

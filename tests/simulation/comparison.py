@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from simulation.reference.expansion import HOST, Expansion, Replica, StageName, expand
 from simulation.reference.memory import Curve
+from simulation.reference.modules import gpu_shares
 from simulation.reference.tail import tail_of
 
 from semu.engine.timeline import MemoryCurve, RankTimeline
@@ -38,6 +39,13 @@ def assert_equal(report: Report, expected: Expansion) -> None:
     assert list(report.peak_memory_bytes) == expected.peak_bytes
     if slowest.exposed_s:
         assert_attribution_equal(report, expected)
+        busy = sum(
+            share * (slowest.span(stage)[1] - slowest.span(stage)[0])
+            for order, share in zip(slowest.orders, gpu_shares(expected.model.job), strict=True)
+            for stage in order
+        )
+        assert report.bubble_ratio == pytest.approx(1 - busy / slowest.makespan_s, rel=1e-9, abs=1e-12)
+        assert report.timeline.bubble_ratio == pytest.approx(report.bubble_ratio, rel=1e-9, abs=1e-12)
 
 
 def assert_stages_equal(timeline: RankTimeline, replica: Replica, order: list[StageName]) -> None:
@@ -102,11 +110,11 @@ def assert_attribution_equal(report: Report, expected: Expansion) -> None:
         if name == "modules":
             streams = ("tp", "cp", "replicas", *(stream for stream in exposed if stream.startswith("reshard")))
         outside = sum(
-            piece.end_s - piece.start_s
-            for rank in report.timeline.ranks
+            share * (piece.end_s - piece.start_s)
+            for rank, share in zip(report.timeline.ranks, gpu_shares(expected.model.job), strict=True)
             for piece in rank.outer
             if piece.stream in streams and piece.kind is not OpKind.P2P
-        ) / len(report.timeline.ranks)
+        )
         written = sum(r.exposed_s[name] for r in replicas) / len(replicas) + outside
         found = sum(exposed.get(stream, 0.0) for stream in streams)
         assert found == pytest.approx(written, rel=1e-9, abs=1e-15), name

@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 from simulation.comparison import assert_tails_equal
 from simulation.jobs import job_of, overlap, text_items, valm, valm_items, vlm, vlm_items
+from simulation.reference.modules import block_of
 
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
+from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
 from semu.parallel.modules import ModuleParallel
+from semu.schedule.stage_plan import StagePlan
 from semu.searcher.grid.grid_search import grid
 from semu.searcher.job_search import search
+from semu.searcher.planner.planner import Planner
 from semu.simulation import prepare, simulate
 
 FROZEN = ("vit.embedding", "vit.layers", "audio.embedding", "audio.layers")
@@ -136,9 +140,7 @@ def test_equal_sizes_are_todays_result() -> None:
         told = simulate(job(vlm(), 6, parallel={"tp": 2, "modules": modules}))
         assert told.iteration_time_s == plain.iteration_time_s
         assert told.peak_memory_bytes == plain.peak_memory_bytes
-        assert (
-            [row.span for row in told.timeline.ranks] == [row.span for row in plain.timeline.ranks] if False else True
-        )
+        assert [row.stages for row in told.timeline.ranks] == [row.stages for row in plain.timeline.ranks]
 
 
 def test_the_model_s_work_is_the_same_in_every_placement() -> None:
@@ -152,16 +154,71 @@ def test_the_model_s_work_is_the_same_in_every_placement() -> None:
     assert extra["replicated"] > extra["mixed"] == extra["apart"]
 
 
-@pytest.mark.parametrize("place", ["on own GPUs", "colocated", "replicated"])
-def test_searches_keep_the_placement(place: str) -> None:
+@pytest.mark.parametrize("place", ["on own GPUs", "an encoder on two ranks", "apart"])
+def test_means_weigh_ranks_by_their_gpus(place: str) -> None:
+    """Kernels, optimizer and idle time of every GPU, counted from the timeline; ``assert_equal`` has the rest."""
     gpus, segments, parallel = VALM[place]
-    found = search(job(valm(frozen=FROZEN), gpus, segments, parallel=parallel), rollouts=64, workers=1)
-    assert found.job.parallel.segments == segments
-    assert found.job.parallel.rank_widths == job(valm(), gpus, segments, parallel=parallel).parallel.rank_widths
-    assert found.report.iteration_time_s <= found.default.iteration_time_s
+    made = job(valm(), gpus, segments, parallel=parallel)
+    report = simulate(made)
+    counts = [len(block_of(made, rank, 0)) for rank in range(made.parallel.pp)]
+    assert (len(set(counts)) > 1) == (place != "apart") and sum(counts) * made.parallel.dp == gpus
+    busy = optimizer = inside = 0.0
+    for count, rank in zip(counts, report.timeline.ranks, strict=True):
+        for stage, operators in rank.stage_operators():
+            inside += count * (stage.end_s - stage.start_s)
+            for stream, start, end in zip(operators.table.streams, operators.start_s, operators.end_s, strict=True):
+                busy += count * (end - start) if stream == "compute" else 0.0
+        optimizer += count * sum(p.end_s - p.start_s for p in rank.outer if p.kind is OpKind.OPTIMIZER)
+    shown = report.breakdown_s
+    assert shown["compute"] == pytest.approx(busy / sum(counts), rel=1e-12)
+    assert shown["optimizer"] == pytest.approx(optimizer / sum(counts), rel=1e-12)
+    assert report.bubble_ratio == pytest.approx(1 - inside / (sum(counts) * report.makespan_s), rel=1e-12)
+    parts = {**shown, **shown["exposed_communication"]}  # type: ignore[dict-item]
+    del parts["exposed_communication"]
+    assert sum(parts.values()) == pytest.approx(report.iteration_time_s, rel=1e-12)  # type: ignore[arg-type]
+    assert abs(parts["other"]) <= 1e-12 * report.iteration_time_s  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("rollouts", [0, 64])
+@pytest.mark.parametrize("place", VALM)
+def test_searches_keep_the_placement(place: str, rollouts: int, recompute: str) -> None:
+    """Chunks stay on their ranks, and no search is slower than the run as it stands, under 1F1B."""
+    gpus, segments, parallel = VALM[place]
+    made = job(valm(frozen=FROZEN), gpus, segments, parallel=parallel, recompute=recompute)
+    found = search(made, rollouts=rollouts, workers=1)
+    assert found.job.parallel == made.parallel
+    places = [[(chunk.chunk, chunk.module) for chunk in prepare(one).layout.chunks] for one in (made, found.job)]
+    assert places[0] == places[1]
+    again = simulate(found.job, plan=found.plan)
+    assert found.report.iteration_time_s == again.iteration_time_s <= simulate(made).iteration_time_s
     assert found.solution.lower_bound_s <= found.solution.makespan_s
+    if not rollouts:
+        return
     with pytest.raises(ConfigError, match="cut them anew"):
         search(job(valm(), gpus, segments, parallel=parallel), rollouts=1, segments={"llm": 2})
+
+
+@pytest.mark.parametrize("place", VALM)
+def test_a_plan_that_decides_nothing_changes_nothing(place: str) -> None:
+    """Copies of encoders that nobody reads have no backward under a plan either."""
+    gpus, segments, parallel = VALM[place]
+    made = job(valm(frozen=FROZEN), gpus, segments, parallel=parallel)
+    plain, planned = simulate(made), simulate(made, plan=StagePlan())
+    assert planned.iteration_time_s == plain.iteration_time_s
+    assert planned.peak_memory_bytes == plain.peak_memory_bytes
+    assert planned.hardware_flop == plain.hardware_flop
+
+
+@pytest.mark.parametrize("place", VALM)
+def test_planners_keep_the_placement(place: str) -> None:
+    """What is planned for a batch runs on the same ranks, no slower than under 1F1B."""
+    gpus, segments, parallel = VALM[place]
+    made = job(valm(frozen=FROZEN), gpus, segments, parallel=parallel)
+    with Planner(made, [made.batch], rollouts=0, workers=1) as planner:
+        step = next(planner)
+    assert step.job.parallel == made.parallel
+    assert simulate(step.job, plan=step.plan).iteration_time_s <= simulate(made).iteration_time_s
 
 
 def test_grids_of_placements() -> None:

@@ -18,6 +18,8 @@ A line of FILE is a sample: {"id": "a7", "text_tokens": 120, "images": [{"patche
 
 examples:
   semu assign vlm-s --cluster h800:2x8 --parallel dp2-tp2-pp4 --samples metadata.jsonl --method all
+  semu assign vlm-s --cluster h800:2x8 --parallel dp2-tp2-pp4 --samples metadata.jsonl --count 16 \\
+    --set training.global_batch=8 --method all --exact
   semu assign qwen3-8b --cluster h100:4x8 --parallel tp2-pp4 --samples documents.jsonl --out out
 
 In a run file: [assignment] with samples, method, count, seed.
@@ -35,6 +37,14 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )
     asked.add_argument("--count", type=int, metavar="N", help="samples of an iteration (default: as many as it packs)")
     asked.add_argument("--iteration", type=int, metavar="I", default=0, help="which iteration of the file (default: 0)")
+    asked.add_argument(
+        "--exact",
+        type=float,
+        nargs="?",
+        const=20.0,
+        metavar="SECONDS",
+        help="ask an exact solver too, for a dozen or two samples: how far is each method from the optimum?",
+    )
     add_changes(parser, seed="of the random order, and of the packs that costs are fitted on")
     output = parser.add_argument_group("output")
     output.add_argument(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from semu.compile.chunk import ChunkStages
-from semu.compile.chunk_joining import borrowed_tensors
+from semu.compile.chunk_joining import borrowed_tensors, has_consumer
 from semu.compile.layout import Layout, library_of
 from semu.compile.recipe.sub_microbatches import SubMicrobatches
 from semu.compile.template_cache import JoinedLibrary
@@ -23,6 +23,7 @@ class TracedVariants:
     def __init__(self, job: TrainingJob, strategies: Iterable[str]) -> None:
         self._tracer = ModelTracer(job)
         self.own = self._tracer.trace_model()
+        self._silent = self._tracer.silent
         self.is_lasting = self._tracer.is_lasting
         self.by_strategy: dict[str, list[list[Block]]] = {}
         for word in strategies:
@@ -36,8 +37,11 @@ class TracedVariants:
         return library_of(self._tracer.blocks, (), is_lasting=self.is_lasting)
 
     def blocks(self, base: ChunkStages, words: Sequence[str] | None) -> tuple[Block, ...]:
-        """A chunk's blocks; ``words``: strategies of its layers, None: the job's own."""
+        """A chunk's blocks; ``words``: strategies of its layers, None: the job's own. What no backward follows saves
+        nothing, whatever its strategy."""
         where = slice(base.chunk.first, base.chunk.last)
+        if base.chunk.repeats:
+            return tuple(self._silent[base.chunk.module][where])
         own = self.own[base.chunk.module][where]
         if words is None:
             return tuple(own)
@@ -103,14 +107,12 @@ def join_variant(
     """
     job, chunk = layout.job, base.chunk
     blocks = traced.blocks(base, words)
-    last = {c.module: c.chunk.index for c in layout.chunks}
-    consumed = {source for module in job.model.modules for source in module.sources}
     joins = [source >= 0 and cutting.parts_differ(earlier[source].module, base.module) for source in base.arrivals]
     kept = borrowed_tensors(base.arrivals, chunk, earlier)
     forward, backward = joined.stages(
         tuple(block.template for block in blocks),
         serial=not job.overlaps_tensor_parallel,
-        has_consumer=chunk.index != last[base.module] or base.module in consumed,
+        has_consumer=has_consumer(job, chunk, [own.chunk for own in layout.chunks]),
         borrowed=tuple(is_kept and not is_joined for is_kept, is_joined in zip(kept, joins, strict=True)),
     )
     return ChunkStages(chunk, base.module, blocks, forward, backward, base.arrivals)

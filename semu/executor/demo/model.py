@@ -167,6 +167,24 @@ class DemoModel:
             self.plan.chunks[chunk].module for chunk in pairs.chunk[pairs.part > 0].tolist()
         )
 
+    def read(
+        self, made: Mapping[tuple[str, int], torch.Tensor | None], source: str, microbatch: int, replica: int
+    ) -> torch.Tensor | None:
+        """What a reader's microbatch reads of a module in one piece: of one whose parts are deferred the items that
+        belong to the parts. ``made``: outputs by module and microbatch, a row an item."""
+        if source not in self.plan.reads:
+            return made[source, microbatch]
+        pairs = self.plan.pairs
+        first = next(number for number, chunk in enumerate(self.plan.chunks) if chunk.module == source)
+        found = []
+        for whose, part in self.plan.reads[source][microbatch]:
+            is_it = (pairs.chunk == first) & (pairs.microbatch == whose) & (pairs.part == part)
+            begin, end = pairs.items[replica, np.flatnonzero(is_it)[0]].tolist()
+            output = made[source, whose]
+            if output is not None and begin < end:
+                found.append(output[begin:end])
+        return torch.cat(found) if found else None
+
     def modules(self, replica: int, communicator: Communicator | None = None) -> dict[str, ModuleStages]:
         """The modules with the same parameters every time, frozen where the plan has no backward.
 
@@ -286,26 +304,26 @@ def run_unpipelined(model: DemoModel, trained: Mapping[str, torch.Tensor] | None
         parameters = {name: parameter.detach() for name, parameter in own.items()}
         for name, value in (trained or {}).items():
             parameters[name].copy_(value)
-        for microbatch in range(plan.num_microbatches):
-            made: dict[str, torch.Tensor | None] = {}
-            losses = []
-            for name, module in modules.items():
+        made: dict[tuple[str, int], torch.Tensor | None] = {}
+        losses = []
+        for name, module in modules.items():
+            for microbatch in range(plan.num_microbatches):
                 count = model.counts[name][replica][microbatch]
                 if count == 0 and any(any(own) for own in model.counts[name]):
-                    made[name] = None
+                    made[name, microbatch] = None
                     continue
                 assert module.load is not None and module.stem is not None and module.head is not None
                 values = as_tuple(module.load(microbatch, 0, count))
-                x = module.stem(*values, *(made[source] for source in module.sources))
+                x = module.stem(*values, *(model.read(made, source, microbatch, replica) for source in module.sources))
                 for layer in module.layers:
                     x = layer(x)
-                made[name] = x = module.head(x)
+                made[name, microbatch] = x = module.head(x)
                 if module.loss is not None:
                     losses.append(module.loss(x, microbatch, 0, count))
-            if losses:
-                loss = torch.stack(losses).sum()
-                total += loss.item()
-                loss.backward()
+        if losses:
+            loss = torch.stack(losses).sum()
+            total += loss.item()
+            loss.backward()
         for name, parameter in own.items():
             if parameter.requires_grad and parameter.grad is not None:
                 sums[name] = sums.get(name, 0.0) + parameter.grad / plan.num_replicas

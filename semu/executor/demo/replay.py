@@ -70,9 +70,21 @@ def calibrate(plan: ExecutionPlan, recordings: Sequence[Sequence[Recording]], re
 def _read_items(plan: ExecutionPlan, replica: int) -> list[int]:
     """Items of all modules in the pair's microbatch, which a module that runs it whole may read."""
     pairs = plan.pairs
-    sums = np.sum([counts[replica] for counts in item_counts(plan).values()], axis=0)
+    counts = {name: own[replica] for name, own in item_counts(plan).items()}
+    module = np.array([chunk.module for chunk in plan.chunks])[pairs.chunk]
+    for name, reads in plan.reads.items():
+        part = {
+            (whose, number): last - first
+            for whose, number, (first, last) in zip(
+                pairs.microbatch[module == name].tolist(),
+                pairs.part[module == name].tolist(),
+                pairs.items[replica, module == name].tolist(),
+                strict=True,
+            )
+        }
+        counts[name] = np.array([sum(part[own] for own in rows) for rows in reads])
     is_cut = np.isin(pairs.chunk, pairs.chunk[pairs.part > 0])
-    found: list[int] = np.where(is_cut, 0, sums[pairs.microbatch]).tolist()
+    found: list[int] = np.where(is_cut, 0, np.sum(list(counts.values()), axis=0)[pairs.microbatch]).tolist()
     return found
 
 

@@ -34,6 +34,7 @@ class TraceOptions:
         experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cp_levels: of a ring between groups: one group, and the ring.
+        cp_parts: groups of neighbouring context ranks in which keys travel, of every size; empty: among all.
         cross_entropy: ``unfused``, ``in_place``, ``compiled`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         sums_gradients_twice: without fused accumulation, see ``accumulate_weight_gradient``.
@@ -70,6 +71,7 @@ class TraceOptions:
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
     cp_levels: tuple[CommGroup, CommGroup] | None = None
+    cp_parts: tuple[CommGroup, ...] = ()
     replica_group: CommGroup = field(default_factory=lambda: CommGroup("replicas", 1, 1))
     keep_products: bool = False
     stop_early: bool = False

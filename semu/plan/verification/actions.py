@@ -130,19 +130,19 @@ def check_exchanges(columns: ActionColumns, flow: PlanFlow) -> None:
         PlanError: the first that do not.
     """
     plan, place = columns.plan, columns.exchange_place
-    gang = np.array([chunk.gang for chunk in plan.chunks])[plan.pairs.chunk]
+    meets = np.array(plan.meeting, dtype=np.bool_)[plan.pairs.chunk]
     rank = np.array([chunk.rank for chunk in plan.chunks])[plan.pairs.chunk]
     trains = np.array([chunk.has_backward for chunk in plan.chunks])[plan.pairs.chunk]
     at = np.flatnonzero(columns.is_exchange)
-    strange = at[gang[columns.target[at]] < 0]
-    refuse_actions(columns, strange, Fault.EXCHANGE, "an exchange before a stage of a single rank")
+    strange = at[~meets[columns.target[at]]]
+    refuse_actions(columns, strange, Fault.EXCHANGE, "an exchange before a stage for which no ranks meet")
     away = at[rank[columns.target[at]] != columns.rank[at]]
     refuse_actions(columns, away, Fault.EXCHANGE, "an exchange on a rank that does not hold the chunk")
-    again = at[repeated(columns.kind[at] * len(gang) + columns.target[at])]
+    again = at[repeated(columns.kind[at] * len(meets) + columns.target[at])]
     refuse_actions(columns, again, Fault.EXCHANGE, "an exchange that happens twice", "once")
     for row, stages, lacks, kind in (
-        (0, columns.stage_place[_FORWARD], gang >= 0, ActionKind.EXCHANGE),
-        (1, backward_place(columns), (gang >= 0) & trains, ActionKind.EXCHANGE_GRADIENT),
+        (0, columns.stage_place[_FORWARD], meets, ActionKind.EXCHANGE),
+        (1, backward_place(columns), meets & trains, ActionKind.EXCHANGE_GRADIENT),
     ):
         missing = lacks & (place[row] < 0)
         _refuse_missing(columns, kind, missing, rank, Fault.EXCHANGE, "an exchange is missing")

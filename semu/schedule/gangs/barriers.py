@@ -2,7 +2,8 @@
 
 A gang is how several pipeline ranks hold a chunk (FlexPipe §4.1, a stage shared by several actors): its members give
 one another what they need inside the stage. A stage of a member begins when every member's rank has ended what it
-runs before. Two ranks that run gangs in different orders wait for each other for ever; ``check_schedule`` finds it.
+runs before; a gang whose members send one another what they read has none (``PipelineShape.chunk_gang``). Two ranks
+that run gangs in different orders wait for each other for ever; ``check_schedule`` finds it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def fellows(shape: PipelineShape, columns: StageColumns) -> tuple[I64, I64]:
     if not shape.chunk_gang:
         none = np.zeros(0, dtype=np.int64)
         return none, none
-    gang = np.array(shape.chunk_gang, dtype=np.int64)[columns.chunk]
+    gang = np.array(shape.meeting, dtype=np.int64)[columns.chunk]
     mine = np.flatnonzero((gang >= 0) & (columns.phase < WEIGHT))
     kinds = np.stack((gang[mine], columns.phase[mine] > 0, columns.microbatch[mine]))
     group = np.unique(kinds, axis=1, return_inverse=True)[1].ravel()

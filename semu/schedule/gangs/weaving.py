@@ -10,6 +10,7 @@ from semu.graph.operator import Phase
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 
+Seconds = Callable[[StageKey], float]
 AHEAD = 4
 """So many stages of a rank are looked at, when ranks meet anyway, for what they read of gangs that read nothing."""
 
@@ -55,11 +56,9 @@ class _Weaver:
     the end. From then on ranks begin nothing else: they end what they run, and meet. So all run gangs in one order.
     """
 
-    def __init__(
-        self, schedule: Schedule, shape: PipelineShape, seconds: Callable[[StageKey], float], every: int
-    ) -> None:
+    def __init__(self, schedule: Schedule, shape: PipelineShape, seconds: Seconds, sends: Seconds, every: int) -> None:
         _, kept = without_gangs(shape)
-        self.shape, self.seconds, self.name = shape, seconds, schedule.name
+        self.shape, self.seconds, self.sends, self.name = shape, seconds, sends, schedule.name
         self.orders = [[StageKey(kept[s.chunk], s.phase, s.microbatch) for s in order] for order in schedule.orders]
         self.at = [0] * len(self.orders)
         self.free = [0.0] * len(self.orders)
@@ -112,17 +111,20 @@ class _Weaver:
 
     def _ready(self, stage: StageKey) -> float | None:
         """When what a stage needs is there; None: not yet."""
-        chunk, m = stage.chunk, stage.microbatch
+        chunk, m, late = stage.chunk, stage.microbatch, 0.0
         if stage.phase is Phase.WEIGHT_GRADIENT:
             needs = [(chunk, Phase.BACKWARD, m)]
         elif stage.phase is Phase.FORWARD:
             needs = [(source, Phase.FORWARD, m) for source in self.shape.sources[chunk]]
+            apart = [source for source in self.shape.sources[chunk] if not self.shape.gives_back(chunk, source)]
+            late = max((self.sends(StageKey(source, Phase.FORWARD, m)) for source in apart), default=0.0)
         else:
             needs = [(chunk, Phase.FORWARD, m)]
-            needs += [(r, Phase.BACKWARD, m) for r in self.readers[chunk] if self.shape.has_backward[r]]
+            readers = [r for r in self.readers[chunk] if self.shape.gives_back(r, chunk)]
+            needs += [(r, Phase.BACKWARD, m) for r in readers if self.shape.has_backward[r]]
         ends = [self.end.get(need) for need in needs]
         known = [end for end in ends if end is not None]
-        return max(known, default=0.0) if len(known) == len(ends) else None
+        return max(known, default=0.0) + late if len(known) == len(ends) else None
 
     def _next_stage(self) -> tuple[float, int, StageKey] | None:
         found = None
@@ -199,23 +201,26 @@ class _Weaver:
     def _run_gang(self, one: _Wanted) -> None:
         members = self.shape.gangs[one.gang]
         ranks = [self.shape.chunk_rank[chunk] for chunk in members]
-        start = max([one.at, *(self.free[rank] for rank in ranks)])
         stages = [StageKey(chunk, one.phase, one.microbatch) for chunk in members]
-        end = start + max(self.seconds(stage) for stage in stages)
-        for rank, stage in zip(ranks, stages, strict=True):
+        ends = [max(one.at, self.free[rank]) + self.seconds(stage) for rank, stage in zip(ranks, stages, strict=True)]
+        if self.shape.meeting[members[0]] >= 0:
+            start = max([one.at, *(self.free[rank] for rank in ranks)])
+            ends = [start + max(self.seconds(stage) for stage in stages)] * len(stages)
+        for rank, stage, end in zip(ranks, stages, ends, strict=True):
             self.free[rank] = end
             self._note(stage, end)
             self.made[rank].append(stage)
 
 
 def weave(
-    schedule: Schedule, shape: PipelineShape, seconds: Callable[[StageKey], float], *, every: int = 1
+    schedule: Schedule, shape: PipelineShape, seconds: Seconds, *, sends: Seconds = lambda _: 0.0, every: int = 1
 ) -> Schedule:
     """Put the stages of gangs into an order of the other chunks.
 
     Args:
         schedule: an order of ``without_gangs(shape)``. shape: the whole pipeline.
-        seconds: what a stage takes [s]; transfers count as nothing.
+        seconds: what a stage takes [s]; other transfers than ``sends`` count as nothing.
+        sends: how long a stage's result is on its way to a gang that does not meet [s].
         every: gangs that read something run so many microbatches one behind the other, all forwards, then all
             backwards.
     Returns:
@@ -223,4 +228,4 @@ def weave(
     Raises:
         ScheduleError: the order does not run.
     """
-    return _Weaver(schedule, shape, seconds, every).run() if shape.chunk_gang else schedule
+    return _Weaver(schedule, shape, seconds, sends, every).run() if shape.chunk_gang else schedule

@@ -59,7 +59,7 @@ class Hooks:
     @property
     def asks(self) -> int:
         """What the machine comes back for."""
-        from semu.schedule.rules.kernels import ASKS_CHECKS, ASKS_CHOICE
+        from semu.schedule.rules.kernels.machine import ASKS_CHECKS, ASKS_CHOICE
 
         return ASKS_CHECKS if self.choose is None else ASKS_CHOICE
 
@@ -77,7 +77,7 @@ class Hooks:
         Raises:
             ConfigError: a function raises, or chooses a stage that is not ready.
         """
-        from semu.schedule.rules.kernels import ALLOWED, ASKED, IS_LAST, NOTHING_READY, RANK, RUN_WAITS
+        from semu.schedule.rules.kernels.machine import ALLOWED, ASKED, IS_LAST, NOTHING_READY, RANK, RUN_WAITS
 
         queue, flight, *_, at, _winner, _ptr, rank_state, progress = state
         rank, asked = int(progress[RANK]), int(progress[ASKED])

@@ -110,13 +110,13 @@ def find_order(
     """The order that a rule makes of a pipeline.
 
     Args:
-        study: the pipeline with its costs. rules: int64[num_ranks, RULE_COLUMNS], codes of ``rules.kernels``.
+        study: the pipeline with its costs. rules: int64[num_ranks, RULE_COLUMNS], codes of ``rules.kernels.machine``.
         is_breadth: as ``_chunk_orders``. limits: what may be in flight. hooks: functions of Python that are asked.
     Raises:
         ScheduleError: the ranks wait for ever; the rank, the stage and the limit or check are named.
         ConfigError: a function of Python that raises, or chooses what is not ready.
     """
-    from semu.schedule.rules import kernels
+    from semu.schedule.rules.kernels import machine as kernels
 
     shape, costs, graph = study.shape, study.costs, study.arrays
     flow = _flow_of(shape, study.waits)

@@ -29,7 +29,7 @@ from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
 
 PREFER = ("backward", "forward", "alternate")
-"""Which type of computation comes first; the position of a word is its code in ``rules.kernels``."""
+"""Which type of computation comes first; the position of a word is its code in ``rules.kernels.machine``."""
 CHECKS = ("patient",)
 """Check functions that are compiled. patient: a forward does not start where it would delay a backward that is on its
 way."""
@@ -124,7 +124,7 @@ class Priority(Rule):
         return found
 
     def codes(self, shape: PipelineShape, rank: int) -> tuple[int, ...]:
-        """The columns of ``rules.kernels`` for a rank."""
+        """The columns of ``rules.kernels.machine`` for a rank."""
         size = Size(shape.num_ranks, rank, shape.num_slots, shape.num_microbatches)
         ways = {"forward": self.forward, "backward": self.backward}
         return (

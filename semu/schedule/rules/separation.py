@@ -100,7 +100,7 @@ def separate(schedule: Schedule, study: PipelineStudy, limit_bytes: ArrayLike | 
 
 def _shortest(schedule: Schedule, study: PipelineStudy, limit: I64) -> tuple[Schedule, float] | None:
     """The shortest of the ways to separate a schedule's order of forwards and input gradients [s]."""
-    from semu.schedule.rules.kernels import separate_orders
+    from semu.schedule.rules.kernels.separation import separate_orders
 
     arrays, costs = study.arrays, study.costs
     flow = _flow_of(study.shape, study.waits)

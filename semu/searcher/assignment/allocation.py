@@ -118,7 +118,7 @@ def stable_batch(
     samples, size, spent = None, first, 0
     while size <= LARGEST_BATCH:
         spent += 1
-        trial = _try(work, gpus, size, trials_needed(alpha / 2**spent, error), generator)
+        trial = draw_trials(work, gpus, size, trials_needed(alpha / 2**spent, error), generator)
         trials.append(trial)
         if trial.passed:
             samples = size
@@ -126,12 +126,16 @@ def stable_batch(
         size *= 2
     allocation = trials[-1].seen[0] if samples is not None else of_all
     if also is not None and also <= LARGEST_BATCH and (samples is None or also > samples):
-        trials.append(_try(work, gpus, also, trials_needed(alpha / 2 ** (spent + 1), error), generator))
+        trials.append(draw_trials(work, gpus, also, trials_needed(alpha / 2 ** (spent + 1), error), generator))
     return StableBatch(samples, allocation, of_all, tuple(trials), alpha, error, nearest_breakpoint(work, gpus))
 
 
-def _try(work: F64, gpus: int, size: int, trials: int, generator: np.random.Generator) -> Trial:
-    """A reference draw and ``trials`` more of ``size`` samples each."""
+def draw_trials(work: F64, gpus: int, size: int, trials: int, generator: np.random.Generator) -> Trial:
+    """A reference draw and ``trials`` more of ``size`` samples each, with replacement.
+
+    Args:
+        work, gpus: as ``stable_batch``. generator: of the draws.
+    """
     sums = np.empty((trials + 1, work.shape[1]))
     block = max(1, _CELLS // size)
     for begin in range(0, trials + 1, block):

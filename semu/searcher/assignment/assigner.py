@@ -16,9 +16,10 @@ from semu.nn.model import ModalityRole
 from semu.searcher.assignment.assignment import Assignment, encoder_names
 from semu.searcher.assignment.costs import SampleCosts, fit_costs, weighted
 from semu.searcher.assignment.dealing import check_filled
+from semu.searcher.assignment.exact import ExactAssignment, solve_exactly
 from semu.searcher.assignment.methods.table import DEFAULT_METHOD, METHODS, Method
 from semu.searcher.assignment.pipeline import Pipelines
-from semu.searcher.assignment.problem import I64, AssignmentProblem, in_ticks
+from semu.searcher.assignment.problem import I64, AssignmentProblem, Dealt, in_ticks
 from semu.workload.recorded import FileBatch
 from semu.workload.samples import Samples
 from semu.workload.stream import read_like
@@ -99,6 +100,37 @@ class Assigner:
         Raises:
             ConfigError: fewer samples than microbatches; samples that do not fit.
         """
+        asked = self._asked(samples, ids, bounds)
+        chosen = method if method is not None else self.method
+        dealt = find_method(self.job, chosen).deal(asked.problem)
+        return asked.answered(chosen, dealt)
+
+    def exact(
+        self,
+        samples: Samples,
+        ids: Sequence[str | int] | None = None,
+        *,
+        bounds: I64 | None = None,
+        seconds: float = 20.0,
+    ) -> tuple[Assignment, ExactAssignment]:
+        """The fastest assignment under fitted costs by CP-SAT, for a dozen or two samples, and what the solver says.
+
+        Args:
+            samples, ids, bounds: as of a call. seconds: as ``solve_exactly``.
+        Raises:
+            ConfigError: as a call, and ``solve_exactly``.
+        """
+        asked = self._asked(samples, ids, bounds)
+        start = METHODS[DEFAULT_METHOD].deal(asked.problem)
+        found = solve_exactly(asked.problem, asked.features, asked.pipelines, start, seconds=seconds)
+        return asked.answered("exact", found.dealt), found
+
+    def _asked(self, samples: Samples, ids: Sequence[str | int] | None, bounds: I64 | None) -> _Asked:
+        """What a method is asked.
+
+        Raises:
+            ConfigError: as a call.
+        """
         count = len(samples.text_tokens)
         names: Sequence[str | int] = range(count) if ids is None else ids
         if count < self.num_bins:
@@ -115,10 +147,7 @@ class Assigner:
         packed = bounds if bounds is not None else packed_bounds(samples.lengths, self.limit, self.num_bins, names)
         features = costs.features(samples)
         problem = self._problem(samples, features, packed, costs)
-        chosen = method if method is not None else self.method
-        dealt = find_method(self.job, chosen).deal(problem)
-        check_filled(problem, dealt.bins, dealt.num_microbatches)
-        return Assignment(chosen, self.job, samples, names, dealt, problem, self.pipelines(costs))
+        return _Asked(self.job, samples, names, features, problem, self.pipelines(costs))
 
     def _problem(self, samples: Samples, features: I64, bounds: I64, costs: SampleCosts) -> AssignmentProblem:
         fixed_s, slope_s = costs.per_rank
@@ -143,6 +172,31 @@ class Assigner:
         if self._pipelines is None:
             self._pipelines = Pipelines(self.job, costs)
         return self._pipelines
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """An iteration's samples as methods see them.
+
+    Attributes:
+        job, samples, ids: as given. features: int64[n, num_names]. problem: for methods. pipelines: of the job.
+    """
+
+    job: TrainingJob
+    samples: Samples
+    ids: Sequence[str | int]
+    features: I64
+    problem: AssignmentProblem
+    pipelines: Pipelines
+
+    def answered(self, method: str, dealt: Dealt) -> Assignment:
+        """An answer as an assignment.
+
+        Raises:
+            ConfigError: it leaves a microbatch empty.
+        """
+        check_filled(self.problem, dealt.bins, dealt.num_microbatches)
+        return Assignment(method, self.job, self.samples, self.ids, dealt, self.problem, self.pipelines)
 
 
 @dataclass(frozen=True, eq=False)

@@ -159,7 +159,7 @@ class Assignment:
         if not self.defers:
             return prepared_with(self.job, self.batch.items, count)
         plan = deferring_plan(self._item_counts, count)
-        return deferring_job(self.job, self.batch.items, plan, self.pipelines.base(count), count)
+        return deferring_job(self.job, self.batch.items, plan, self.pipelines.deferring(count).schedule(), count)
 
     @property
     def assigned_job(self) -> TrainingJob:

@@ -9,14 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from semu.errors import ConfigError
+import numpy as np
+from numpy.typing import NDArray
+
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
 from semu.schedule.passes import defer_backward
+from semu.schedule.rules.alternate import Alternate
+from semu.schedule.rules.earliest_start import EarliestStart
+from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.costs import prepared_with
 from semu.simulation.checkpoint import JobCheckpoint
+from semu.simulation.schedules.studies_under_plans import activation_room, planned_study
 from semu.workload.batch import Microbatch
+
+EAGER_RULES = (
+    Alternate(warm_up="2*(p-r-1)"),
+    Alternate(warm_up="3*(p-r-1)"),
+    EarliestStart(),
+    EarliestStart(patient=True),
+)
+"""Orders with more forwards ahead than 1F1B has."""
 
 
 def parts_of(count: int) -> tuple[int, ...]:
@@ -64,23 +79,68 @@ def item_streams(job: TrainingJob) -> dict[str, str]:
     return found
 
 
+def some_deferred(
+    items: Sequence[Microbatch], streams: Mapping[str, str], dp: int, count: int
+) -> tuple[list[Microbatch], dict[str, list[list[list[int]]]]]:
+    """Microbatches of which the first of each pair defers a quarter of its items, with their places in the text.
+
+    Args:
+        items: of all replicas, whole. streams: encoder -> stream of its items. dp, count: replicas, microbatches.
+    Returns:
+        The microbatches, whose text is what the backbone reads; and the items of every part, as ``deferring_plan``.
+    """
+    parts, found = parts_of(count), list(items)
+    cut: dict[str, list[list[list[int]]]] = {module: [[] for _ in range(count)] for module in streams}
+    for number in range(count):
+        for replica in range(dp):
+            own, moved = items[number * dp + replica], 0
+            for module, stream in streams.items():
+                have = len(own.lengths[stream])
+                late = have // 4 if parts[number] == 2 else 0
+                cut[module][number].append([have - late, late][: parts[number]])
+                moved += int(own.lengths[f"{stream}_tokens"][have - late :].sum())
+            if moved:  # the first tokens of its text go to the end of the next one's
+                here, behind = number * dp + replica, (number + 1) * dp + replica
+                rest = np.diff(np.maximum(np.cumsum(own.lengths["text"]) - moved, 0), prepend=0)
+                found[here] = _with_text(own, rest)
+                found[behind] = _with_text(items[behind], np.append(items[behind].lengths["text"], moved))
+    return found, cut
+
+
+def _with_text(item: Microbatch, text: NDArray[np.int64]) -> Microbatch:
+    return Microbatch.from_arrays({**item.lengths, "text": text}, item.samples)
+
+
 def deferring_job(
-    job: TrainingJob, items: Sequence[Microbatch], plan: StagePlan, base: JobCheckpoint, count: int
+    job: TrainingJob, items: Sequence[Microbatch], plan: StagePlan, orders: Schedule | None, count: int
 ) -> JobCheckpoint:
     """The job under a plan that defers, prepared.
 
-    The order of stages is that of the job's schedule, in which an encoder's backward of what waits comes after that of
-    the microbatch that it waits for.
-
     Args:
-        items: of all replicas. plan: of ``deferring_plan``. base: the job without deferral, with as many microbatches.
+        items: of all replicas. plan: of ``deferring_plan``. orders: of ``deferring_orders``; None: to choose them.
         count: microbatches of a replica.
     Raises:
-        ConfigError: a job whose microbatches cannot be cut. ScheduleError: a schedule that splits backwards.
+        ConfigError: a job whose microbatches cannot be cut.
     """
     overlap = replace(job.training.overlap, pipeline=job.overlaps_sends)
     planned = replace(job, training=replace(job.training, overlap=overlap))
-    schedule = base.schedule()
+    prepared = prepared_with(planned, items, count, plan)
+    return prepared if orders is None else prepared.decided(replace(plan, orders=orders))
+
+
+def deferring_orders(prepared: JobCheckpoint, schedule: Schedule) -> Schedule:
+    """The order of stages of a job that defers, the shortest of some.
+
+    First the schedule's, in which an encoder's backward of what waits comes after that of the microbatch that it waits
+    for. As these backwards come late, orders with further forwards ahead are tried, which leave room for them (eager
+    forwards, 001 §4.5.3): two and three times 1F1B's, and those of a list scheduler, each within the memory that its
+    rank has. As many as memory allows is not shortest (``docs/assignment.md``).
+
+    Args:
+        prepared: of ``deferring_job``, without orders. schedule: of the job without deferral.
+    Raises:
+        ConfigError: a schedule that splits backwards.
+    """
     if schedule.splits_backward:
         raise ConfigError(
             "deferral under a schedule that splits backwards is not modelled by this version",
@@ -89,6 +149,27 @@ def deferring_job(
             got=schedule.name,
             nearest="1f1b",
         )
-    prepared = prepared_with(planned, items, count, plan)
-    orders = defer_backward(schedule, prepared.shape, f"{schedule.name}, deferring")
-    return prepared.decided(replace(plan, orders=orders))
+    shape, plan = prepared.pipeline_shape, prepared.layout.recipe.plan
+    assert plan is not None
+
+    def _under(orders: Schedule) -> JobCheckpoint:
+        return prepared.decided(replace(plan, orders=orders))
+
+    best = defer_backward(schedule, shape, f"{schedule.name}, deferring")
+    told = _under(best).estimate()
+    study = planned_study(_under(best))
+    limit_bytes = activation_room(_under(best), study)
+    whole = replace(shape, chunk_split=(), part_counts=(), reads=(), joins=False)
+    for ahead in EAGER_RULES:
+        try:
+            if isinstance(ahead, EarliestStart):
+                orders = Schedule(f"{best.name}, eager", ahead.on(study, limit_bytes))
+            else:
+                orders = defer_backward(Schedule("", ahead(whole)), shape, f"{schedule.name}, deferring, eager")
+            study.evaluate(orders).check_memory(limit_bytes)
+        except (MemoryLimitError, ScheduleError):  # too much memory; virtual stages that are no whole groups
+            continue
+        estimate = _under(orders).estimate()
+        if estimate.makespan_s < told.makespan_s and (estimate.fits or not told.fits):
+            best, told = orders, estimate
+    return best

@@ -13,6 +13,10 @@ from semu.compiled import empty, kernel, part, zeros
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
+F64 = NDArray[np.float64]
+
+_FULL = np.iinfo(np.int64).max
+"""Height of a bin without room."""
 
 
 @part
@@ -55,28 +59,39 @@ def deal(order: I64, first_bin: I64, num_bins: int, load: I64, base: I64, tokens
     Returns:
         Items without room.
     """
-    total = 0
+    total, columns = 0, len(base)
     for item in order:
         total = max(total, first_bin[item] + num_bins)
-    bins = _begun(total, base)
+    bins, heights = empty((columns, total), np.int64), empty(num_bins, np.int64)
+    for column in range(columns):
+        bins[column, :] = base[column]
     held, count = zeros(total, np.int64), zeros(total, np.int64)
     lost = 0
     for item in order:
-        best, lowest, fewest = -1, 0, 0
-        for number in range(first_bin[item], first_bin[item] + num_bins):
-            if limit >= 0 and held[number] + tokens[item] > limit:
-                continue
-            height = _height(bins, number, load, item, 1)
-            if best < 0 or height < lowest or (height == lowest and count[number] < fewest):
-                best, lowest, fewest = number, height, count[number]
+        first, best, lowest = first_bin[item], -1, _FULL
+        heights[:] = 0
+        for column in range(columns):  # column after column, so that bins are looked at several at a time
+            own, more = bins[column, first : first + num_bins], load[item, column]
+            for number in range(num_bins):
+                heights[number] = max(heights[number], own[number] + more)
+        if limit >= 0:
+            room = limit - tokens[item]
+            for number in range(num_bins):
+                heights[number] = _FULL if held[first + number] > room else heights[number]
+        for number in range(num_bins):
+            lowest = min(lowest, heights[number])
+        if lowest < _FULL:
+            for number in range(first, first + num_bins):
+                if heights[number - first] == lowest and (best < 0 or count[number] < count[best]):
+                    best = number
         bin_of[item] = best
         if best < 0:
             lost += 1
             continue
         held[best] += tokens[item]
         count[best] += 1
-        for column in range(len(base)):
-            bins[best, column] += load[item, column]
+        for column in range(columns):
+            bins[column, best] += load[item, column]
     return lost
 
 
@@ -153,6 +168,37 @@ def improve(
             heights[top] = _height(bins, top, load, moved, 0)
             heights[target] = _height(bins, target, load, moved, 0)
     return changes
+
+
+@kernel
+def reorder(encoder: F64, backbone: F64, num_ranks: int, place: I64) -> None:
+    """DistTrain's order of the microbatches of every replica (``methods.disttrain``).
+
+    Args:
+        encoder, backbone: float64[num_replicas, num_microbatches], loads. num_ranks: of the pipeline.
+        place: int64[num_replicas, num_microbatches], written: where each microbatch runs.
+    """
+    replicas, count = encoder.shape
+    for replica in range(replicas):
+        left = np.argsort(encoder[replica] + backbone[replica], kind="mergesort")
+        rear = max(0, min(num_ranks - 1, count - 2))
+        last = left[0]
+        place[replica, last] = 0
+        for number in range(rear):
+            place[replica, left[1 + number]] = count - 1 - number
+        for position in range(1, count - rear):
+            best, closest = -1, 0.0
+            for number in left[1 + rear :]:
+                if number < 0:
+                    continue
+                apart = abs(encoder[replica, number] - backbone[replica, last])
+                if best < 0 or apart < closest or (apart == closest and number < best):
+                    best, closest = number, apart
+            for number in range(1 + rear, count):
+                if left[number] == best:
+                    left[number] = -1
+            place[replica, best] = position
+            last = best
 
 
 @kernel

@@ -8,14 +8,22 @@ assignment hardly changes.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.unit_graph import Edges, UnitGraph
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
-from semu.searcher.assignment.deferring import deferring_job, deferring_plan, item_streams, parts_of
+from semu.searcher.assignment.deferring import (
+    deferring_job,
+    deferring_orders,
+    deferring_plan,
+    item_streams,
+    some_deferred,
+)
 from semu.searcher.assignment.problem import Dealt
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.pipeline import unit_graph
@@ -31,20 +39,26 @@ class PipelineTimes:
 
     Args:
         costs: of samples. checkpoint: the same job, with as many microbatches as will be asked for.
+
+    Attributes:
+        costs: as given. num_microbatches: of a replica; the first columns of the table of shapes.
+        column, row: int64[num_units], of the table of shapes, and of ``costs``, of every unit of a replica.
+        stages: int64[num_stages], units that are stages.
     """
 
     def __init__(self, costs: SampleCosts, checkpoint: JobCheckpoint) -> None:
-        self._costs, self._checkpoint = costs, checkpoint
+        self.costs, self._checkpoint = costs, checkpoint
+        self.num_microbatches = checkpoint.job.num_microbatches
         problem = checkpoint.problem()
         units = checkpoint.split(problem.merged).units
         self._dp = checkpoint.job.parallel.replicas
-        self._column = programs_of(checkpoint.layout.recipe, units).column
-        self._row = costs.rows_of(checkpoint)
+        self.column = programs_of(checkpoint.layout.recipe, units).column
+        self.row = costs.rows_of(checkpoint)
         graph = unit_graph(units, (), (self._dp, units.num_units))
         self._edges = Edges.between(problem.unit_edges(overlapped_sends=checkpoint.job.overlaps_sends), self._dp)
         self._graph: UnitGraph = replace(graph, name=units.name)
         self._order = graph.forced_order(self._edges)
-        self._stages = problem.unit_of_nodes[: problem.num_stages]
+        self.stages = problem.unit_of_nodes[: problem.num_stages]
 
     def of_features(self, features: F64) -> F64:
         """End of every replica's last stage: float64[dp] [s].
@@ -53,16 +67,46 @@ class PipelineTimes:
             features: float64[dp, num_columns, num_names], sums over the samples of every column of the table of
                 shapes: microbatches, then what a plan adds. Nothing runs on a column of zeros that a plan added.
         """
-        costs, first = self._costs, self._checkpoint.job.num_microbatches
+        costs, first = self.costs, self.num_microbatches
         table = weighted(features, costs.slope_s) + costs.fixed_s
         table[:, first:][~features[:, first:].any(axis=2)] = 0.0
-        latency = table.reshape(self._dp, -1)[:, self._column * table.shape[2] + self._row]
+        latency = table.reshape(self._dp, -1)[:, self.column * table.shape[2] + self.row]
         graph = replace(self._graph, latency=np.ascontiguousarray(np.maximum(latency, 0.0)))
         times = graph.resume(self._edges, forced=self._order)
-        return np.ascontiguousarray(times.end[:, self._stages].max(axis=1))
+        return np.ascontiguousarray(times.end[:, self.stages].max(axis=1))
+
+    @cached_property
+    def precedence(self) -> I64:
+        """Units of a replica that must end before others begin: int64[k, 2], with the orders of streams.
+
+        Raises:
+            ConfigError: the schedule leaves an order to be found at run time.
+        """
+        if self._order is None:
+            raise ConfigError(
+                "a schedule in which the order of stages or transfers depends on their times",
+                where="training.schedule",
+                expected="an order that is known beforehand",
+                got=self._checkpoint.job.training.schedule,
+                nearest="1f1b",
+            )
+        graph = self._graph
+        held: dict[int, int] = {}
+        in_turn = []
+        for unit in self._order.tolist():
+            for stream in graph.hold[graph.hold_ptr[unit] : graph.hold_ptr[unit + 1]].tolist():
+                if stream in held:
+                    in_turn.append((held[stream], unit))
+                held[stream] = unit
+        edges = [np.stack((own.source, own.target), axis=1) for own in (graph.edges, self._edges)]
+        return np.unique(np.concatenate((*edges, np.array(in_turn).reshape(-1, 2))).astype(np.int64), axis=0)
 
     def of_dealt(self, dealt: Dealt, features: I64) -> F64:
-        """The same of an assignment.
+        """``of_features`` of an assignment. ``features``: int64[num_samples, num_names], of every sample."""
+        return self.of_features(self.table(dealt, features))
+
+    def table(self, dealt: Dealt, features: I64) -> F64:
+        """Sums over the samples of every column of the table of shapes: float64[dp, num_columns, num_names].
 
         Args:
             features: int64[num_samples, num_names], of every sample.
@@ -71,12 +115,12 @@ class PipelineTimes:
         whole = summed(features, dealt.bins, self._dp * count).reshape(self._dp, count, -1)
         cutting = self._checkpoint.layout.recipe.cutting
         if not cutting.modules:
-            return self.of_features(whole)
+            return whole
         table = np.zeros((self._dp, len(cutting.table), features.shape[1]))
         table[:, :count] = whole
         part = 2 * dealt.bins + dealt.is_deferred
         halves = summed(features, part, 2 * self._dp * count).reshape(self._dp, count, 2, -1)
-        names = self._costs.names
+        names = self.costs.names
         for cut in cutting.modules.values():
             own = np.array([name.partition(".")[0] in cut.streams for name in names])
             for number in range(cut.first[-1]):
@@ -86,7 +130,7 @@ class PipelineTimes:
         read = summed(features, dealt.reader_bins, self._dp * count).reshape(self._dp, count, -1)
         for column in cutting.readers.values():
             table[:, column : column + count] = read
-        return self.of_features(table)
+        return table
 
 
 class Pipelines:
@@ -99,6 +143,7 @@ class Pipelines:
     def __init__(self, job: TrainingJob, costs: SampleCosts) -> None:
         self._job, self.costs = job, costs
         self._bases: dict[int, JobCheckpoint] = {job.num_microbatches: costs.checkpoint}
+        self._deferring: dict[int, JobCheckpoint] = {}
         self._times: dict[tuple[int, bool], PipelineTimes] = {}
 
     def base(self, count: int) -> JobCheckpoint:
@@ -118,19 +163,25 @@ class Pipelines:
         """
         key = count, defers
         if key not in self._times:
-            self._times[key] = PipelineTimes(self.costs, self._deferring(count) if defers else self.base(count))
+            self._times[key] = PipelineTimes(self.costs, self.deferring(count) if defers else self.base(count))
         return self._times[key]
 
-    def _deferring(self, count: int) -> JobCheckpoint:
-        dp, items, parts = self._job.parallel.replicas, self._items(count), parts_of(count)
-        cut = {
-            module: [
-                [[len(items[number * dp + r].lengths[stream]), 0][: parts[number]] for r in range(dp)]
-                for number in range(count)
-            ]
-            for module, stream in item_streams(self._job).items()
-        }
-        return deferring_job(self._job, items, deferring_plan(cut, count), self.base(count), count)
+    def deferring(self, count: int) -> JobCheckpoint:
+        """The job with ``count`` microbatches of some samples, of which some wait: its order of stages serves all
+        iterations.
+
+        Raises:
+            ConfigError: a job that cannot defer.
+        """
+        if count not in self._deferring:
+            streams, dp = item_streams(self._job), self._job.parallel.replicas
+            items, cut = some_deferred(self._items(count), streams, dp, count)
+            prepared = deferring_job(self._job, items, deferring_plan(cut, count), None, count)
+            orders = deferring_orders(prepared, self.base(count).schedule())
+            plan = prepared.layout.recipe.plan
+            assert plan is not None
+            self._deferring[count] = prepared.decided(replace(plan, orders=orders))
+        return self._deferring[count]
 
     def seconds(self, dealt: Dealt, features: I64) -> F64:
         """End of every replica's last stage: float64[dp] [s]. ``features``: of every sample."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from semu.errors import ConfigError
 from semu.searcher.assignment.assigner import Assigner, SampleSource, find_method
 from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.assignment.costs import SampleCosts
+from semu.searcher.assignment.exact import ExactAssignment
 from semu.searcher.assignment.export import figures
 from semu.searcher.assignment.methods.table import METHODS
 from semu.units import GIB, fit_columns
@@ -37,12 +40,14 @@ class AssignmentStudy:
 
     Attributes:
         source: of the samples. iteration: which one. rows: per method. costs: of samples.
+        exact: what the exact solver says; None: it was not asked.
     """
 
     source: SampleSource
     iteration: int
     rows: tuple[MethodRow, ...]
     costs: SampleCosts
+    exact: ExactAssignment | None = None
 
     @property
     def able(self) -> list[tuple[MethodRow, Assignment]]:
@@ -64,12 +69,27 @@ class AssignmentStudy:
             "best": self.best.method,
             "methods": [{**figures(found), "seconds": row.seconds} for row, found in self.able],
             "refused": {row.name: row.refused for row in self.rows if row.found is None},
+            "exact": None
+            if self.exact is None
+            else {
+                "fitted_pipeline_s": self.exact.time_s,
+                "bound_s": self.exact.bound_s,
+                "is_optimal": self.exact.is_optimal,
+            },
             "costs": {
                 "source": self.costs.source,
                 "provenance": "fitted",
                 "residuals": [vars(own) for own in self.costs.residuals],
             },
         }
+
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write the files of the best assignment; the files.
+
+        Raises:
+            ConfigError: a folder or a file that cannot be written.
+        """
+        return self.best.save(folder)
 
     def __repr__(self) -> str:
         return _text(self)
@@ -81,14 +101,17 @@ def study_methods(
     methods: Sequence[str] | None = None,
     iteration: int = 0,
     progress: Callable[[str], None] | None = None,
+    *,
+    exact_s: float | None = None,
 ) -> AssignmentStudy:
     """Assign the samples of an iteration by every method, and simulate each.
 
     Args:
         assigner: whose job and costs. source: of samples. methods: words of ``METHODS``; None: all that the model can
             use. iteration: which one of the source. progress: called with what is done.
+        exact_s: time for the exact solver [s]; None: it is not asked.
     Raises:
-        ConfigError: a method that is asked for by name and cannot be used.
+        ConfigError: a method that is asked for by name and cannot be used; too many samples for the exact solver.
     """
     say = progress if progress is not None else lambda _: None
     own, ids, bounds = source.iteration(iteration)
@@ -110,7 +133,13 @@ def study_methods(
         say(f"simulating {name}")
         found.estimate  # noqa: B018  # once, here, where progress is said
         rows.append(MethodRow(name, found, "", seconds))
-    return AssignmentStudy(source, iteration, tuple(rows), costs)
+    exact = None
+    if exact_s is not None:
+        say("solving exactly")
+        began = time.perf_counter()
+        best, exact = assigner.exact(own, ids, bounds=bounds, seconds=exact_s)
+        rows.append(MethodRow(best.method, best, "", time.perf_counter() - began))
+    return AssignmentStudy(source, iteration, tuple(rows), costs, exact)
 
 
 def _text(study: AssignmentStudy) -> str:
@@ -153,6 +182,19 @@ def _text(study: AssignmentStudy) -> str:
     bounds = ", ".join(f"{name} {value:.3f}" for name, value in best.balance_bound.items())
     lines.append(f"no assignment of these samples is below max/mean of {bounds} (the largest sample)")
     lines.append(f"nor below {best.bound_s:.4f} s for the pipeline (mean work of the busiest rank)")
+    if study.exact is not None:
+        exact, count = study.exact, best.job.num_microbatches
+        proven = "which is optimal" if exact.is_optimal else "not proven optimal; --exact takes more seconds"
+        lines.append(
+            f"exact: {exact.time_s:.4f} s under fitted costs, {proven}; no assignment to {count} microbatches is "
+            f"below {exact.bound_s:.4f} s"
+        )
+        above = ", ".join(
+            f"{found.method} {100 * (found.fitted_s.max() / exact.time_s - 1):.1f} %"
+            for _, found in study.able
+            if found.method != "exact"
+        )
+        lines.append(f"above it: {above}")
     worst = max(study.costs.residuals, key=lambda own: own.rms)
     lines.append(
         f"costs of samples {study.costs.source}: at most {100 * worst.rms:.1f} % rms off on packs held out "

@@ -1,1 +1,1 @@
-"""Kernels of the search: interleaving, bounds, sequences of segment groups, refinement."""
+"""Kernels of the search: dual queue, memory choice, bounds, sequences of segment groups, annealing, tabu search."""

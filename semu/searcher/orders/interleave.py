@@ -68,7 +68,8 @@ class Interleaver:
         Raises:
             ConfigError: not permutations of the groups.
         """
-        from semu.searcher.kernels import interleaving as kernels
+        from semu.searcher.kernels.interleaving import interleave
+        from semu.searcher.kernels.rollout import rollouts
 
         forward = self._checked("sequences", sequences)
         backward = forward if back_sequences is None else self._checked("back_sequences", back_sequences)
@@ -82,9 +83,9 @@ class Interleaver:
         times = (self._start, self._end, makespan)
         if self.given is None:
             found: tuple[Any, ...] = (self._order, self._choice, times, lean, count, missing)
-            kernels.rollouts(*given, candidates(problem), *way, MEMORY_GOAL, MEMORY_ROUNDS, worth_s, *found)
+            rollouts(*given, candidates(problem), *way, MEMORY_GOAL, MEMORY_ROUNDS, worth_s, *found)
         else:
-            kernels.interleave(*given, self._costs, *way, (self._order, self._run), times, count, missing)
+            interleave(*given, self._costs, *way, (self._order, self._run), times, count, missing)
             lean = makespan
         return Rollouts(makespan, lean, missing)
 
@@ -129,7 +130,7 @@ def evaluate(problem: SearchProblem, order: ArrayLike, choice: ArrayLike | None 
         ScheduleError: a stage that is missing, on another rank, or twice, or an order that deadlocks.
         ConfigError: a candidate that does not exist.
     """
-    from semu.searcher.kernels import interleaving as kernels
+    from semu.searcher.kernels.times import evaluate_orders
 
     tables, ptr = tables_of(problem), problem.rank_ptr
     stages = np.ascontiguousarray(np.asarray(order), dtype=np.int32)
@@ -145,7 +146,7 @@ def evaluate(problem: SearchProblem, order: ArrayLike, choice: ArrayLike | None 
     start, end = np.full((1, problem.num_stages), np.nan), np.full((1, problem.num_stages), np.nan)
     makespan, top = np.zeros(1), np.zeros((1, problem.num_ranks), dtype=np.int64)
     orders = (stages[None], chosen[None], (start, end, makespan), top)
-    kernels.evaluate_orders(tables.flow, candidates(problem), *orders)
+    evaluate_orders(tables.flow, candidates(problem), *orders)
     if not np.isfinite(makespan[0]):
         raise ScheduleError("the order deadlocks", where="order", expected="stages after those that they need")
     peak = top[0] + problem.static_bytes

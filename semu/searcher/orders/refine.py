@@ -98,7 +98,7 @@ class Chains:
         Returns:
             the makespan of the best one [s]; order and choice of the last one.
         """
-        from semu.searcher.kernels.refinement import anneal
+        from semu.searcher.kernels.annealing import anneal
 
         shares = (ORDER_MOVES, FASTER_MOVES) if self.has_trades else (1.0, 0.0)
         last_order, last_choice = order.copy(), choice.copy()
@@ -117,7 +117,7 @@ class Chains:
         Returns:
             the makespan of the best one [s].
         """
-        from semu.searcher.kernels.refinement import tabu
+        from semu.searcher.kernels.tabu_search import tabu
 
         given = (self.tables.flow, self.needs, self.problem.costs_of(choice), order, self.tables.room)
         found: float = tabu(*given, steps, *patience, seed)

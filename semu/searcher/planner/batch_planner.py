@@ -19,7 +19,8 @@ from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.candidates import MOST_CANDIDATES
 from semu.searcher.fit import settled
-from semu.searcher.job_search import job_problem
+from semu.searcher.job_search import to_cut
+from semu.searcher.kept_places import keeps_places
 from semu.searcher.memory import check_limits, choose_candidates
 from semu.searcher.orders.budgeted import SearchResult
 from semu.searcher.orders.interleave import evaluate
@@ -27,12 +28,11 @@ from semu.searcher.orders.levels import LEVELS, search_levels
 from semu.searcher.orders.loop import Budget
 from semu.searcher.orders.refine import compile_chains
 from semu.searcher.partitioning import Partition, recut
-from semu.searcher.plain_jobs import plain_job
 from semu.searcher.planner.fallback import Fallback
 from semu.searcher.planner.warm import Priorities
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import Solution
-from semu.searcher.starts import Cut, baseline_starts, heuristic_result, heuristic_start, with_more_segments
+from semu.searcher.starts import Cut, baseline_starts, heuristic_result, heuristic_start, in_order, with_more_segments
 from semu.simulation import prepare
 from semu.simulation.checks.context_parallel import check_lengths
 from semu.workload.batch import AbstractBatch
@@ -72,13 +72,14 @@ class BatchPlanner:
     ) -> None:
         say = progress or (lambda _: None)
         self.given = job
-        self.job, self.changes = plain_job(job)
+        self.job, self.changes, cut_into = to_cut(job)
+        self._is_kept = keeps_places(job)
         self._limit, self._strategy, self._seed = memory_limit_bytes, strategy, seed
         options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
         self._options: Mapping[str, Any] = options
-        again: Callable[..., Cut] = partial(job_problem, self.job, sub_batch=sub_batch, **options)  # type: ignore[arg-type]
+        again: Callable[..., Cut] = partial(cut_into, self.job, sub_batch=sub_batch, **options)
         start = heuristic_start(self.job, self.changes, again(segments=segments, progress=say))
-        if not segments:
+        if not (segments or self._is_kept):
             start = with_more_segments(start, lambda more: again(segments=more))
         self.partition: Partition = start.partition
         self.template: StagePlan = replace(start.built.plan, parts={})
@@ -144,18 +145,23 @@ class BatchPlanner:
         Raises:
             ConfigError: a batch that this version does not model.
         """
-        parts = recut(self.partition, job).plan().parts
+        parts = {} if self._is_kept else recut(self.partition, job).plan().parts
         built = build_problem(prepare(job, plan=replace(self.template, parts=parts)), memory_limit_bytes=self._limit)
         check_limits(built.problem)
         return built
 
     def heuristic(self, built: JobProblem) -> tuple[JobProblem, Solution, float]:
-        """The heuristic's schedule, the problem under the limits with which it fits, and its level of memory.
+        """The heuristic's schedule, the problem under the limits with which it fits, and its level of memory; where
+        chunks keep their places, 1F1B of them where that is faster.
 
         Raises:
             MemoryLimitError: it does not fit.
         """
         result, begun, default = settled(built, heuristic_result)
+        if self._is_kept:
+            other = in_order(built, built.checkpoint.schedule())
+            if other is not None and iteration_s(*other) < iteration_s(begun, default):
+                return *other, result.level
         return begun, default, result.level
 
     def alike_s(self, given: TrainingJob, baseline: Baseline) -> float | None:

@@ -18,7 +18,7 @@ _LARGE_MICROBATCH = 1500
 
 @dataclass(frozen=True, eq=False)
 class SearchTables:
-    """What ``semu.searcher.kernels.interleaving`` reads of a problem; attributes are described there.
+    """What ``semu.searcher.kernels`` read of a problem; attributes are described there.
 
     Attributes:
         problem: where all comes from.

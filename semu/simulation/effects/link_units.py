@@ -2,7 +2,8 @@
 
 Every pipeline rank of every distinct replica is one GPU with three ports (NVLink, NIC, PCIe), each out and in. A P2P
 send holds the sender's out and the receiver's in, a collective each simulated rank's out (DESIGN §3.1); a data-parallel
-collective is one unit on the ports of all replicas and moves as fast as the slowest of them lets it.
+collective is one unit on the ports of all replicas and moves as fast as the slowest of them lets it. Where modules have
+GPUs of their own and GPUs share network cards, the cards are the ports (``shared_cards``).
 
 A stage in which something moves over a port that others use too, or in which something waits for parameters, is written
 out operator by operator between a beginning and an end; the others are one unit each.
@@ -11,7 +12,8 @@ out operator by operator between a beginning and an end; the others are one unit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,9 @@ from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.gathers_before_forwards import needed_gathers
 from semu.simulation.data_parallel.reduce import Reduction
 from semu.simulation.effects.port_units import JobUnits, WrittenStages
+from semu.simulation.effects.shared_cards import SharedCards
+from semu.simulation.module_transfers import Card
+from semu.simulation.unit_programs import programs_of
 from semu.units import TIME_GRID_PER_S
 
 I64 = NDArray[np.int64]
@@ -50,11 +55,17 @@ class UnitWriter:
         self.node_of = {int(u): node for node, u in enumerate(self.unit_of[: run.problem.num_stages])}
         self.num_replicas, self.n = run.num_replicas, units.num_units
         self.every = np.arange(self.num_replicas)
+        self.cards = SharedCards(timed)
         self.out = JobUnits()
 
     @property
     def num_ports(self) -> int:
         """Ports of all GPUs, out and in apart."""
+        return self._first_card + self.cards.count
+
+    @property
+    def _first_card(self) -> int:
+        """Number of the first shared card's port, behind those of GPUs."""
         return self.num_replicas * self.layout.job.parallel.pp * NUM_SIDES
 
     def write(self) -> JobUnits:
@@ -75,6 +86,15 @@ class UnitWriter:
         number: I64 = gpu * NUM_SIDES + 2 * PORTS.index(side[0]) + (side[1] is Direction.IN)
         return number
 
+    def _is_card(self, port: Port) -> bool:
+        """Whether GPUs share the devices of a port."""
+        return self.cards.count > 0 and port is Port.NIC
+
+    def _use_cards(self, unit: object, parts: Mapping[Card, float], share: float) -> None:
+        """Units use some cards; ``share``: what of a card they take where they have it for themselves."""
+        for card, part in parts.items():
+            self.out.use(unit, self._first_card + self.cards.port(card), min(share * part, 1.0))
+
     def _split(self, latency: F64, kind: OpKind, group: CommGroup) -> tuple[F64, F64]:
         """Latencies as fixed part and work [s]; what uses no port is fixed."""
         cost = collective_cost(self.evaluation.by_shape.model.profile, kind, group)
@@ -85,22 +105,34 @@ class UnitWriter:
     def _collective(self, unit: int, ranks: Sequence[int], kind: OpKind, group: CommGroup) -> None:
         """A collective of all replicas uses the out of each rank that takes part."""
         for port, share in port_shares(self.evaluation.by_shape.model.profile, kind, group).items():
+            if self._is_card(port):
+                parts: dict[Card, float] = {}
+                for replica, rank in product(self.every.tolist(), ranks):
+                    for card, part in self.cards.of_rank(replica, rank, Direction.OUT).items():
+                        parts[card] = parts.get(card, 0.0) + part
+                self._use_cards(unit, parts, share)
+                continue
             for rank in ranks:
                 self.out.use(unit, self._port(self.every, rank, (port, Direction.OUT)), share)
 
     # -- units -------------------------------------------------------------------------------------------------------
     def _pipeline(self) -> None:
-        units, out = self.units, self.out
+        units, out, programs = self.units, self.out, programs_of(self.layout.recipe, self.units)
         fixed = self.nodes.latency[:, : self.n].copy()
         work = np.zeros_like(fixed)
         shift = units.size * np.arange(units.shape.num_microbatches)
         for number, copy in np.ndindex(units.num_transfers, len(units.chunk)):
             source, target = units.pairs[units.pair[copy, number]]
             mine = units.num_stages + number + shift[units.copy == copy]
+            edge = programs.edges[programs.edge[copy, number]]
             for replica in range(self.num_replicas):
                 link = self.replicas.links[replica][units.pair[copy, number]]
                 fixed[replica, mine], work[replica, mine] = self._split(fixed[replica, mine], OpKind.P2P, link)
                 for port, share in port_shares(self.evaluation.by_shape.model.profile, OpKind.P2P, link).items():
+                    if self._is_card(port):
+                        parts = self.cards.of_transfer(replica, edge[0], edge[1], is_gradient=bool(edge[2]))
+                        self._use_cards(replica * self.n + mine, parts, share)
+                        continue
                     for rank, way in ((source, Direction.OUT), (target, Direction.IN)):
                         out.use(replica * self.n + mine, self._port(replica, rank, (port, way)), share)
         out.add(fixed, work)
@@ -177,6 +209,7 @@ class UnitWriter:
                     streams.setdefault(side, set()).add(int(program.stream[op]))
                 mine = np.flatnonzero((problem.chunk == chunk.chunk.index) & (problem.phase == phase))
                 shared = waits[mine] | any(len(own) > 1 for own in streams.values())
+                shared |= any(self._is_card(port) for port, _ in streams)  # whatever else the node sends
                 for rank, side, first, last in outside:
                     if rank == chunk.chunk.rank and side in streams:
                         shared |= (mine >= first) & (mine <= last)
@@ -208,7 +241,12 @@ class UnitWriter:
         if not num_ops:
             out.join(begins, firsts)
         for op, side, share in inside:
-            out.use(firsts + op, self._port(replica, chunk.chunk.rank, side), share)
+            if not self._is_card(side[0]):
+                out.use(firsts + op, self._port(replica, chunk.chunk.rank, side), share)
+                continue
+            for number in self.every.tolist():
+                parts = self.cards.of_rank(number, chunk.chunk.rank, side[1])
+                self._use_cards((firsts + op)[replica == number], parts, share)
         out.fixed[0][begins] = 0.0
         out.tail[replica, self.unit_of[node]] = firsts + num_ops
         out.written.append(WrittenStages(program, replica, node, firsts, latency[place], shape, moves))

@@ -294,7 +294,9 @@ class AllocationTape:
             if receives:
                 time = run.start[replica, nodes]
                 self._receive(edge, _When(np.searchsorted(ends, time, side="right"), time, number, True))
-            if sends:
+            if sends and not (
+                edge.phase is Phase.FORWARD and self.layout.cut.has_own_reader(edge.source, edge.consumer)
+            ):
                 time = run.end[replica, nodes]
                 when = _When(np.searchsorted(begins, time, side="left"), time, number)
                 self._free_sent(when, edge.source, edge.microbatch, edge.consumer, CODE_OF_PHASE[edge.phase])

@@ -187,6 +187,8 @@ def _loaded_bytes(costed: CostedJob, chunk: int) -> NDArray[np.int64]:
 def _released(costed: CostedJob, kind: int, chunk: int, consumer: int, phase: Phase) -> NDArray[np.int64]:
     """Bytes that go when a stage's results have been sent to a consumer and are not kept: int64[num_shapes]."""
     layout, evaluation = costed.layout, costed.evaluation
+    if phase is Phase.FORWARD and layout.cut.has_own_reader(chunk, consumer):
+        return np.zeros(evaluation.num_shapes, dtype=np.int64)
     stage, costs = program_of(layout, kind, CODE_OF_PHASE[phase]), evaluation.chunks[kind]
     sizes, positions = costs.leaving, [*range(len(stage.leaving))]
     if phase is not Phase.FORWARD:

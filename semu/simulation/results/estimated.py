@@ -43,7 +43,7 @@ def iteration_metrics(iteration: Iteration) -> Metrics:
     return Metrics(
         iteration_time_s=time_s,
         mfu=count_work(iteration).model_flop / possible_flop(iteration.job, time_s),
-        bubble_ratio=bubble_ratio(run, int(np.argmax(run.makespan()))),
+        bubble_ratio=bubble_ratio(iteration, int(np.argmax(run.makespan()))),
         peak_memory_bytes=memory.fullest(np.array(resident, dtype=np.int64)),
     )
 
@@ -81,7 +81,7 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
         makespan_s=float(makespan[slowest]),
         mfu=work.model_flop / peak_rate,
         hfu=work.hardware_flop / peak_rate,
-        bubble_ratio=bubble_ratio(run, slowest),
+        bubble_ratio=bubble_ratio(iteration, slowest),
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
         static_memory_bytes=tuple(memory.static.total for memory in memories),
         capacity_bytes=room.capacity_bytes,

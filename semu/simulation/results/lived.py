@@ -12,6 +12,7 @@ from semu.simulation.iteration import Iteration
 from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.estimated import EstimatedIteration
 from semu.simulation.results.rank_timeline import build_timeline
+from semu.simulation.results.time_breakdown import stage_weights
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ class LivedIteration:
 
     @property
     def launched_s(self) -> float:
-        """Time that the replica's stages wait for their hosts, over all ranks [s]."""
+        """Time that the replica's stages wait for their hosts, over all ranks, weighted by their GPUs [s]."""
         launched = self.iteration.run.launched
-        return 0.0 if launched is None else float(launched[self.head.slowest].sum())
+        return 0.0 if launched is None else float((launched[self.head.slowest] * stage_weights(self.iteration)).sum())
 
     def uncertainty(self) -> Uncertainty:
         """How far the errors of the coefficients move the iteration time."""
         run, launched = self.iteration.run, self.launched_s
-        computed = float(run.plain[self.head.slowest, : run.problem.num_stages].sum())
+        computed = float((run.plain[self.head.slowest, : run.problem.num_stages] * stage_weights(self.iteration)).sum())
         return time_uncertainty(
             self.costs,
             self.timeline,

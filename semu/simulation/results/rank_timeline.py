@@ -19,6 +19,7 @@ from semu.engine.timeline import (
 from semu.graph.operator import Phase
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind, Port, Provenance
+from semu.parallel.own_gpus import rank_weights
 from semu.simulation.context import ParameterGather, TimedJob
 from semu.simulation.data_parallel.step import RankTail
 from semu.simulation.iteration import Iteration
@@ -101,6 +102,7 @@ class _RankBuilder:
             find_peak=self._peak,
             expand=self._expand,
             build_memory=self._curve,
+            weight=float(rank_weights(self.layout.job.parallel)[rank]),
         )
 
     def _microbatches(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ import numpy as np
 from semu.compile.stage import StageProgram
 from semu.costs.phases import costs_of
 from semu.engine.timeline import IterationTimeline
+from semu.parallel.own_gpus import rank_weights
 from semu.present.report import RankMemoryRow, TopOperator
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.peaks import RankPeak
@@ -50,23 +51,29 @@ def rank_row(timed: TimedJob, memory: RankMemory, peak: RankPeak, saved: SavedAc
 
 
 def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[str, float]]:
-    """The operators that cost most on one replica, and the stage time [s] by provenance of its coefficients."""
+    """The operators that cost most on one replica, and the stage time [s] by provenance of its coefficients; ranks
+    count by their GPUs."""
     layout, model = costs.costed.layout, costs.costed.cost_model
+    weights = rank_weights(layout.job.parallel)
     library = layout.library
     where: dict[int, str] = {}
     occurrences: dict[StageProgram, list[tuple[int, int, int]]] = {}
     total_of: dict[int, float] = {}
+    weighted_of: dict[int, float] = {}
     calls_of: Counter[int] = Counter()
     for number, chunk in enumerate(layout.kinds[: len(costs.times)]):
         if chunk.chunk.flow:  # a microbatch runs through one copy of the model
             continue
         seconds, runs = costs.row_seconds(number), int(costs.times[number].sum())
+        weight = float(weights[chunk.chunk.rank])
         for stage in (chunk.forward, chunk.backward):
             if stage is not None:
                 if stage not in occurrences:
                     occurrences[stage] = _occurrences(stage)
                 for row, block, count in occurrences[stage]:
-                    total_of[row] = total_of.get(row, 0.0) + count * float(seconds[row])
+                    total = count * float(seconds[row])
+                    total_of[row] = total_of.get(row, 0.0) + total
+                    weighted_of[row] = weighted_of.get(row, 0.0) + weight * total
                     calls_of[row] += count * runs
                     where.setdefault(row, chunk.blocks[block].path)
     time: dict[tuple[str, str, str], list[float]] = {}
@@ -76,12 +83,13 @@ def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[st
         operator = library.operators[row]
         path = re.sub(r"\.\d+\b", "", ".".join(p for p in (where[row], operator.path) if p))
         key = (path, operator.kind.value, operator.phase.name.lower())
-        entry = time.setdefault(key, [0.0, 0.0])
-        entry[0] += total
+        entry = time.setdefault(key, [0.0, 0.0, 0.0])
+        entry[0] += weighted_of[row]
         entry[1] += calls_of[row]
+        entry[2] += total
         label.setdefault(key, row)
         source = model.coefficients[row].provenance.value
-        provenance[source] = provenance.get(source, 0.0) + total
+        provenance[source] = provenance.get(source, 0.0) + weighted_of[row]
     everything = sum(provenance.values()) or 1.0
     ranked = sorted(time.items(), key=lambda item: (-item[1][0], item[0]))[:NUM_TOP_OPERATORS]
     top = tuple(
@@ -90,13 +98,13 @@ def top_operators(costs: ReplicaCosts) -> tuple[tuple[TopOperator, ...], dict[st
             kind=key[1],
             phase=key[2],
             time_s=total,
-            share=total / everything,
+            share=weighted / everything,
             calls=int(count),
             bound=model.bound(label[key], costs.columns, costs.uses),
             provenance=model.coefficients[label[key]].provenance.value,
             source=model.coefficients[label[key]].source,
         )
-        for key, (total, count) in ranked
+        for key, (weighted, count, total) in ranked
     )
     return top, provenance
 
@@ -110,8 +118,8 @@ def _occurrences(stage: StageProgram) -> list[tuple[int, int, int]]:
 
 
 def add_outer(seconds: dict[str, float], timeline: IterationTimeline) -> None:
-    """Add transfers, reductions, gathers and the optimizer step to the time by provenance."""
+    """Add transfers, reductions, gathers and the optimizer step to the time by provenance, ranks by their GPUs."""
     for rank in timeline.ranks:
         for piece in rank.outer:
             name = piece.provenance.value
-            seconds[name] = seconds.get(name, 0.0) + piece.end_s - piece.start_s
+            seconds[name] = seconds.get(name, 0.0) + rank.weight * (piece.end_s - piece.start_s)

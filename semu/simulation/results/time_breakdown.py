@@ -19,6 +19,7 @@ from semu.costs.phases import costs_of, stages_of_chunk
 from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Operator, Phase
 from semu.graph.rounding import with_rounded
+from semu.parallel.own_gpus import rank_weights
 from semu.schedule.costs import idle_share
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.timed_operators import TimedOperators
@@ -32,7 +33,7 @@ def breakdown(iteration: Iteration, iteration_time_s: float) -> dict[str, object
     else as bubble; so does the time after a rank's last stage in which no collective, gather or optimizer step runs.
 
     Returns:
-        Means over all ranks that sum to the iteration time [s]. compute: kernels of forward and backward stages.
+        Means over all GPUs that sum to the iteration time [s]. compute: kernels of forward and backward stages.
         exposed_communication: by communicator (``tp``, ``pp``, ``dp``), compute waited for a transfer. bubble: compute
         waited for another rank's work, or for a slower replica. optimizer: the step with clipping and casts of weights.
         other: what nothing else explains (rounding; a test holds it at that). Where they are not 0, overhead:
@@ -41,7 +42,7 @@ def breakdown(iteration: Iteration, iteration_time_s: float) -> dict[str, object
     """
     layout, run, tails = iteration.layout, iteration.run, iteration.tails
     weights = run.count / run.count.sum()
-    num_ranks = len(tails)
+    num_ranks, of_rank = len(tails), rank_weights(layout.job.parallel)
     compute, exposed_inner, exposed_pp, waited, bubble = _stage_times(iteration, weights)
     exposed = dict.fromkeys(layout.streams[1:], 0.0)
     for number, name in enumerate(layout.streams[1:], start=1):
@@ -49,10 +50,11 @@ def breakdown(iteration: Iteration, iteration_time_s: float) -> dict[str, object
     exposed["pp"] = exposed.get("pp", 0.0) + exposed_pp
     exposed["dp"] = exposed.get("dp", 0.0) + waited
     optimizer = lost = 0.0
-    launch = 0.0 if run.launched is None else float(weights @ run.launched.sum(axis=1)) / num_ranks
+    launched = 0.0 if run.launched is None else float(weights @ (run.launched * stage_weights(iteration)).sum(axis=1))
+    launch = launched / num_ranks
     overhead = iteration.overhead_s
     is_alone, apart = run.num_replicas == 1, layout.job.training.optimizer_post_validation
-    for rank, tail in enumerate(tails):
+    for rank, (tail, weight) in enumerate(zip(tails, of_rank.tolist(), strict=True)):
         done: Seconds = run.rank_ends[rank] if is_alone else run.done[rank]
         idle = iteration_time_s - overhead - done
         if apart:  # an iteration begins with the rank's first stage
@@ -64,17 +66,17 @@ def breakdown(iteration: Iteration, iteration_time_s: float) -> dict[str, object
             for number in [number for number, end in enumerate(operators.end_s) if end > earliest]:
                 late = _visible(operators.start_s[number], operators.end_s[number], done)
                 idle = idle - late
-                exposed[operators.pieces[number].stream] += _mean(weights, late) / num_ranks
+                exposed[operators.pieces[number].stream] += weight * _mean(weights, late) / num_ranks
         for piece in tail.steps:
             step = piece.end_s - piece.start_s
             idle = idle - step
             if piece is tail.interference:
-                lost += step / num_ranks
+                lost += weight * step / num_ranks
             elif piece.kind.is_communication:
-                exposed[piece.stream] = exposed.get(piece.stream, 0.0) + step / num_ranks
+                exposed[piece.stream] = exposed.get(piece.stream, 0.0) + weight * step / num_ranks
             else:
-                optimizer += step / num_ranks
-        bubble += _mean(weights, idle) / num_ranks
+                optimizer += weight * step / num_ranks
+        bubble += weight * _mean(weights, idle) / num_ranks
     rare = {"overhead": overhead, "interference": lost, "launch": launch}
     return {
         "compute": compute,
@@ -106,20 +108,21 @@ def _visible(start_s: float, end_s: float, done: Seconds) -> Seconds:
 def _stage_times(
     timed: TimedJob, weights: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64], float, float, float]:
-    """Mean per rank of: compute, exposed time per stream, exposed P2P, waiting for parameters, bubble [s]."""
+    """Mean of all GPUs: compute, exposed time per stream, exposed P2P, waiting for parameters, bubble [s]."""
     run, problem = timed.run, timed.run.problem
-    num_ranks = problem.shape.num_ranks
+    num_ranks, by_gpus = problem.shape.num_ranks, stage_weights(timed)
     if run.num_replicas == 1:
-        key = problem, run.shape.tobytes()
+        key = problem, run.shape.tobytes(), timed.job.parallel.rank_widths
         busy, alone = _STAGE_TIMES.get(timed.evaluation.by_shape, key, lambda: _template_times(timed, weights))
         exposed = alone.copy()
     else:
         busy, exposed = _template_times(timed, weights)
-    for (replica, _), touched in run.inside.items():
-        busy += float(weights[replica]) * touched.held_s
-        exposed += weights[replica] * touched.exposed
-    wait = float(weights @ run.waited(np.arange(problem.num_stages)))
-    explained, bubble = _pipeline_gaps(run, apart=timed.job.training.optimizer_post_validation)
+    for (replica, node), touched in run.inside.items():
+        weight = float(weights[replica] * by_gpus[node])
+        busy += weight * touched.held_s
+        exposed += weight * touched.exposed
+    wait = float(weights @ run.waited(np.arange(problem.num_stages), by_gpus))
+    explained, bubble = _pipeline_gaps(run, by_gpus, apart=timed.job.training.optimizer_post_validation)
     return (
         (busy - float(exposed[1:].sum())) / num_ranks,
         exposed / num_ranks,
@@ -135,8 +138,9 @@ _STAGE_TIMES = memo.ScopedTable["tuple[float, NDArray[np.float64]]"](
 
 
 def _template_times(timed: TimedJob, weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Mean of all ranks' stages together, as if nothing outside bore on them: how long they last, and what of it is
-    exposed time per stream [s]."""
+    """All ranks' stages together, a mean over replicas weighted by GPUs, as if nothing outside bore on them: how long
+    they last, and what of it is exposed time per stream [s]."""
+    by_gpus = rank_weights(timed.job.parallel)
     layout, evaluation, run, problem = timed.layout, timed.evaluation, timed.run, timed.run.problem
     exposed = np.zeros(len(layout.streams))
     busy = 0.0
@@ -152,8 +156,9 @@ def _template_times(timed: TimedJob, weights: NDArray[np.float64]) -> tuple[floa
                 shapes = run.shape[:, run.column[nodes]]
                 latency = float(weights @ stage.latency[shapes].sum(axis=1))
                 times[key] = latency, np.einsum("r,rns->s", weights, stage.exposed[shapes])
-            busy += times[key][0]
-            exposed += times[key][1]
+            weight = float(by_gpus[layout.kinds[number].chunk.rank])
+            busy += weight * times[key][0]
+            exposed += weight * times[key][1]
     return busy, exposed
 
 
@@ -161,10 +166,13 @@ _TOGETHER = 512
 """So many stages are looked at together: few enough for the cache."""
 
 
-def _pipeline_gaps(run: PipelineRun, *, apart: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _pipeline_gaps(
+    run: PipelineRun, weights: NDArray[np.float64], *, apart: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Per replica, gaps before stages: the part that transfers ending at the stages' starts explain, and the rest [s].
 
     Args:
+        weights: float64[num_stages], how much each stage's gap counts.
         apart: every rank's iteration begins with its own first stage.
     Returns:
         float64[num_replicas], float64[num_replicas].
@@ -187,16 +195,24 @@ def _pipeline_gaps(run: PipelineRun, *, apart: bool = False) -> tuple[NDArray[np
             lasted = np.minimum(gap[here], arrives - start[by])
             lasted[arrives != start[here]] = 0.0
             explained[here] = np.maximum(explained[here], lasted)
-    return explained.sum(axis=0), (gap - explained).sum(axis=0)
+    each = weights[:, np.newaxis]
+    return (explained * each).sum(axis=0), ((gap - explained) * each).sum(axis=0)
 
 
-def bubble_ratio(run: PipelineRun, replica: int) -> float:
-    """1 - (sum of stage times) / (P x makespan) of one replica (DESIGN §2); 0 for an empty pipeline."""
-    n = run.problem.num_stages
-    busy = float(run.plain[replica, :n].sum())
-    busy += sum(touched.held_s for (number, _), touched in run.inside.items() if number == replica)
+def stage_weights(timed: TimedJob) -> NDArray[np.float64]:
+    """How much every stage counts in a mean over GPUs: float64[num_stages]."""
+    problem = timed.run.problem
+    return rank_weights(timed.job.parallel)[problem.node_rank[: problem.num_stages]]
+
+
+def bubble_ratio(timed: TimedJob, replica: int) -> float:
+    """1 - (sum of stage times) / (P x makespan) of one replica (DESIGN §2), ranks weighted by their GPUs; 0 for an
+    empty pipeline."""
+    run, weights = timed.run, stage_weights(timed)
+    busy = float((run.plain[replica, : len(weights)] * weights).sum())
+    busy += sum(touched.held_s * float(weights[node]) for (n, node), touched in run.inside.items() if n == replica)
     if run.launched is not None:
-        busy += float(run.launched[replica].sum())
+        busy += float((run.launched[replica] * weights).sum())
     return idle_share(busy, run.problem.shape.num_ranks, float(run.makespan()[replica]))
 
 

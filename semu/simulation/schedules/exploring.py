@@ -26,12 +26,12 @@ from semu.schedule.registry import REGISTRY
 from semu.schedule.rules.program import program_text
 from semu.schedule.schedule import Schedule
 from semu.schedule.study import PipelineStudy
-from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.preparation import prepare
 from semu.simulation.schedules.comparing import compare_schedules
 from semu.simulation.schedules.comparison import ComparedSchedule, ScheduleComparison
 from semu.simulation.schedules.cuts import job_for
 from semu.simulation.schedules.named import pipeline_study
+from semu.simulation.schedules.studies_under_plans import activation_room
 from semu.simulation.schedules.woven import layers_study, with_gangs
 from semu.units import GIB, fit_columns, fit_lines, format_time
 
@@ -170,7 +170,7 @@ def _on_cut(
         refused.add(f"gradients on {cut}", error)
         splits = False
         study = pipeline_study(checkpoint, splits=False)
-    limit = _room(checkpoint, study)
+    limit = activation_room(checkpoint, study)
     layers = layers_study(study) if study.shape.chunk_gang else study
     made = explore_study(layers, cut, refused, split=splits, limit_bytes=limit)
     shipped = set[Schedule]()
@@ -199,12 +199,3 @@ def _with_gangs(
             continue
         found.append(replace(one, study=study, schedule=schedule, evaluation=evaluation))
     return sorted(found, key=lambda one: one.time_s)
-
-
-def _room(checkpoint: JobCheckpoint, study: PipelineStudy) -> NDArray[np.int64]:
-    """What a cut's simulation leaves for activations: int64[num_ranks] [bytes]."""
-    estimate, schedule = checkpoint.estimate(), checkpoint.schedule()
-    rest = np.array(estimate.peak_memory_bytes) - study.evaluate(schedule).peak_bytes
-    have = estimate.capacity_bytes - estimate.other_memory_bytes - estimate.memory_margin_bytes
-    room: NDArray[np.int64] = np.maximum(have - rest, 0)
-    return room

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.gangs.weaving import weave, without_gangs
 from semu.schedule.graph import Wait, graph_of
@@ -38,12 +43,12 @@ def with_gangs(base: Schedule, study: PipelineStudy, every: int = 1) -> Schedule
     Args:
         base: an order of ``without_gangs(study.shape)``. study: the whole job. every: as ``weave``.
     """
-    graph, latency_s = graph_of(study.shape), study.costs.latency_s
+    graph, costs = graph_of(study.shape), study.costs
 
-    def _seconds(stage: StageKey) -> float:
-        return float(latency_s[4 * (graph.first[stage.chunk] + stage.microbatch) + CODE_OF_PHASE[stage.phase]])
+    def _of(values: NDArray[np.float64], stage: StageKey) -> float:
+        return float(values[4 * (graph.first[stage.chunk] + stage.microbatch) + CODE_OF_PHASE[stage.phase]])
 
-    return weave(base, study.shape, _seconds, every=every)
+    return weave(base, study.shape, partial(_of, costs.latency_s), sends=partial(_of, costs.transfer_s), every=every)
 
 
 def layers_study(study: PipelineStudy) -> PipelineStudy:

@@ -154,12 +154,6 @@ def test_a_plan_that_defers_is_the_same_from_its_file(tmp_path):
     assert semu.StagePlan.read(tmp_path / "plan.json") == plan
 
 
-def test_no_execution_plan_is_made_of_what_no_executor_runs():
-    found = deferred_assignment()
-    with pytest.raises(semu.ConfigError, match="deferred"):
-        semu.compile_plan(found.checkpoint)
-
-
 BAD = {
     "twice": lambda plan: {"reads": {"vit": (plan.reads["vit"][0],) * len(plan.reads["vit"])}},
     "later": lambda plan: {"reads": {"vit": tuple(reversed(plan.reads["vit"]))}},

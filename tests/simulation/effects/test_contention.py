@@ -220,7 +220,10 @@ def reductions(report: Report, rank: int) -> list[OuterSlice]:
 @pytest.mark.parametrize("name", JOBS)
 def test_everything_is_as_the_slow_reference_has_it(name: str) -> None:
     """Times of every operator, memory of every rank at every moment, and the gradient collectives."""
-    job = JOBS[name]()
+    assert_contended(JOBS[name]())
+
+
+def assert_contended(job: TrainingJob) -> None:
     report = simulate(job, contention=True)
     expected, reduced = contended(job)
     makespans = [replica.makespan_s for replica in expected.replicas]

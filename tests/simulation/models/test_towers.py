@@ -1,21 +1,26 @@
-"""``parallel.loss = "towers"``: the last ranks of all towers gather features and run the loss together."""
+"""``parallel.loss = "towers"``: the last ranks of all towers gather features and run the loss together, or, under
+``"towers-async"``, send one another features and go on."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plan.legal_plans import listed, with_actions
 from schedule.gang_shapes import reference_times
 
 import semu
 import semu_models
 from semu.baselines import distmm
 from semu.cli import main
-from semu.errors import ConfigError
+from semu.errors import ConfigError, PlanError
 from semu.graph.operator import Phase
+from semu.plan.action import KINDS, ActionKind
 from semu.plan.compile import compile_plan
+from semu.plan.verification.fault import Fault
 from semu.plan.verification.rules import verify
 from semu.schedule.shape import StageKey
 from semu.simulation import prepare
@@ -89,8 +94,94 @@ def test_stages_run_as_the_slow_reference(schedule: str, sizes: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(("schedule", "sizes"), CASES)
-def test_memory_comes_back_and_plans_are_legal(schedule: str, sizes: dict[str, Any]) -> None:
-    own = job(schedule, **sizes)
+def test_features_that_are_sent_arrive_as_the_slow_reference_has_it(schedule: str, sizes: dict[str, Any]) -> None:
+    checkpoint = prepare(job(schedule, loss="towers-async", **sizes))
+    order = checkpoint.schedule()
+    run = checkpoint.timed(order).run
+    problem, latency = run.problem, run.plain[0]
+    shape, (one, other) = problem.shape, problem.shape.gangs[0]
+    seconds = dict(zip(problem.stages, latency[: problem.num_stages].tolist(), strict=True))
+    delays = {
+        (move.stage.chunk, move.consumer.chunk, move.stage.phase is Phase.FORWARD): lasts
+        for move, lasts in zip(problem.transfers, latency[problem.num_stages :].tolist(), strict=True)
+    }
+    vision, text = shape.sources[one]
+    assert delays[vision, other, True] > 0.0 and delays[text, one, True] > 0.0, "each sends the other its features"
+    assert not [ends for ends in delays if ends[0] in (one, other)], "no gradient goes to another tower"
+    expected = reference_times(
+        order,
+        shape,
+        lambda stage: seconds[stage],
+        lambda source, reader, is_forward, _: delays[source, reader, is_forward],
+        meets=False,
+    )
+    found = dict(zip(problem.stages, zip(run.start[0].tolist(), run.end[0].tolist(), strict=False), strict=False))
+    for stage, times in expected.items():
+        assert found[stage] == pytest.approx(times, abs=1e-12), stage
+    start = dict(zip(problem.stages, run.start[0].tolist(), strict=False))
+    meetings = [{start[StageKey(chunk, Phase.FORWARD, m)] for chunk in (one, other)} for m in range(8)]
+    assert any(len(times) == 2 for times in meetings), "nobody waits for the other rank"
+
+
+def test_features_are_messages_that_ranks_wait_for_before_the_loss() -> None:
+    """Started when the tower's last forward has run, waited for right before the loss; nothing is exchanged."""
+    plan = compile_plan(job(loss="towers-async"))
+    verify(plan)
+    heads = [number for number, chunk in enumerate(plan.chunks) if chunk.module == "head"]
+    messages, pairs = plan.messages, plan.pairs
+    to_heads = [n for n in range(len(messages)) if pairs.chunk[messages.target[n] // 2] in heads]
+    assert len(to_heads) == 2 * 8, "of 8 microbatches, one each way"
+    assert not [n for n in range(len(messages)) if pairs.chunk[messages.source[n] // 2] in heads]
+    sizes = {plan.chunks[pairs.chunk[messages.source[n] // 2]].module: messages.num_bytes[0, n] for n in to_heads}
+    assert sizes == {"vision": 4 * 768 * 2, "text": 4 * 512 * 2}
+    kinds = [[KINDS[code] for code in own.kind] for own in plan.actions]
+    assert not [kind for own in kinds for kind in own if kind.is_exchange]
+    at = [own.target.tolist() for own in plan.actions]
+    worked = 0
+    for n in to_heads:
+        rank = int(messages.target_rank[n])
+        places = [place for place, target in enumerate(at[rank]) if target == n and not kinds[rank][place].is_stage]
+        launch, wait = places
+        assert (kinds[rank][launch], kinds[rank][wait]) == (ActionKind.IRECV, ActionKind.WAIT_IRECV)
+        worked += any(kind.is_stage for kind in kinds[rank][launch:wait])
+    assert worked, "ranks compute while features come"
+
+
+def drop_wait(actions: list[list[Any]], number: int) -> None:
+    for own in actions:
+        own[:] = [act for act in own if act[:2] != (ActionKind.WAIT_IRECV, number)]
+
+
+def drop_send(actions: list[list[Any]], number: int) -> None:
+    for own in actions:
+        own[:] = [act for act in own if act[:2] != (ActionKind.ISEND, number)]
+
+
+def wait_late(actions: list[list[Any]], number: int) -> None:
+    for own in actions:
+        mine = [act for act in own if act[:2] == (ActionKind.WAIT_IRECV, number)]
+        own[:] = [act for act in own if act not in mine] + mine
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [(drop_wait, Fault.WAIT_MISSING), (drop_send, Fault.LAUNCH_MISSING), (wait_late, Fault.USED_EARLY)],
+)
+def test_a_plan_that_does_not_wait_for_features_is_refused(change: Any, fault: Fault) -> None:
+    plan = compile_plan(job(loss="towers-async"))
+    heads = [number for number, chunk in enumerate(plan.chunks) if chunk.module == "head"]
+    number = next(n for n, t in enumerate(plan.messages.target) if plan.pairs.chunk[t // 2] in heads)
+    actions = listed(plan)
+    change(actions, number)
+    with pytest.raises(PlanError) as caught:
+        verify(with_actions(replace(plan, estimates=None), actions))
+    assert caught.value.fault is fault
+
+
+@pytest.mark.parametrize("loss", ["towers", "towers-async"])
+@pytest.mark.parametrize(("schedule", "sizes"), CASES)
+def test_memory_comes_back_and_plans_are_legal(schedule: str, sizes: dict[str, Any], loss: str) -> None:
+    own = job(schedule, loss=loss, **sizes)
     report = semu.simulate(own)
     for row, rank in zip(report.ranks, report.timeline.ranks, strict=True):
         assert rank.memory.peak_bytes == row.peak_bytes

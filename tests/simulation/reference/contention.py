@@ -14,7 +14,19 @@ from simulation.reference.costs import on_grid, symbols_of
 from simulation.reference.expansion import HOST, Expansion, Key, Replica, StageName, attribute, expand
 from simulation.reference.held import Whole, gather, reduce, sharing, spans
 from simulation.reference.memory import memory_of
-from simulation.reference.modules import group_of, module_symbols
+from simulation.reference.modules import (
+    block_of,
+    busiest_port,
+    card_of,
+    card_parts,
+    card_slowdown,
+    gpu_shares,
+    group_of,
+    has_own,
+    link_across,
+    module_symbols,
+    shares_cards,
+)
 from simulation.reference.network import latency_seconds
 from simulation.reference.sharding import REPLICATE, Sharding, holds_all
 from simulation.reference.tail import Slice, collective, gather_times, parts_of, shared_buckets, trainable, worst_group
@@ -101,14 +113,14 @@ class _Crowd:
         if replica.exposed_s:
             inside = next(name for name in replica.exposed_s if name != "pp")
             replica.compute_s = 0.0
-            attribute(replica, inside)
+            attribute(replica, inside, gpu_shares(job))
 
     def _add(
         self,
         latency_s: float,
         kind: OpKind | None,
         group: CommGroup | None,
-        ports: Sequence[object],
+        ports: Sequence[object] | dict[object, Fraction],
         after: list[tuple[int, int | None]],
     ) -> int:
         steps, fixed = round(latency_s * GRID), 0
@@ -118,15 +130,19 @@ class _Crowd:
             fixed = min(round(on_grid(latency_seconds(self.job.profile, kind, group)) * GRID), steps)
             work = steps - fixed
             part = _part(self.job, kind, group)
-            self.movers.append(Mover(fixed, work, dict.fromkeys(ports, part) if work else {}, after))
+            parts = ports if isinstance(ports, dict) else dict.fromkeys(ports, Fraction(1))
+            used = {port: min(part * own, Fraction(1)) for port, own in parts.items()}
+            self.movers.append(Mover(fixed, work, used if work else {}, after))
         return len(self.movers) - 1
 
     # -- ports -----------------------------------------------------------------------------------------------------
-    def _way(self, r: int, key: Key) -> tuple[OpKind | None, CommGroup | None, list[object]]:
+    def _way(self, r: int, key: Key) -> tuple[OpKind | None, CommGroup | None, list[object] | dict[object, Fraction]]:
         """Kind, communicator and ports of a node; nothing for what computes."""
         job, model = self.job, self.model
         if key[0] == "send":
             source, target = (model.chunk(chunk)[0].rank for chunk in key[1:3])  # type: ignore[arg-type]
+            if has_own(job):
+                return self._across(r, key, (source, target))
             group = job.cluster.place_group("pp", [model.gpu(rank, r) for rank in (source, target)])
             port = _port(group)
             return OpKind.P2P, group, [(r, source, port, "out"), (r, target, port, "in")]
@@ -149,7 +165,37 @@ class _Crowd:
         if group.num_ranks == 1:
             return None, None, []
         sides = ("out", "in") if operator.kind is OpKind.P2P else ("out",)
-        return operator.kind, group, [(r, rank, _port(group), side) for side in sides]
+        return operator.kind, group, self._sides([(r, rank)], _port(group), sides)
+
+    def _sides(
+        self, places: Sequence[tuple[int, int]], port: Port, sides: Sequence[str]
+    ) -> list[object] | dict[object, Fraction]:
+        """Ports of collectives of some (replica, rank), of which every GPU of the rank takes part in one."""
+        if port is not Port.NIC or not shares_cards(self.job):
+            return [(r, rank, port, side) for r, rank in places for side in sides]
+        cluster, found = self.job.cluster, dict[object, Fraction]()
+        for r, rank in places:
+            for gpu in block_of(self.job, rank, r):
+                for side in sides:
+                    key = card_of(self.job, gpu), side
+                    found[key] = found.get(key, Fraction(0)) + Fraction(cluster.nics_per_node, cluster.gpus_per_node)
+        return found
+
+    def _across(
+        self, r: int, key: Key, ranks: tuple[int, int]
+    ) -> tuple[OpKind | None, CommGroup | None, list[object] | dict[object, Fraction]]:
+        """The same of a transfer between ranks that have GPUs of their own."""
+        job, sides, phase = self.job, ("out", "in"), str(key[3])
+        group = link_across(job, *ranks, r)
+        port = _port(group)
+        if port is not Port.NIC or not shares_cards(job):
+            return OpKind.P2P, group, [(r, rank, port, side) for rank, side in zip(ranks, sides, strict=True)]
+        ends = [self.model.sizes[self.model.chunk(chunk)[0].module] for chunk in key[1:3]]  # type: ignore[arg-type]
+        giver, taker = ends if phase == "F" else ends[::-1]
+        counts = card_parts(job, giver, taker, phase, ranks)
+        fullest = max(sum(c.get(card, 0) for c in counts) for own in counts for card in own)
+        share = card_slowdown(job, fullest, busiest_port(giver, taker, phase)[0])[1]
+        return OpKind.P2P, group, {card: Fraction(share) * n / fullest for card, n in counts[r].items()}
 
     def _gather(self) -> None:
         """Parameters, bucket by bucket in the order of the forward pass; the blocks' forward operators wait."""
@@ -228,7 +274,11 @@ class _Crowd:
                     whole = -(-whole // peers)
                 if tp > 1 and whole:
                     sizes = next(sizes for sizes in self.model.sizes if sizes.tp == tp)
-                    group = self.model.tp_group if tp == parallel.tp else group_of(job, "tp", sizes)
+                    if has_own(job):
+                        mine = {block.module for block in self.model.blocks if block.rank == rank}
+                        sizes = next(own for n, own in enumerate(self.model.sizes) if own.tp == tp and n in mine)
+                    is_own = tp != parallel.tp or has_own(job)
+                    group = group_of(job, "tp", sizes) if is_own else self.model.tp_group
                     size = whole * job.training.grad_dtype.size_bytes
                     self._reduce([rank], OpKind.ALL_REDUCE, group, size, self._ends(rank), before, result)
         for item in {id(item.parameter): item for items in held for item in items}.values():
@@ -251,9 +301,11 @@ class _Crowd:
         before: dict[int, int],
         result: list[Reduced],
     ) -> None:
+        if group.num_ranks == 1:
+            return
         piece = collective(self.expansion, kind, group, size, 0.0)
         replicas = range(len(self.expansion.replicas))
-        ports = [(r, rank, _port(group), "out") for r in replicas for rank in ranks]
+        ports = self._sides([(r, rank) for r in replicas for rank in ranks], _port(group), ("out",))
         earlier = [before[rank] for rank in ranks if rank in before]
         after: list[tuple[int, int | None]] = [(number, None) for number in (*waits, *earlier)]
         number = self._add(piece.end_s, kind, group, ports, after)

@@ -9,12 +9,20 @@ the kernels of an operator and of its gradient with their FLOP and bytes, and th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulation.reference.costs import ATTENTION, latency_of, on_grid, symbols_of, value
 from simulation.reference.memory import Curve, RankStatic, memory_of, static_of
 from simulation.reference.model import Block, CutModel, is_eager
-from simulation.reference.modules import block_of, busiest_port, module_symbols, most_spread
+from simulation.reference.modules import (
+    busiest_port,
+    card_parts,
+    card_slowdown,
+    gpu_shares,
+    link_across,
+    module_symbols,
+    shares_cards,
+)
 from simulation.reference.network import collective_seconds
 from simulation.reference.sharding import COPY, GATHER, IN, OUT, REDUCE, REPLICATE, SHARD, Sharding, Unit, holds_all
 
@@ -279,7 +287,7 @@ class Writer:
             several = bool(self.sharding.units) or self.model.job.parallel.cp > 1
             inside = "experts" if self.model.has_experts else "tp"
             inside = "links" if several else "replicas" if self.model.job.model.reads_replicas else inside
-            attribute(replica, "modules" if self.model.job.parallel.modules else inside)
+            attribute(replica, "modules" if self.model.job.parallel.modules else inside, gpu_shares(self.model.job))
         return replica
 
     def _memory_of(self, replica: Replica) -> list[Curve]:
@@ -495,16 +503,19 @@ class Writer:
         """The same between ranks of different width: what the busiest port sends or gets, over the longest link."""
         _, maker, taker, phase, _ = send
         ends = [self.model.chunk(chunk)[0].module for chunk in (maker, taker)]  # type: ignore[arg-type]
+        giver, getter = (self.model.sizes[end] for end in (ends if phase == "F" else ends[::-1]))
+        most, held = busiest_port(giver, getter, str(phase))
         if ends[0] != ends[1]:
-            giver, getter = ends if phase == "F" else ends[::-1]
-            most, held = busiest_port(self.model.sizes[giver], self.model.sizes[getter], str(phase))
             size = -(-size * most // held)
         self.sent[send] = size
-        blocks = [block_of(self.model.job, rank, self.number) for rank in (source, target)]
-        count = max(map(len, blocks))
-        pairs = [[block[i * len(block) // count] for block in blocks] for i in range(count)]
-        group = most_spread(self.model.job.cluster.place_group("pp", pair) for pair in pairs)
-        return on_grid(collective_seconds(self.model.job.profile, OpKind.P2P, group, size))
+        job = self.model.job
+        group = link_across(job, source, target, self.number)
+        if shares_cards(job) and group.num_nodes > 1:
+            counts = card_parts(job, giver, getter, str(phase), (source, target))
+            fullest = max((sum(c.get(card, 0) for c in counts) for own in counts for card in own), default=0)
+            if fullest:
+                group = replace(group, nic_slowdown=card_slowdown(job, fullest, most)[0])
+        return on_grid(collective_seconds(job.profile, OpKind.P2P, group, size))
 
     # -- times -----------------------------------------------------------------------------------------------------
     def _take_longest_paths(self) -> None:
@@ -529,24 +540,24 @@ def _before_last_attention(kernels: list[tuple[OpKind, Key]]) -> list[Key]:
     return [kernels[number - 1][1]] if number else []
 
 
-def attribute(replica: Replica, inside: str) -> None:
-    """Means over the ranks of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
+def attribute(replica: Replica, inside: str, shares: list[float]) -> None:
+    """Means over all GPUs of the time in kernels, of that lost to links inside stages, and of that lost to ``pp``.
 
     Args:
         inside: ``tp``, or ``links`` where data-parallel collectives run in stages too, or ``experts`` (tp, ep, etp), or
             ``modules`` where modules of different parallelism exchange their tensors.
+        shares: of a replica's GPUs, how many are on every pipeline rank.
     """
-    num_ranks = len(replica.orders)
     replica.exposed_s = {inside: 0.0, "pp": 0.0}
-    for order in replica.orders:
+    for order, share in zip(replica.orders, shares, strict=True):
         free = 0.0
         for stage in order:
             begin, end = replica.span(stage)
             kernels = [replica.nodes[o.key] for o in replica.operators[stage] if not o.operator.kind.is_communication]
             busy = sum(node.latency_s for node in kernels)
-            replica.compute_s += busy / num_ranks
-            replica.exposed_s[inside] += (end - begin - busy) / num_ranks
+            replica.compute_s += busy * share
+            replica.exposed_s[inside] += (end - begin - busy) * share
             sends = [replica.nodes[key] for key in replica.nodes["begin", *stage].after if key[0] == "send"]
             lasted = [node.latency_s for node in sends if node.end_s == begin]
-            replica.exposed_s["pp"] += max([min(begin - free, latency) for latency in lasted], default=0.0) / num_ranks
+            replica.exposed_s["pp"] += max([min(begin - free, latency) for latency in lasted], default=0.0) * share
             free = end

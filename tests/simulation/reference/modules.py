@@ -93,6 +93,20 @@ def block_of(job: TrainingJob, rank: int, replica: int) -> tuple[int, ...]:
     return tuple(range(first, first + width))
 
 
+def link_across(job: TrainingJob, source: int, target: int, replica: int) -> CommGroup:
+    """Of the pairs of neighbours of two pipeline ranks the one that is furthest apart."""
+    blocks = [block_of(job, rank, replica) for rank in (source, target)]
+    count = max(map(len, blocks))
+    pairs = [[block[i * len(block) // count] for block in blocks] for i in range(count)]
+    return most_spread(job.cluster.place_group("pp", pair) for pair in pairs)
+
+
+def gpu_shares(job: TrainingJob) -> list[float]:
+    """Of a replica's GPUs, the share that every pipeline rank has."""
+    counts = [len(block_of(job, rank, 0)) for rank in range(job.parallel.pp)]
+    return [count / sum(counts) for count in counts]
+
+
 def has_own(job: TrainingJob) -> bool:
     """Whether modules have GPUs of their own."""
     return any(told.gpus is not None for told in job.parallel.modules.values())
@@ -169,25 +183,80 @@ def held_parts(giver: Sizes, taker: Sizes) -> int:
     return next(n for n in range(1, parts + 1) if parts % n == 0 and width % (parts // n) == 0)
 
 
-def busiest_port(giver: Sizes, taker: Sizes, phase: str) -> tuple[int, int]:
-    """Parts that pass the busiest port, one for one GPU and message, and parts that a GPU of the taker has."""
+def messages_of(giver: Sizes, taker: Sizes, phase: str) -> list[tuple[int, int]]:
+    """(sender, receiver) of every part, by numbers of GPUs within their pipeline ranks."""
     held, wanted = held_parts(giver, taker), [giver.part(gpu) for gpu in range(giver.width)]
     parts = max(wanted) + 1
     classes = parts // held
     has = [[gpu * classes // taker.width * held + n for n in range(held)] for gpu in range(taker.width)]
-    out, into = [0] * giver.width, [0] * taker.width
+    sent: list[tuple[int, int]] = []
+
+    def least(holders: list[int]) -> int:  # the holder that has sent least
+        return min(holders, key=lambda g: sum(sender == g for sender, _ in sent))
+
     if phase == "F":
         for gpu, own in enumerate(has):
-            for part in own:  # from the holder that has sent least
-                sender = min((g for g, mine in enumerate(wanted) if mine == part), key=lambda g: out[g])
-                out[sender] += 1
-                into[gpu] += 1
+            for part in own:
+                sent.append((least([g for g, mine in enumerate(wanted) if mine == part]), gpu))
     else:
         for gpu, part in enumerate(wanted):
-            sender = min((g for g, own in enumerate(has) if part in own), key=lambda g: into[g])
-            into[sender] += 1
-            out[gpu] += 1
-    return max(*out, *into), held
+            sent.append((least([g for g, own in enumerate(has) if part in own]), gpu))
+    return sent
+
+
+def busiest_port(giver: Sizes, taker: Sizes, phase: str) -> tuple[int, int]:
+    """Parts that pass the busiest port, one for one GPU and message, and parts that a GPU of the taker has."""
+    sent = messages_of(giver, taker, phase)
+    ports = [[end[side] for end in sent] for side in (0, 1)]
+    return max(own.count(gpu) for own in ports for gpu in own), held_parts(giver, taker)
+
+
+def card_parts(
+    job: TrainingJob, giver: Sizes, taker: Sizes, phase: str, ranks: tuple[int, int]
+) -> list[dict[tuple[int, str], int]]:
+    """Per replica, parts that leave or enter every network card which GPUs of a node share: (card, "out" or "in").
+
+    Args:
+        ranks: pipeline ranks that send and get.
+    """
+    cluster, found = job.cluster, []
+    assert cluster.nics_per_node is not None
+    for replica in range(job.parallel.dp):
+        blocks = [block_of(job, rank, replica) for rank in ranks]
+        counts: dict[tuple[int, str], int] = {}
+        for ends in messages_of(giver, taker, phase):
+            gpus = [block[number] for block, number in zip(blocks, ends, strict=True)]
+            if gpus[0] // cluster.gpus_per_node == gpus[1] // cluster.gpus_per_node:
+                continue
+            for gpu, way in zip(gpus, ("out", "in"), strict=True):
+                place = (card_of(job, gpu), way)
+                counts[place] = counts.get(place, 0) + 1
+        found.append(counts)
+    return found
+
+
+def card_of(job: TrainingJob, gpu: int) -> int:
+    """Of the cluster's cards the one of a GPU; every card has as many GPUs, neighbours of a node."""
+    each = job.cluster.gpus_per_node // (job.cluster.nics_per_node or job.cluster.gpus_per_node)
+    return gpu // each
+
+
+def card_slowdown(job: TrainingJob, fullest: int, busiest: int) -> tuple[float, float]:
+    """A transfer's time over what it takes where the busiest GPU has its even share of a card, and what of the fullest
+    card it takes.
+
+    Args:
+        fullest: parts over one card. busiest: over one GPU's port.
+    """
+    nics = job.cluster.nics_per_node or job.cluster.gpus_per_node
+    alone = fullest / busiest * nics / job.cluster.gpus_per_node
+    slower = max(alone, job.profile.nic_bytes_per_s.value / job.profile.pcie_bytes_per_s.value)
+    return slower, alone / slower
+
+
+def shares_cards(job: TrainingJob) -> bool:
+    """Whether modules have GPUs of their own that share network cards."""
+    return has_own(job) and (job.cluster.nics_per_node or job.cluster.gpus_per_node) < job.cluster.gpus_per_node
 
 
 def dealt(lengths: list[int], groups: int) -> list[list[int]]:

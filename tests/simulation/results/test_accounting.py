@@ -33,7 +33,7 @@ def test_gaps_stage_by_stage(name: str) -> None:
     job: TrainingJob = JOBS[name]()
     run, memories = memories_of(job)
     problem = run.problem
-    explained, rest = _pipeline_gaps(run)
+    explained, rest = _pipeline_gaps(run, np.ones(problem.num_stages))
     for replica in range(run.num_replicas):
         by_transfers = bubbles = 0.0
         for memory in memories:

@@ -1,12 +1,67 @@
-"""What the commands that look at samples share: the options of a run file and of the command line."""
+"""What the commands that look at samples share: reading the run and its options, writing files, printing a study."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from semu.cli.console import Progress, emit, emit_json, say_written
+from semu.cli.resolved import dump_run, read_run, say_notes
 from semu.errors import ConfigError
-from semu.runfile.config import RunConfig
-from semu.searcher.assignment.options import AssignmentOptions
+
+if TYPE_CHECKING:
+    from semu.job import TrainingJob
+    from semu.runfile.config import RunConfig
+    from semu.searcher.assignment.options import AssignmentOptions
+
+
+class Study(Protocol):
+    """What a command finds; its ``repr`` is for the terminal."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        ...
+
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write its files."""
+        ...
+
+
+StudyT = TypeVar("StudyT", bound=Study)
+
+
+def look_at(
+    arguments: argparse.Namespace,
+    study: Callable[[TrainingJob, str, AssignmentOptions, Progress], StudyT],
+) -> StudyT | None:
+    """Study the samples of a command line, and print what is found; None: the run was printed instead.
+
+    Args:
+        study: of a job, the path of samples and options.
+    Raises:
+        ConfigError: a run or samples that cannot be read, a file that cannot be written.
+    """
+    with Progress() as progress:
+        run = read_run(arguments, progress)
+        if arguments.dump_config:
+            dump_run(run, is_json=arguments.json)
+            return None
+        job = run.job()
+        say_notes(run)
+        options, samples = asked_of(arguments, run)
+        with run.places.located():
+            found = study(job, samples, options, progress)
+        if arguments.out is not None:
+            progress("drawing")
+            say_written(*found.save(arguments.out))
+    if arguments.json:
+        emit_json({"run": arguments.run, "warnings": list(run.notes), **found.to_json()})
+    else:
+        emit(repr(found))
+    return found
 
 
 def asked_of(arguments: argparse.Namespace, run: RunConfig) -> tuple[AssignmentOptions, str]:
@@ -15,6 +70,8 @@ def asked_of(arguments: argparse.Namespace, run: RunConfig) -> tuple[AssignmentO
     Raises:
         ConfigError: no samples, or an option out of range.
     """
+    from semu.searcher.assignment.options import AssignmentOptions
+
     given = {name: getattr(arguments, name, None) for name in ("samples", "method", "count", "seed")}
     with run.places.located():
         options = AssignmentOptions.of(run.config.get("assignment", {}), **given)

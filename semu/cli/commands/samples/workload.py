@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit, emit_json, say_written
-from semu.cli.resolved import dump_run, read_run, say_notes
+from semu.cli.commands.samples.asked import look_at
+from semu.cli.console import Progress
+
+if TYPE_CHECKING:
+    from semu.job import TrainingJob
+    from semu.searcher.assignment.options import AssignmentOptions
+    from semu.searcher.assignment.workload import WorkloadStudy
 
 
 def workload_command(arguments: argparse.Namespace) -> int:
@@ -14,31 +20,19 @@ def workload_command(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a run or samples that cannot be read, a file that cannot be written.
     """
-    with Progress() as progress:
-        run = read_run(arguments, progress)
-        if arguments.dump_config:
-            return dump_run(run, is_json=arguments.json)
-        from semu.cli.commands.samples.asked import asked_of
+
+    def _study(job: TrainingJob, samples: str, options: AssignmentOptions, progress: Progress) -> WorkloadStudy:
         from semu.door.assigning import workload_study
 
-        job = run.job()
-        say_notes(run)
-        options, samples = asked_of(arguments, run)
-        with run.places.located():
-            found = workload_study(
-                job,
-                samples,
-                alpha=arguments.alpha,
-                error=arguments.error,
-                per_iteration=options.count,
-                seed=options.seed,
-                progress=progress,
-            )
-        if arguments.out is not None:
-            progress("drawing")
-            say_written(*found.save(arguments.out))
-    if arguments.json:
-        emit_json({"run": arguments.run, "warnings": list(run.notes), **found.to_json()})
-    else:
-        emit(repr(found))
+        return workload_study(
+            job,
+            samples,
+            alpha=arguments.alpha,
+            error=arguments.error,
+            per_iteration=options.count,
+            seed=options.seed,
+            progress=progress,
+        )
+
+    look_at(arguments, _study)
     return 0

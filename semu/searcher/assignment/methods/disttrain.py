@@ -11,11 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from semu.searcher.assignment.dealing import spread, to_microbatches, to_replicas
-from semu.searcher.assignment.problem import I64, AssignmentProblem, Dealt
+from semu.searcher.assignment.problem import AssignmentProblem, Dealt
 
 
 def deal_disttrain(problem: AssignmentProblem) -> Dealt:
     """Algorithm 1, then algorithm 2 in every replica; the samples' own order where one finds no room."""
+    from semu.searcher.assignment.kernels import reorder
+
     count, n = problem.num_microbatches, problem.num_samples
     size = problem.encoder + problem.backbone
     order = np.argsort(-size, kind="stable")
@@ -26,31 +28,10 @@ def deal_disttrain(problem: AssignmentProblem) -> Dealt:
     if replica is None or bins is None:
         replica, microbatch = spread(problem)
         bins = replica * count + microbatch
-    encoder = np.bincount(bins, weights=problem.encoder, minlength=problem.dp * count).reshape(-1, count)
-    backbone = np.bincount(bins, weights=problem.backbone, minlength=problem.dp * count).reshape(-1, count)
-    place = np.concatenate([reordered(encoder[r], backbone[r], problem.load.shape[1]) for r in range(problem.dp)])
-    return Dealt.together(replica, place[bins], count)
-
-
-def reordered(
-    encoder: np.ndarray[tuple[int], np.dtype[np.float64]],
-    backbone: np.ndarray[tuple[int], np.dtype[np.float64]],
-    num_ranks: int,
-) -> I64:
-    """Where every microbatch of a replica runs: int64[num_microbatches].
-
-    Args:
-        encoder, backbone: loads of its microbatches. num_ranks: of the pipeline.
-    """
-    size = encoder + backbone
-    left = np.argsort(size, kind="stable").tolist()
-    sequence = [left.pop(0)]
-    rear = [left.pop(0) for _ in range(min(num_ranks - 1, max(0, len(left) - 1)))]
-    while left:
-        interval = backbone[sequence[-1]]
-        closest = min(left, key=lambda number: (abs(encoder[number] - interval), number))
-        left.remove(closest)
-        sequence.append(closest)
-    place = np.empty(len(size), np.int64)
-    place[[*sequence, *reversed(rear)]] = np.arange(len(size))
-    return place
+    encoder, backbone = (
+        np.bincount(bins, weights=load, minlength=problem.dp * count).astype(np.float64).reshape(-1, count)
+        for load in (problem.encoder, problem.backbone)
+    )
+    place = np.empty((problem.dp, count), np.int64)
+    reorder(encoder, backbone, problem.load.shape[1], place)
+    return Dealt.together(replica, place.ravel()[bins], count)

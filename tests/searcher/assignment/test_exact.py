@@ -1,0 +1,55 @@
+"""The exact solver against all assignments listed, and methods against it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from searcher.assignment.jobs import draw_vlm
+
+import semu
+from semu.searcher.assignment.assigner import Assigner
+from semu.searcher.assignment.problem import Dealt
+
+
+def small_assigner(num_microbatches: int, pp: int) -> Assigner:
+    settings = [f"training.global_batch={2 * num_microbatches}"]
+    job = semu.load_run("vlm-s", settings, cluster=f"h800:2x{2 * pp}", parallel=f"dp2-tp2-pp{pp}")
+    return Assigner(job, samples=draw_vlm(500, 1))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_optimum_is_that_of_all_assignments_listed(seed):
+    """Two replicas of two microbatches, six samples, with every deferral from the first to the second."""
+    assigner = small_assigner(2, 2)
+    samples = draw_vlm(6, seed)
+    found, exact = assigner.exact(samples, seconds=20.0)
+    problem = found.problem
+    choices = [(0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 1)]
+    best = np.inf
+    for own in product(choices, repeat=6):
+        replica, microbatch, reader = np.array(own, np.int64).T
+        dealt = Dealt(replica, microbatch, reader, 2)
+        if len(set(dealt.bins.tolist())) < 4 or len(set(dealt.reader_bins.tolist())) < 4 or replica[0]:
+            continue
+        best = min(best, problem.worst_s(dealt))
+    assert exact.is_optimal
+    assert exact.bound_s <= best * (1 + 1e-9)
+    assert exact.time_s == pytest.approx(best, rel=1e-3)
+    assert problem.worst_s(found.dealt) == exact.time_s
+
+
+@pytest.mark.parametrize("pp", [1, 3])
+def test_entrain_is_close_to_the_optimum(pp):
+    assigner = small_assigner(4, pp)
+    for seed in range(4):
+        samples = draw_vlm(11, 20 + seed)
+        _, exact = assigner.exact(samples, seconds=6.0)
+        ratio = assigner(samples).fitted_s.max() / exact.time_s
+        assert 1 <= ratio <= 1.15
+
+
+def test_more_samples_than_the_solver_can_take_are_refused():
+    with pytest.raises(semu.ConfigError, match="at most 128 samples for 2 replicas x 16 microbatches"):
+        small_assigner(16, 2).exact(draw_vlm(300, 1))
