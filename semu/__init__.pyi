@@ -115,7 +115,6 @@ __all__ = [
     "schedule",
     "search",
     "simulate",
-    "simulate_pipelines",
     "what_if",
     "workload",
 ]

@@ -132,13 +132,6 @@ def test_numba_is_used_only_in_kernel_files() -> None:
     assert [name for name in users if not is_kernel_module(name)] == ["semu.compiled"]
 
 
-def test_a_kernel_file_uses_no_other_kernel_file() -> None:
-    """numba's on-disk cache does not notice a change in another file, so kernels that call each other share one."""
-    kernels = {module_name(file): file for file in source_files() if is_kernel_module(module_name(file))}
-    crossing = {name: sorted(imported_names(file) & (kernels.keys() - {name})) for name, file in kernels.items()}
-    assert {name: others for name, others in crossing.items() if others} == {}
-
-
 def committed_files() -> list[Path]:
     """Files that git tracks or would track."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
