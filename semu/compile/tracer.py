@@ -178,6 +178,7 @@ class ModelTracer:
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,
+            fp8_gates=training.fp8_gates,
             frozen_weights=training.frozen_weights,
             masking=_masking(job),
         )

@@ -39,6 +39,7 @@ class TraceOptions:
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         sums_gradients_twice: without fused accumulation, see ``accumulate_weight_gradient``.
         fp8_recipe: how fp8 tensors are scaled. fp8_copies: of an operand of two products.
+        fp8_gates: gated activations keep their input in fp8 for the backward.
         frozen_weights: how frozen weights of linears in an ``fp8_region`` are stored; None: as all others.
         replica_group: the data-parallel replicas, where a module reads them (``Module.reads_replicas``).
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.trace.keep``.
@@ -87,6 +88,7 @@ class TraceOptions:
     sums_gradients_twice: bool = False
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
+    fp8_gates: bool = False
     frozen_weights: FrozenWeights | None = None
     masking: Masking = field(default_factory=Masking)
     gang_group: CommGroup | None = None
