@@ -96,7 +96,7 @@ def _evenness(spans: Spans, what: str) -> Iterator[Row]:
     reads, work = partial(reads_of_blocks, seen, spans.starts), partial(work_of_blocks, seen, spans.starts)
     for policy in Balance:
         try:
-            cut = cut_tokens(policy, spans, RANKS, 128, work, reads=reads, slack=0.1)
+            cut = cut_tokens(policy, spans, RANKS, 128, work, reads=reads, slack=0.1, is_apart=True)
         except semu.ConfigError:
             continue
         tiles = count(seen, spans.starts, cut, by_owner=True)
@@ -114,8 +114,13 @@ def _evenness(spans: Spans, what: str) -> Iterator[Row]:
         sent = traffic_of(tiles, RANKS // 8)
         share = (sent["near_in"] + sent["far_in"]).sum() / ((RANKS - 1) * spans.num_tokens)
         yield Row(f"keys of other ranks that are needed, {policy.value}", 100 * float(share), "%", what, None, None)
-    found = fastest({"local": lambda: cut_tokens(Balance.LOCAL, spans, RANKS, 128, work, reads=reads, slack=0.1)}, 0.0)
-    yield Row("deal near what blocks read", found["local"], "s", f"{what}, counted and listed too", None, None)
+    for policy, name in (
+        (Balance.LOCAL, "deal near what blocks read"),
+        (Balance.HYBRID, "deal documents to groups of ranks"),
+    ):
+        deal = partial(cut_tokens, policy, spans, RANKS, 128, work, reads=reads, slack=0.1, is_apart=True)
+        found = fastest({policy.value: deal}, 0.0)
+        yield Row(name, found[policy.value], "s", f"{what}, counted and listed too", None, None)
 
 
 def _simulations(seconds: float) -> Iterator[Row]:

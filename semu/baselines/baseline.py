@@ -11,6 +11,7 @@ from typing import Any
 from semu.costs.result_cache import ResultCache
 from semu.job import TrainingJob
 from semu.parallel.layout import PipelineLayout
+from semu.parallel.modules import ModuleParallel
 from semu.present.estimate import Estimate
 from semu.present.report import Report
 from semu.schedule.schedule import Schedule
@@ -110,5 +111,8 @@ def _plain(value: object) -> object:
     if isinstance(value, PipelineLayout):
         return value.to_table()
     if isinstance(value, Mapping):
-        return dict(value) or None
+        return {key: _plain(own) for key, own in value.items()} or None
+    if isinstance(value, ModuleParallel):  # ``first_rank`` is found, no run file says it
+        sizes = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "first_rank"}
+        return {key: own for key, own in sizes.items() if own is not None}
     return value.value if isinstance(value, Enum) else value

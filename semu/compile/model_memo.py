@@ -145,7 +145,7 @@ def trace_key(
     """
     if has_experts or job.parallel.ep > 1 or job.parallel.modules:
         return None
-    context = mesh.worst_cp_group, mesh.worst_context_levels
+    context = mesh.worst_cp_group, mesh.worst_context_levels, mesh.worst_context_parts
     gang = (mesh.worst_vocabulary_group, mesh.worst_pipeline_group) if job.parallel.spreads_vocabulary else None
     towers = mesh.worst_tower_group(len(job.model.modules) - 1) if job.parallel.towers_meet else None
     groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None, gang, towers)

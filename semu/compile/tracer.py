@@ -162,6 +162,7 @@ class ModelTracer:
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
             cp_levels=self.mesh.worst_context_levels,
+            cp_parts=self.mesh.worst_context_parts,
             replica_group=self.mesh.worst_replica_group if job.model.reads_replicas else CommGroup("replicas", 1, 1),
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
@@ -177,6 +178,7 @@ class ModelTracer:
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,
+            fp8_gates=training.fp8_gates,
             frozen_weights=training.frozen_weights,
             masking=_masking(job),
         )

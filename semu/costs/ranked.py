@@ -38,18 +38,20 @@ def is_context(group: CommGroup | None) -> bool:
     return group is not None and (group.name == "cp" or group.name.startswith("cp_"))
 
 
-def exchange_of(operator: Operator, group: CommGroup | None, parallel: Parallel) -> tuple[int, int]:
-    """Between whom an operator is: 0 for one within a context rank; and its span, see ``time_ranks``."""
+def exchange_of(operator: Operator, group: CommGroup | None, parallel: Parallel) -> tuple[int, int, int]:
+    """Between whom an operator is: 0 for one within a context rank; and its span and turn, see ``time_ranks``."""
     cp = parallel.cp
     if group is not None and group.name in ("ep", "experts"):
         together = min(max(parallel.ep * parallel.expert_tensor_ranks // parallel.tp, 1), cp)
-        return (COLLECTIVE, together if cp % together == 0 else cp) if together > 1 else (INSIDE, 1)
+        return (COLLECTIVE, together if cp % together == 0 else cp, cp) if together > 1 else (INSIDE, 1, cp)
     if group is None or not is_context(group):
-        return INSIDE, 1
+        return INSIDE, 1, cp
+    is_part = group.name.startswith("cp_part")
     if operator.kind is not OpKind.P2P:
-        return COLLECTIVE, group.num_ranks if group.name == "cp_group" else cp
+        return COLLECTIVE, group.num_ranks if is_part or group.name == "cp_group" else cp, cp
     step = parallel.cp_inner if group.name == "cp_ring" else 1
-    return FORWARD_RING if operator.phase in (Phase.FORWARD, Phase.RECOMPUTE) else BACKWARD_RING, step
+    way = FORWARD_RING if operator.phase in (Phase.FORWARD, Phase.RECOMPUTE) else BACKWARD_RING
+    return way, step, group.num_ranks if is_part else cp
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +88,10 @@ class RankedCosts(ShapeCosts):
 
     @property
     def exchange(self) -> NDArray[np.int32]:
-        """``exchange_of`` every operator of the library: int32[2, num_rows], between whom, and spans."""
+        """``exchange_of`` every operator of the library: int32[3, num_rows], between whom, spans and turns."""
         library = self.model.library
         every = [exchange_of(*of, self.parallel) for of in zip(library.operators, library.groups, strict=True)]
-        return np.array(every, np.int32).reshape(-1, 2).T.copy()
+        return np.array(every, np.int32).reshape(-1, 3).T.copy()
 
     def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """As ``ShapeCosts``, on the rank that is shown."""
@@ -150,7 +152,7 @@ class RankedCosts(ShapeCosts):
         from semu.masks.kernels import time_ranks
 
         total, ops = num_shapes(self.symbols), program.num_ops
-        exchange, span = np.ascontiguousarray(self.exchange[:, program.rows])
+        exchange, span, turn = np.ascontiguousarray(self.exchange[:, program.rows])
         shared = np.flatnonzero(exchange)
         stream = int(program.stream[shared[0]]) if len(shared) else 0
         latency, exposed = np.zeros(total), np.zeros((total, program.num_streams))
@@ -160,7 +162,7 @@ class RankedCosts(ShapeCosts):
         start, end = np.zeros((self.num_ranks, ops)), np.zeros((self.num_ranks, ops))
         for shape in range(total):
             each = np.ascontiguousarray(costs[:, shape][:, program.rows])
-            time_ranks(each, program.graph, exchange, span, start, end)
+            time_ranks(each, program.graph, exchange, span, turn, start, end)
             waits[shape, shared] = start[self.shown[shape], shared]
             latency[shape] = end.max(initial=0.0)
             begin, done, alone, seen = program.timed(own[shape][program.rows], waits[shape])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.job.context import context_plan
-from semu.nn.masked_kernel import FIELDS, GATE, MARK, TRAFFIC, MaskedKernel, masked_in
+from semu.nn.masked_kernel import FIELDS, GATE, MARK, TRAFFIC, WIDTH, MaskedKernel, masked_in
 from semu.nn.trace.sharding import ContextKind
 from semu.parallel.context import Balance
 from semu.workload.batch import Microbatch
@@ -77,7 +77,8 @@ class Ranked:
                 if name in found:
                     found[name] = found[name] * self.runs(kernel.exchange, len(items))
         for gate in self.gates:
-            name, _, exchange = gate.partition(GATE)
-            tokens = found.get(name, np.repeat(shards[name][None], self.plan.cp, axis=0))
+            name, _, rest = gate.partition(GATE)
+            exchange, mark, width = rest.partition(WIDTH)
+            tokens = found.get(f"{name}{mark}{width}", np.repeat(shards[name][None], self.plan.cp, axis=0))
             found[gate] = tokens * self.runs(exchange, len(items))
         return found

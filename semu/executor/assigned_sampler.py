@@ -10,6 +10,8 @@ from semu.checks import check_count
 from semu.prefetch import Prefetcher
 from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.assignment import Assignment
+from semu.searcher.assignment.problem import I64
+from semu.searcher.assignment.reordering import assigned_iterations
 
 
 class MicrobatchSamples(list[int]):
@@ -38,12 +40,14 @@ class AssignedSampler(Sampler[list[int]]):
 
     Args:
         assigner: of the job. source: of its samples. replica: data-parallel replica.
+        window: iterations among which samples may be exchanged (``semu.searcher.assignment.reordering``); 1: none.
     Raises:
-        ConfigError: no such replica.
+        ConfigError: no such replica, no such window.
     """
 
-    def __init__(self, assigner: Assigner, source: SampleSource, replica: int) -> None:
+    def __init__(self, assigner: Assigner, source: SampleSource, replica: int, window: int = 1) -> None:
         self.assigner, self.source = assigner, source
+        self.window = check_count(window, "assignment.window")
         self.replica = check_count(replica, "replica", least=0, most=assigner.job.parallel.replicas - 1)
         self._iteration = self._microbatch = 0
         self._current: Assignment | None = None
@@ -55,28 +59,22 @@ class AssignedSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """From where it stands to the end of the file; the next time from the beginning."""
         first = self._iteration
-        ahead = Prefetcher(self._assigned(first))
+        ahead = Prefetcher(assigned_iterations(self.assigner, self.source, self.window, first))
         try:
-            for number, (begin, found) in enumerate(ahead, start=first):
+            for number, (positions, found) in enumerate(ahead, start=first):
                 self._iteration, self._current = number, found
                 while self._microbatch < found.num_microbatches:
                     self._microbatch += 1
-                    yield self._handed(found, begin, self._microbatch - 1)
+                    yield self._handed(found, positions, self._microbatch - 1)
                 self._iteration, self._microbatch = number + 1, 0
         finally:
             ahead.close()
         self._iteration = self._microbatch = 0
 
-    def _handed(self, found: Assignment, begin: int, microbatch: int) -> MicrobatchSamples:
+    def _handed(self, found: Assignment, positions: I64, microbatch: int) -> MicrobatchSamples:
         mine = found.members(self.replica, microbatch)
         weight = float(found.loss_weights[self.replica, microbatch])
-        return MicrobatchSamples((begin + mine).tolist(), microbatch, weight, int(found.dealt.is_deferred[mine].sum()))
-
-    def _assigned(self, first: int) -> Iterator[tuple[int, Assignment]]:
-        """The position of an iteration's first sample, and its assignment."""
-        for number in range(first, self.source.num_iterations):
-            samples, ids, bounds = self.source.iteration(number)
-            yield self.source.first_sample(number), self.assigner(samples, ids, bounds=bounds)
+        return MicrobatchSamples(positions[mine].tolist(), microbatch, weight, int(found.dealt.is_deferred[mine].sum()))
 
     @property
     def assignment(self) -> Assignment | None:

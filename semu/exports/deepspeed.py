@@ -16,6 +16,7 @@ from semu.imports.deepspeed.read import read_deepspeed
 from semu.imports.huggingface.parts import Asked
 from semu.job import Training
 from semu.parallel.config import Overlap, Parallel
+from semu.parallel.context import Balance, idle_settings
 from semu.runfile.sources import options_table
 
 Config = Mapping[str, Mapping[str, Any]]
@@ -141,7 +142,7 @@ def _is_idle(config: Config, key: str) -> bool:
     parallel, training = config["parallel"], config["training"]
     idle: dict[str, bool] = {
         "parallel.sequence_parallel": parallel["tp"] == 1,
-        "parallel.cp_kind": parallel["cp"] == 1,
+        **{f"parallel.{name}": True for name in idle_settings(parallel["cp"], Balance(parallel["cp_balance"]))},
         "parallel.reshard_after_forward": parallel["zero"] < 3,
         "parallel.partition": parallel["pp"] == 1,
         "overlap.param_gather": parallel["zero"] == 0,

@@ -10,6 +10,7 @@ from semu.errors import SemuError
 from semu.exports.transformer_sizes import differences
 from semu.imports.kinds import ReadOptions, program_of
 from semu.job import Optimizer, Precision, Recompute, TrainingJob, Workspaces
+from semu.parallel.context import Balance, idle_settings
 from semu.runfile.config import RunConfig
 from semu.runfile.places import Places
 from semu.runfile.resolve import resolve_tables
@@ -88,6 +89,7 @@ def _is_idle(job: TrainingJob, key: str) -> bool:
         "training.recompute_layers": is_whole,
         "training.overlap": True,  # its fields are compared
         "training.workspaces": training.workspaces is Workspaces.NONE,  # the run does not say which libraries it has
+        **{f"parallel.{name}": True for name in idle_settings(parallel.cp, Balance(parallel.cp_balance))},
         "parallel.sequence_parallel": parallel.tp == 1,
         "training.gathered_inputs": parallel.tp == 1,
         "training.fp8_recipe": training.precision is not Precision.FP8,

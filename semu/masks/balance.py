@@ -7,13 +7,14 @@ tiles of its queries are not empty. Blocks of all sequences of a microbatch are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
+from semu.masks.groups import deal_stretches
 from semu.parallel.context import Balance, largest_block
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ POLICIES = {
     Balance.RANDOM: "blocks in a drawn order, dealt",
     Balance.LOCAL: "blocks where most of what they read is: few keys leave their rank, and no rank has more than"
     " 1 + parallel.cp_slack times the mean work and tokens, or than lpt leaves (DCP, SOSP '25)",
+    Balance.HYBRID: "every document, or sequence where the mask crosses documents, in 2 n chunks on a group of n ranks,"
+    " n any divisor of cp: as few as even work and tokens allow within parallel.cp_slack; keys stay in the group (as"
+    " Megatron-LM's hybrid context parallelism)",
 }
 """The policies, in words."""
 
@@ -43,16 +47,24 @@ class Cut:
     Attributes:
         bounds: int64[num_pieces + 1], tokens of every piece, in order, without gaps. rank: int32[num_pieces].
         num_ranks: context ranks.
+        width: int32[num_pieces], neighbouring ranks that share the stretch of text that a piece is of, the first a
+            multiple of them; empty: keys are not kept to groups.
     """
 
     bounds: IntArray
     rank: NDArray[np.int32]
     num_ranks: int
+    width: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def tokens(self) -> IntArray:
         """Tokens of every rank: int64[num_ranks]."""
         return np.bincount(self.rank, weights=np.diff(self.bounds), minlength=self.num_ranks).astype(np.int64)
+
+    def tokens_in(self, width: int) -> IntArray:
+        """Tokens of every rank in stretches that so many ranks share: int64[num_ranks]."""
+        sizes = np.diff(self.bounds) * (self.width == width)
+        return np.bincount(self.rank, weights=sizes, minlength=self.num_ranks).astype(np.int64)
 
     @property
     def permutation(self) -> IntArray:
@@ -71,6 +83,7 @@ def cut_tokens(
     *,
     reads: Callable[[IntArray], tuple[IntArray, NDArray[np.int32]]] | None = None,
     slack: float = 0.0,
+    is_apart: bool = False,
 ) -> Cut:
     """The tokens of every rank.
 
@@ -78,13 +91,19 @@ def cut_tokens(
         policy: how. spans: of the microbatch. num_ranks: >= 1. block: tokens of a block, >= 1.
         work: bounds of blocks, int64[num_blocks + 1] -> work of every block; for policies that look at it.
         seed: of a random order.
-        reads: bounds of blocks -> ``reads_of_blocks``; for ``local``. slack: work above the mean that it allows, >= 0.
+        reads: bounds of blocks -> ``reads_of_blocks``; for ``local``.
+        slack: work above the mean that ``local`` and ``hybrid`` allow, >= 0.
+        is_apart: no token sees another document; for ``hybrid``.
     Raises:
         ConfigError: fewer blocks than ranks, or blocks of which no rank can have as many as another.
     """
     if num_ranks == 1:
         bounds = spans.starts
         return Cut(bounds, np.zeros(len(bounds) - 1, np.int32), 1)
+    if policy.groups_ranks:
+        assert work is not None
+        bounds = spans.document_starts if is_apart else spans.starts
+        return _grouped(bounds, deal_stretches(work(bounds), np.diff(bounds), num_ranks, slack), num_ranks)
     if not policy.is_by_block:
         bounds = spans.document_starts if policy is Balance.DOCUMENT_ZIGZAG else spans.starts
         return _chunked(bounds, num_ranks, is_zigzag=policy is not Balance.CONTIGUOUS)
@@ -187,16 +206,36 @@ def blocks_of(starts: IntArray, block: int) -> IntArray:
 
 
 def _chunked(starts: IntArray, num_ranks: int, *, is_zigzag: bool) -> Cut:
-    """Every stretch in 2 cp chunks, or cp, of equal length, the last ones shorter where it does not divide."""
+    """Every stretch in 2 cp chunks, or cp."""
     chunks = 2 * num_ranks if is_zigzag else num_ranks
-    lengths = np.diff(starts)
-    size = -(-lengths // chunks)
-    edges = np.minimum(np.arange(chunks)[None, :] * size[:, None], lengths[:, None]) + starts[:-1, None]
-    number = np.arange(chunks)
+    bounds, number, _ = _chunks_of(starts, np.full(len(starts) - 1, chunks))
     rank = np.minimum(number, chunks - 1 - number) if is_zigzag else number
-    bounds = np.append(edges.ravel(), starts[-1])
-    keep = np.diff(bounds) > 0
-    return Cut(np.append(bounds[:-1][keep], starts[-1]), np.tile(rank, len(lengths))[keep].astype(np.int32), num_ranks)
+    return Cut(bounds, rank.astype(np.int32), num_ranks)
+
+
+def _grouped(starts: IntArray, places: tuple[NDArray[np.int32], NDArray[np.int32]], num_ranks: int) -> Cut:
+    """Every stretch in chunks from both its ends on a group of ranks. ``places``: see ``deal_stretches``."""
+    bounds, number, stretch = _chunks_of(starts, 2 * places[0].astype(np.int64))
+    width, first = (column[stretch] for column in places)
+    rank = first + np.minimum(number, 2 * width - 1 - number)
+    return Cut(bounds, rank.astype(np.int32), num_ranks, width)
+
+
+def _chunks_of(starts: IntArray, chunks: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Stretches in chunks of equal length, the last ones shorter where it does not divide, or left out.
+
+    Args:
+        starts: of the stretches. chunks: int64[num_stretches].
+    Returns:
+        Bounds of chunks: int64[num_chunks + 1]; the number of each in its stretch; its stretch.
+    """
+    lengths = np.diff(starts)
+    stretch = np.repeat(np.arange(len(lengths)), chunks)
+    number = np.arange(len(stretch)) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+    size = -(-lengths // chunks)
+    begin = np.minimum(number * size[stretch], lengths[stretch]) + starts[:-1][stretch]
+    keep = np.diff(np.append(begin, starts[-1])) > 0
+    return np.append(begin[keep], starts[-1]), number[keep], stretch[keep]
 
 
 def _check_equal(bounds: IntArray, num_ranks: int, block: int, policy: Balance) -> None:

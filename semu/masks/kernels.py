@@ -224,19 +224,19 @@ def busy_until(work: I64, copies: int, machines: int) -> int:
 
 
 @kernel
-def time_ranks(latency: F64, program: Group, exchange: I32, span: I32, start: F64, end: F64) -> None:
+def time_ranks(latency: F64, program: Group, exchange: I32, span: I32, turn: I32, start: F64, end: F64) -> None:
     """Start and end of every operator of one stage on every context rank; all ranks begin at 0.
 
     A collective begins when the last of its ranks is there; what comes around a ring begins when the rank and the one
-    before it are there. All take as long as on the rank where they take longest; what takes no time on any rank is not
-    called, and nobody waits for it.
+    before it are there. They take as long as on the rank of the collective, or of the ring, where they take longest;
+    what takes no time on any of these is not called, and nobody waits for it.
 
     Args:
         latency: float64[num_ranks, num_ops] [s]. program: see ``semu.compile.kernels``.
         exchange: int32[num_ops], 0: within a rank, 1: a collective, 2: a transfer around the ring, to the next rank,
             3: to the rank before.
         span: int32[num_ops], neighbours that share a collective, a divisor of num_ranks; or how far the next rank of a
-            ring is.
+            ring is. turn: int32[num_ops], neighbours of a ring, after which it turns back, a divisor of num_ranks.
         start, end: float64[num_ranks, num_ops] [s], written.
     """
     pred_ptr, pred, stream, num_streams = program
@@ -249,27 +249,22 @@ def time_ranks(latency: F64, program: Group, exchange: I32, span: I32, start: F6
             begin[r] = free[r, s]
             for e in range(pred_ptr[op], pred_ptr[op + 1]):
                 begin[r] = max(begin[r], end[r, pred[e]])
-        longest = 0.0
-        if exchange[op] > 0:
-            for r in range(ranks):
-                longest = max(longest, latency[r, op])
-        if exchange[op] == 1 and longest > 0.0:
-            for first in range(0, ranks, span[op]):
-                latest, slowest = 0.0, 0.0
-                for r in range(first, first + span[op]):
-                    latest, slowest = max(latest, begin[r]), max(slowest, latency[r, op])
-                for r in range(first, first + span[op]):
-                    start[r, op] = latest
-                    end[r, op] = latest + slowest
-        elif exchange[op] > 1 and longest > 0.0:
-            for r in range(ranks):
-                source = (r + ranks - span[op]) % ranks if exchange[op] == 2 else (r + span[op]) % ranks
-                start[r, op] = max(begin[r], begin[source])
+        together = ranks if exchange[op] == 0 else span[op] if exchange[op] == 1 else turn[op]
+        for first in range(0, ranks, together):
+            latest, longest = 0.0, 0.0
+            if exchange[op] > 0:
+                for r in range(first, first + together):
+                    latest, longest = max(latest, begin[r]), max(longest, latency[r, op])
+            for r in range(first, first + together):
+                if longest == 0.0:
+                    start[r, op] = begin[r]
+                    end[r, op] = begin[r] + latency[r, op]
+                    continue
+                start[r, op] = latest
+                if exchange[op] > 1:
+                    ahead = together - span[op] if exchange[op] == 2 else span[op]
+                    start[r, op] = max(begin[r], begin[first + (r - first + ahead) % together])
                 end[r, op] = start[r, op] + longest
-        else:
-            for r in range(ranks):
-                start[r, op] = begin[r]
-                end[r, op] = begin[r] + latency[r, op]
         for r in range(ranks):
             free[r, s] = end[r, op]
 

@@ -7,7 +7,7 @@ are packed as the rank that owns them packed them. A tile in which some pairs ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,15 +72,19 @@ class Tiles:
         return total
 
 
-def count(seen: Seen, starts: IntArray, cut: Cut, *, by_owner: bool) -> Tiles:
+def count(seen: Seen, starts: IntArray, cut: Cut, *, by_owner: bool, width: int = 0) -> Tiles:
     """Count the tiles of a mask.
 
     Args:
         seen: the mask. starts: of the sequences. cut: who has which tokens.
         by_owner: keys stay with the ranks that own them, as around a ring; else they are gathered, in order.
+        width: only what lies on groups of so many ranks, keys gathered within a group; 0: everything.
     """
-    rows = packed(cut, starts)
-    keys = rows if by_owner and cut.num_ranks > 1 else packed(_whole(starts), starts)
+    rows = packed(cut, starts, width)
+    if by_owner and cut.num_ranks > 1:
+        return _counted(seen, rows, rows, cut.num_ranks, cut.num_ranks)
+    keys = packed(replace(cut, rank=cut.rank // width) if width else _whole(starts), starts, width)
+    keys = replace(keys, rank=np.zeros_like(keys.rank))
     return _counted(seen, rows, keys, cut.num_ranks, cut.num_ranks if by_owner else 1)
 
 
@@ -107,12 +111,14 @@ def key_pieces(keys: Pieces) -> tuple[IntArray, IntArray, NDArray[np.int32], Int
     return keys.start[order], keys.end[order], tile[order], keys.size, keys.rank
 
 
-def packed(cut: Cut, starts: IntArray) -> Pieces:
-    """The tokens of every rank, packed sequence by sequence, in tiles; rank by rank."""
+def packed(cut: Cut, starts: IntArray, width: int = 0) -> Pieces:
+    """The tokens of every rank, packed sequence by sequence, in tiles; rank by rank. ``width``: as ``count``."""
     bounds = np.union1d(cut.bounds, starts)
-    rank = cut.rank[np.searchsorted(cut.bounds, bounds[:-1], side="right") - 1]
+    source = np.searchsorted(cut.bounds, bounds[:-1], side="right") - 1
+    rank = cut.rank[source]
     sequence = np.searchsorted(starts, bounds[:-1], side="right") - 1
     order = np.lexsort((bounds[:-1], sequence, rank))
+    order = order[cut.width[source[order]] == width] if width else order
     start, size = bounds[:-1][order], np.diff(bounds)[order]
     group = rank[order].astype(np.int64) * len(starts) + sequence[order]
     local = np.concatenate((np.zeros(1, np.int64), np.cumsum(size)))

@@ -19,12 +19,16 @@ FULL = "full"
 MARK = "#"
 GATHERED, WHOLE, OWN, OTHERS = "all", "one", "own", "others"
 """Scopes: all keys in order, by the queries of one context rank; all keys by all queries; a rank's queries with its own
-keys, and with those of all other ranks. Another is a ring's step, or step/size of a ring between groups of ranks."""
+keys, and with those of all other ranks. Another is a ring's step, or step/size of a ring between groups of ranks.
+Behind it may stand ``:4``: only of stretches of text that lie on groups of four ranks, in which keys travel."""
+WIDTH = ":"
+"""Before the ranks of a group, in scopes and gates."""
 FIELDS = ("pairs", "tiles", "partial", "keys", "parts", "span", "column_span")
 TRAFFIC = ("near", "far", "near_in", "far_in", "near_out", "far_out", "merged")
 """Further sizes of the scope ``others``."""
 GATE = "@"
-"""``text.shard@ring``: tokens of a rank where the exchange is a ring, else 0 (``ContextKind.AUTO``)."""
+"""``text.shard@ring``: tokens of a rank where the exchange is a ring, else 0 (``ContextKind.AUTO``);
+``text.shard@ring:4``: only those in stretches of text that lie on groups of four ranks."""
 
 
 @dataclass(frozen=True, order=True)
@@ -35,7 +39,7 @@ class MaskedKernel:
         stream: whose sequences. mask: a ``MaskKind``'s word, ``full``, or ``file``. window: label of one; empty: none.
         heads: heads of the kernel. split: parts of a row's keys (``parallel.attention_split``), 0: rows are whole.
         scope: which queries with which keys; a number: those of the rank so many before on the ring; ``1/2``: those of
-            the group of two ranks one before.
+            the group of two ranks one before; ``1:4``: on the ring of a group of four, of what lies on such groups.
     """
 
     stream: str
@@ -74,13 +78,28 @@ class MaskedKernel:
     @property
     def step(self) -> tuple[int, int]:
         """Of a ring: how many groups before the keys come from, and ranks of a group."""
-        step, _, size = self.scope.partition("/")
+        step, _, size = self._keys.partition("/")
         return int(step), int(size or 1)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether all keys, or all of a group of ranks, are there in order."""
+        return self._keys == GATHERED
+
+    @property
+    def width(self) -> int:
+        """Ranks of the groups whose stretches of text it works on; 0: it works on all."""
+        return int(self.scope.partition(WIDTH)[2] or 0)
+
+    @property
+    def _keys(self) -> str:
+        """The scope without the width."""
+        return self.scope.partition(WIDTH)[0]
 
     @property
     def exchange(self) -> str:
         """The ``ContextKind`` under which it runs; empty: any that gives a rank all tokens."""
-        return {GATHERED: "all_gather", WHOLE: "", OWN: "needed", OTHERS: "needed"}.get(self.scope, "ring")
+        return {GATHERED: "all_gather", WHOLE: "", OWN: "needed", OTHERS: "needed"}.get(self._keys, "ring")
 
     @property
     def reach(self) -> Window | None:

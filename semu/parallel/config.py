@@ -109,7 +109,8 @@ class Parallel(ParallelSizes):
         cp_balance: which tokens of the text every context rank holds, a ``Balance`` or its word
             (``semu.masks.balance``).
         cp_block: tokens of a block, where a policy deals blocks: a multiple or a divisor of 128.
-        cp_slack: work of the busiest context rank above the mean that the policy ``"local"`` allows for fewer bytes.
+        cp_slack: work of the busiest context rank above the mean that the policies ``"local"`` and ``"hybrid"`` allow
+            for fewer bytes.
         attention_split: parts of a row's keys that a kernel computes beside one another and adds up in another kernel
             (Cornstarch, 3.3.2.2), in the forward; 0: rows are whole.
         cp_overlap: ``"heads"``: gathered keys and values travel head by head, under the kernels; or ``"none"``.
@@ -191,7 +192,7 @@ class Parallel(ParallelSizes):
         balance = check_balance(self.cp_balance, self.cp_block, self.attention_split)
         object.__setattr__(self, "cp_slack", check_number(self.cp_slack, "parallel.cp_slack"))
         object.__setattr__(self, "cp_balance", balance)
-        check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads)
+        check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads, self.cp_inner)
         self._check_modules()
         check_word(self.vocabulary, VOCABULARIES, "place of embedding and head", "parallel.vocabulary")
         check_word(self.loss, LOSSES, "place of a loss of several towers", "parallel.loss")

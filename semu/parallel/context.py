@@ -25,6 +25,7 @@ class Balance(Enum):
     SNAKE = "snake"
     RANDOM = "random"
     LOCAL = "local"
+    HYBRID = "hybrid"
 
     @property
     def is_by_work(self) -> bool:
@@ -35,6 +36,11 @@ class Balance(Enum):
     def is_by_block(self) -> bool:
         """Whether it deals blocks."""
         return self.is_by_work or self in (Balance.STRIPED, Balance.RANDOM)
+
+    @property
+    def groups_ranks(self) -> bool:
+        """Whether keys travel within groups of ranks that share a stretch of text."""
+        return self is Balance.HYBRID
 
 
 def sequence_parts(cp: int) -> int:
@@ -90,13 +96,29 @@ def largest_block(tokens: int) -> int:
     return max(size for size in range(1, TILE_EDGE) if TILE_EDGE % size == 0 and size <= max(tokens, 1))
 
 
-def check_exchange(cp: int, kind: str, balance: Balance, overlap: str, heads: str) -> None:
+def group_widths(cp: int, balance: Balance) -> tuple[int, ...]:
+    """Ranks of the groups within which keys travel, rising, the divisors of cp; empty: they travel among all."""
+    if cp == 1 or not balance.groups_ranks:
+        return ()
+    return tuple(n for n in range(1, cp + 1) if cp % n == 0)
+
+
+def idle_settings(cp: int, balance: Balance) -> tuple[str, ...]:
+    """Settings of context ranks without bearing: all where there is one rank, else those of other policies."""
+    if cp == 1:
+        return "cp_kind", "cp_inner", "cp_balance", "cp_block", "cp_slack", "cp_overlap", "cp_gather_heads"
+    is_near = balance in (Balance.LOCAL, Balance.HYBRID)
+    return (*(() if balance.is_by_block else ("cp_block",)), *(() if is_near else ("cp_slack",)))
+
+
+def check_exchange(cp: int, kind: str, balance: Balance, overlap: str, heads: str, inner: int) -> None:
     """What goes with the way in which context ranks exchange keys and values.
 
     Args:
-        cp: ranks. kind: ``cp_kind``. balance, overlap, heads: see ``Parallel``.
+        cp: ranks. kind: ``cp_kind``. balance, overlap, heads, inner: see ``Parallel``.
     Raises:
-        ConfigError: a policy where every rank has all tokens; heads one by one where nothing is gathered.
+        ConfigError: a policy where every rank has all tokens; heads one by one where nothing is gathered, or in groups
+            of ranks; rings between groups beside groups of other sizes.
     """
     check_word(overlap, ("none", "heads"), "overlap of gathers", "parallel.cp_overlap")
     check_word(heads, ("kv", "query"), "heads that travel", "parallel.cp_gather_heads")
@@ -123,4 +145,13 @@ def check_exchange(cp: int, kind: str, balance: Balance, overlap: str, heads: st
             expected='"kv", or cp_overlap = "heads"',
             got=heads,
             nearest="kv",
+        )
+    if cp > 1 and balance.groups_ranks and (overlap == "heads" or inner > 1):
+        name, got, other = ("cp_inner", inner, "1") if inner > 1 else ("cp_overlap", overlap, '"none"')
+        raise ConfigError(
+            f"groups of ranks that share a stretch of text, beside {name} = {got}, are not modelled by this version",
+            where="parallel.cp_balance",
+            expected=f"another policy, or {name} = {other}",
+            got=balance.value,
+            nearest=Balance.ZIGZAG.value,
         )

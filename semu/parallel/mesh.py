@@ -12,6 +12,7 @@ from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
 from semu.parallel.axes import DATA, MESH
 from semu.parallel.config import PIPELINE_FIRST, Parallel
+from semu.parallel.context import Balance, group_widths
 
 
 @dataclass(frozen=True)
@@ -207,14 +208,32 @@ class Mesh:
         if not p.has_context_levels:
             return None
         inner, outer = p.cp_inner, p.cp // p.cp_inner
-        bases = [
-            base + t
-            for base in self._different(self.first_gpu, p.cp * step, p.num_gpus // (p.cp * step))
-            for t in range(step)
-        ]
-        groups = (self._place("cp_group", base + i * inner * step, step, inner) for base in bases for i in range(outer))
-        rings = (self._place("cp_ring", base + i * step, inner * step, outer) for base in bases for i in range(inner))
-        return max(groups, key=_spread), max(rings, key=_spread)
+        rings = (
+            self._place("cp_ring", base + i * step, inner * step, outer)
+            for base in self._context_bases
+            for i in range(inner)
+        )
+        return self._worst_neighbours("cp_group", inner), max(rings, key=_spread)
+
+    @cached_property
+    def worst_context_parts(self) -> tuple[CommGroup, ...]:
+        """Groups of neighbouring context ranks that share a stretch of text (``Balance.HYBRID``), of every size, each
+        on the most nodes; empty: all context ranks share all."""
+        widths = group_widths(self.parallel.cp, Balance(self.parallel.cp_balance))
+        return tuple(self._worst_neighbours(f"cp_part{width}", width) for width in widths)
+
+    @property
+    def _context_bases(self) -> list[int]:
+        """The first GPU of every context group that may lie differently."""
+        p, step = self.parallel, self._strides["cp"]
+        bases = self._different(self.first_gpu, p.cp * step, p.num_gpus // (p.cp * step))
+        return [base + t for base in bases for t in range(step)]
+
+    def _worst_neighbours(self, name: str, ranks: int) -> CommGroup:
+        """Of the groups of so many neighbouring context ranks one on the most nodes."""
+        step, count = self._strides["cp"], self.parallel.cp // ranks
+        firsts = (base + i * ranks * step for base in self._context_bases for i in range(count))
+        return max((self._place(name, first, step, ranks) for first in firsts), key=_spread)
 
     def worst_group(self, axis: str) -> CommGroup:
         """The group of one axis that spans the most nodes; of modules on GPUs of their own, of any module."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError
-from semu.present.summary import GROUPS
+from semu.present.summary import seconds_of_groups
 from semu.units import GIB, align_columns, fit_lines, format_time
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _shown(value: object) -> str:
 def _parts(breakdown: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in breakdown.items():
         if isinstance(value, Mapping):
-            yield from ((GROUPS.get(str(kind), str(kind)), float(seconds)) for kind, seconds in value.items())
+            yield from seconds_of_groups(value).items()
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield _PARTS.get(name, name.replace("_", " ")), float(value)
 

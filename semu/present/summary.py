@@ -20,7 +20,6 @@ _REASONS = 3
 _SHORT = {"exposed_communication": "waiting for", "bubble": "pipeline bubble"}
 GROUPS = {"tp": "tensor parallelism", "pp": "pipeline transfers", "dp": "data parallelism", "cp": "context parallelism"}
 GROUPS |= {
-    **dict.fromkeys(("cp_group", "cp_ring", "cp_near", "cp_far"), "context parallelism"),
     "vocabulary": "vocabulary over pipeline ranks",
     "towers": "features between towers",
     "ep": "expert all-to-all",
@@ -67,6 +66,16 @@ def read_tokens(text: str, *, where: str) -> float:
     if match is None:
         raise ConfigError("not a number of tokens", where=where, expected="a number like 300B, 15T or 2e12", got=text)
     return float(match[1]) * {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[match[2].upper()]
+
+
+def seconds_of_groups(waits: Mapping[str, float]) -> dict[str, float]:
+    """Waits by communicator, those of one kind of parallelism together, under its name [s]."""
+    found: dict[str, float] = {}
+    for kind, seconds in waits.items():
+        group = "cp" if kind.startswith("cp_") else kind
+        name = GROUPS.get(group, group)
+        found[name] = found.get(name, 0.0) + float(seconds)
+    return found
 
 
 def summarize(report: ReportData, budget: Budget | None = None, *, has_notes: bool = True) -> str:
@@ -182,7 +191,7 @@ def _shares(report: ReportData) -> Iterator[tuple[str, float]]:
         bubble = f"{bubble} and slower replicas" if len(report.ranks) > 1 else "waits for slower replicas"
     for name, value in report.breakdown_s.items():
         if isinstance(value, Mapping):
-            shares |= {GROUPS.get(str(kind), str(kind)): float(seconds) for kind, seconds in value.items()}
+            shares |= seconds_of_groups(value)
         elif isinstance(value, int | float):
             shares[bubble if name == "bubble" else _SHORT.get(name, name.replace("_", " "))] = float(value)
     for name, seconds in sorted(shares.items(), key=lambda item: -item[1]):

@@ -104,7 +104,7 @@ class Settings:
     Attributes:
         micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
         grad_dtype: of the gradient buffers; None: semu's default. layers: recomputed of each chunk; None: all.
-        sharding: a word of ``sharding_kind``; None: that of the row.
+        sharding: a word of ``sharding_kind``; None: that of the row. fp8_gates: as in ``[training]``.
     """
 
     micro_batch: int
@@ -113,6 +113,7 @@ class Settings:
     grad_dtype: str | None = None
     layers: int | None = None
     sharding: str | None = None
+    fp8_gates: bool = False
 
 
 def run_tables(row: Row, settings: Settings, device: str) -> Tables:
@@ -151,6 +152,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "eager_kernels": "flash-attn" if is_eager and row.attention_kernel in _FLASH_ATTN else None,
         "optimizer_kernels": "foreach" if is_torch_fsdp else None,
         "fp8_recipe": row.fp8_recipe,
+        "fp8_gates": settings.fp8_gates or None,
         "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
         "cross_entropy": row.cross_entropy or _cross_entropy(row),
     }

@@ -16,10 +16,10 @@ from semu.masks.mask import MaskKind, Seen
 from semu.masks.spans import IntArray, Spans
 from semu.masks.tile_lists import reads_of_blocks
 from semu.masks.tiles import Tiles, count, work_of_blocks
-from semu.nn.masked_kernel import FIELDS, FULL, GATHERED, OTHERS, OWN, TRAFFIC, WHOLE, MaskedKernel
+from semu.nn.masked_kernel import FIELDS, FULL, OTHERS, OWN, TRAFFIC, WHOLE, WIDTH, MaskedKernel
 from semu.nn.trace.sharding import ContextKind
 from semu.nn.window import Window
-from semu.parallel.context import Balance
+from semu.parallel.context import Balance, group_widths
 from semu.workload.batch import Microbatch
 
 
@@ -33,7 +33,7 @@ class ContextPlan:
         machines: tiles that a device computes at once; 0: unknown, nothing is lost at the end of a kernel.
         token_multiple: tokens of a rank are padded to a multiple of it.
         kind: how keys and values are exchanged. nodes: that the context ranks occupy, as many on each.
-        slack: tiles of the busiest rank over the mean, less 1, that fewer bytes are worth (``local``).
+        slack: tiles of the busiest rank over the mean, less 1, that fewer bytes are worth (``local``, ``hybrid``).
     """
 
     mask: str = MaskKind.CAUSAL.value
@@ -81,7 +81,17 @@ class ContextPlan:
         def _reads(bounds: IntArray) -> tuple[IntArray, NDArray[np.int32]]:
             return reads_of_blocks(self.seen(spans, self.label), spans.starts, bounds)
 
-        return cut_tokens(policy, spans, self.cp, self.block, _work, self.seed, reads=_reads, slack=self.slack)
+        return cut_tokens(
+            policy,
+            spans,
+            self.cp,
+            self.block,
+            _work,
+            self.seed,
+            reads=_reads,
+            slack=self.slack,
+            is_apart=self.label not in (MaskKind.CAUSAL.value, "file"),
+        )
 
 
 def rank_columns(
@@ -92,8 +102,8 @@ def rank_columns(
     Args:
         microbatches: of the batch. kernels: masked kernels of the model. plan: of the job.
     Returns:
-        int64[cp, num_microbatches] per key: the sizes of every kernel, and ``text.shard`` where ranks hold different
-        numbers of tokens.
+        int64[cp, num_microbatches] per key: the sizes of every kernel, ``text.shard`` where ranks hold different
+        numbers of tokens, and ``text.shard:4`` of those in stretches that lie on groups of four ranks.
     """
     by_content: dict[bytes, dict[str, IntArray]] = {}
     known: dict[int, dict[str, IntArray]] = {}
@@ -121,13 +131,15 @@ def _of_microbatch(spans: dict[str, Spans], kernels: Sequence[MaskedKernel], pla
     cuts = {stream: plan.cut(own, is_text=stream == "text") for stream, own in spans.items()}
     if "text" in spans and plan.cp > 1 and plan.balance is not Balance.ZIGZAG:
         found["text.shard"] = -(-cuts["text"].tokens // plan.token_multiple)
-    counted: dict[tuple[str, str, str, int, bool], Tiles] = {}
+        for width in group_widths(plan.cp, plan.balance):
+            found[f"text.shard{WIDTH}{width}"] = -(-cuts["text"].tokens_in(width) // plan.token_multiple)
+    counted: dict[tuple[str, str, str, int, int, bool], Tiles] = {}
     for kernel in kernels:
         own = spans.get(kernel.stream)
         if own is None:
             continue
         together = _ranks_together(kernel, plan)
-        key = kernel.stream, kernel.mask, kernel.window, together, kernel.scope == GATHERED
+        key = kernel.stream, kernel.mask, kernel.window, together, kernel.width, kernel.is_gathered
         if key not in counted:
             cut = cuts[kernel.stream]
             if kernel.scope == WHOLE:
@@ -135,7 +147,8 @@ def _of_microbatch(spans: dict[str, Spans], kernels: Sequence[MaskedKernel], pla
             elif together > 1:
                 cut = Cut(cut.bounds, (cut.rank // together).astype(np.int32), cut.num_ranks // together)
             seen = plan.seen(own, kernel.mask, kernel.reach)
-            counted[key] = count(seen, own.starts, cut, by_owner=kernel.scope not in (GATHERED, WHOLE))
+            by_owner = not kernel.is_gathered and kernel.scope != WHOLE
+            counted[key] = count(seen, own.starts, cut, by_owner=by_owner, width=kernel.width)
         for field, values in sizes_of(counted[key], kernel, plan).items():
             found[kernel.symbol(field)] = values
     return found
@@ -150,12 +163,15 @@ def _ranks_together(kernel: MaskedKernel, plan: ContextPlan) -> int:
 
 def _owners(kernel: MaskedKernel, ranks: int) -> NDArray[np.bool_]:
     """Whose keys the kernel reads on every rank, or group of ranks: bool[ranks, owners]."""
-    if kernel.scope in (GATHERED, WHOLE):
+    if kernel.is_gathered or kernel.scope == WHOLE:
         return np.ones((ranks, 1), np.bool_)
     own = np.eye(ranks, dtype=np.bool_)
     if kernel.scope == OTHERS:
         return ~own
-    return np.roll(own, -(0 if kernel.scope == OWN else kernel.step[0]), axis=1)
+    group, place = np.divmod(np.arange(ranks), kernel.width or ranks)
+    source = (place - (0 if kernel.scope == OWN else kernel.step[0])) % (kernel.width or ranks)
+    is_read: NDArray[np.bool_] = own[group * (kernel.width or ranks) + source]
+    return is_read
 
 
 def sizes_of(tiles: Tiles, kernel: MaskedKernel, plan: ContextPlan) -> dict[str, IntArray]:

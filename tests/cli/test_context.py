@@ -106,6 +106,26 @@ def test_permutations_are_exported(words: list[str], tmp_path: Path, capsys: pyt
     assert path.read_bytes() == first
 
 
+def test_groups_are_exported(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every token's rank is in the group that its run says; tokens see nobody outside their group."""
+    path = tmp_path / "permutation.npz"
+    code, found = run(capsys, "context", *words, "--mask", "document", "--policies", "hybrid", "--export", str(path))
+    assert code == 0
+    (row,) = found["policies"]
+    assert sum(row["widths"].values()) == pytest.approx(1.0)
+    with np.load(path) as data:
+        for number in range(int(data["microbatches"])):
+            own = {name: data[f"{number}/{name}"] for name in ("permutation", "counts", "position_ids")}
+            runs, ranks, first = (data[f"{number}/group_{name}"] for name in ("ptr", "ranks", "first"))
+            assert not (4 % ranks).any() and not (first % ranks).any()
+            of_token = np.empty(len(own["permutation"]), np.int64)
+            of_token[own["permutation"]] = np.repeat(np.arange(4), own["counts"])
+            group = np.repeat(np.arange(len(ranks)), np.diff(runs))
+            assert ((of_token >= first[group]) & (of_token < (first + ranks)[group])).all()
+            document = np.cumsum(own["position_ids"] == 0)
+            assert (np.diff(document)[np.diff(group) != 0] == 1).all()  # groups change between documents alone
+
+
 def test_simulate_says_what_is_lost(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--set", "parallel.cp_balance=contiguous", "--set", "training.attention_mask=document"]
     big = ["llama-3-8b", "--cluster", "h100:1x8", "--parallel", "tp1-cp8"]

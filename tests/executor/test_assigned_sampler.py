@@ -61,3 +61,34 @@ def test_weighted_losses_and_gradients_are_those_of_the_whole_batch(source):
     assert total == pytest.approx(float(whole.detach()), rel=1e-12)
     mean = torch.stack(gradients).mean(dim=0)
     assert np.allclose(mean.numpy(), torch.autograd.grad(whole, weight)[0].numpy(), rtol=1e-12)
+
+
+def test_a_window_of_iterations_changes_places_only(source):
+    """Each sample once, within the window; a sampler goes on in its middle."""
+    lists = [list(AssignedSampler(vlm_assigner(), source, replica, window=2)) for replica in range(2)]
+    for own in (range(0, 16), range(16, 24)):
+        mine = sorted(n for replica in lists for number in own for n in replica[number])
+        assert mine == list(range(96 * own.start // 8, 96 * own.stop // 8))
+    first = AssignedSampler(vlm_assigner(), source, 1, window=2)
+    begun = iter(first)
+    head = [next(begun) for _ in range(11)]
+    second = AssignedSampler(vlm_assigner(), source, 1, window=2)
+    second.load_state_dict(first.state_dict())
+    assert head + list(second) == lists[1]
+
+
+def test_weights_go_with_the_lists(source):
+    """A loader that reads ahead has them by microbatch."""
+    sampler = AssignedSampler(vlm_assigner(), source, 0)
+    loader = torch.utils.data.DataLoader(range(400), batch_sampler=sampler, collate_fn=list)
+    assert [len(own) for own in loader] == [len(own) for own in sampler]
+    weights = []
+    for handed in AssignedSampler(vlm_assigner(), source, 0):
+        weights.append(handed.loss_weight)
+        if len(weights) == 8:
+            break
+    other = [
+        handed.loss_weight for handed, _ in zip(AssignedSampler(vlm_assigner(), source, 1), range(8), strict=False)
+    ]
+    assert sum(weights) + sum(other) == pytest.approx(2)
+    assert len(set(weights)) > 1

@@ -107,6 +107,26 @@ def test_auto_says_what_it_chose() -> None:
     assert sum(int(word) for word in note.replace(",", "").split() if word.isdigit()) == len(BATCH.items)
 
 
+@pytest.mark.parametrize("policy", ["zigzag", "hybrid"])
+def test_only_the_chosen_exchange_is_launched(policy: str) -> None:
+    """Operators that take time, which are those that a host launches: as many as under the chosen exchange alone."""
+    batch = _batch([[2048]], [[128] * 16], [[1024, 512, 512]])
+    issued = {}
+    for kind in (*(kind.value for kind in EXCHANGES), "auto"):
+        found = prepare(job("document", batch=batch, model=SIZES, cp=4, cp_kind=kind, cp_balance=policy))
+        rows = np.concatenate([program_of(found.layout, 0, code).rows for code in (FORWARD, BACKWARD)])
+        index = found.evaluation.shapes.index[0]
+        issued[kind] = (found.evaluation.by_shape.latency[index][:, rows] > 0).sum(axis=1)
+        if kind == "auto":
+            gates = {name: table.any(axis=0)[index] for name, table in found.evaluation.shapes.ranks.items()}
+    runs = np.array(
+        [np.any([own for name, own in gates.items() if f"@{kind.value}" in name], axis=0) for kind in EXCHANGES]
+    )
+    assert (runs.sum(axis=0) == 1).all()
+    expected = np.array([issued[kind.value] for kind in EXCHANGES])[runs.argmax(axis=0), np.arange(len(batch.items))]
+    np.testing.assert_array_equal(issued["auto"], expected)
+
+
 def test_a_note_where_few_keys_are_needed() -> None:
     """Eight documents on four ranks, gathered whole: that needed keys alone would do is said, and is so."""
     batch = _batch(*[[[256] * 32]] * 3)
@@ -154,7 +174,7 @@ def test_a_stage_with_a_ring_between_groups_ends_when_its_last_rank_does(policy:
                 columns |= {name: table[rank, [shape]] for name, table in shapes.ranks.items()}
                 evaluated = library.evaluate(with_rounded(columns, library.symbols))
                 of_rank.append(prepared.cost_model.latencies(evaluated)[program.rows, 0])
-            end = timed_one_by_one(program, np.array(of_rank), exchange, inner)
+            end = timed_one_by_one(program, np.array(of_rank), exchange, [inner] * program.num_ops)
             assert costs.latency[shape] == end.max()
 
 
@@ -179,6 +199,6 @@ def test_experts_wait_for_the_last_of_their_context_ranks() -> None:
     spans = {
         (group.name, *of) for group, of in zip(groups, by_shape.exchange.T[program.rows].tolist(), strict=True) if group
     }  # type: ignore[attr-defined]
-    assert ("ep", 1, 2) in spans and ("cp", 2, 1) in spans
+    assert ("ep", 1, 2, 4) in spans and ("cp", 2, 1, 4) in spans
     alone = prepare(_mixture(cp=4, ep=1, cp_balance="contiguous"))
     assert not [group for group in alone.layout.library.groups if group is not None and group.name == "ep"]

@@ -75,10 +75,13 @@ POLICIES = ("zigzag", "document-zigzag", "contiguous", "striped", "lpt", "lpt-eq
 
 
 def timed_one_by_one(
-    program: StageProgram, latency: NDArray[np.float64], exchange: list[str], step: int = 1
+    program: StageProgram, latency: NDArray[np.float64], exchange: list[str], groups: list[int] | None = None
 ) -> NDArray[np.float64]:
-    """Ends of operators on every rank, each again and again until nothing changes: float64[cp, num_ops] [s]. ``step``:
-    ranks of a group, where a ring runs between groups."""
+    """Ends of operators on every rank, each again and again until nothing changes: float64[cp, num_ops] [s].
+
+    ``groups``: neighbours that form a group, by operator; None: 1. An exchange is between all ranks ("all"), around the
+    ring of all ranks or of groups ("next", "back"), in a group ("pair"), or around the ring in a group ("group next",
+    "group back")."""
     ranks, ops = latency.shape
     end = np.zeros((ranks, ops))
     after = [list(program.pred[program.pred_ptr[op] : program.pred_ptr[op + 1]]) for op in range(ops)]
@@ -89,6 +92,7 @@ def timed_one_by_one(
     while True:
         before = end.copy()
         for op in range(ops):
+            step = 1 if groups is None else groups[op]
             ready = np.array([max([0.0, *(end[rank, other] for other in after[op])]) for rank in range(ranks)])
             lasts = latency[:, op].copy()
             if exchange[op] == "all":
@@ -97,9 +101,14 @@ def timed_one_by_one(
                 ready, lasts[:] = np.maximum(ready, np.roll(ready, step)), lasts.max()
             elif exchange[op] == "back":
                 ready, lasts[:] = np.maximum(ready, np.roll(ready, -step)), lasts.max()
-            elif exchange[op] == "pair":
-                for table in (ready, lasts):
-                    table[:] = np.repeat(table.reshape(-1, step).max(axis=1), step)
+            elif exchange[op] in ("pair", "group next", "group back"):
+                for group in range(0, ranks, step):
+                    own = slice(group, group + step)
+                    if not lasts[own].any():  # nobody of the group calls it
+                        continue
+                    before_it = {"pair": 0, "group next": 1, "group back": -1}[exchange[op]]
+                    others = np.roll(ready[own], before_it) if before_it else ready[own].max()
+                    ready[own], lasts[own] = np.maximum(ready[own], others), lasts[own].max()
             end[:, op] = ready + lasts
         if np.array_equal(before, end):
             return end

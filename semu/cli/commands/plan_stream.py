@@ -44,7 +44,7 @@ def stream_command(arguments: argparse.Namespace) -> int:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
-        stream = _stream(job, arguments.stream, arguments.assign)
+        stream = _stream(job, arguments.stream, arguments.assign, arguments.window or 1)
         count = arguments.iterations
         if count is None:
             count = DEFAULT_ITERATIONS if arguments.stream is None else (1 << 31)
@@ -170,8 +170,8 @@ def _line(row: Any, count: int) -> str:
     return f"iteration {row.index + 1}{of}: {row.outcome.value} in {row.latency_s:.2f} s{gain}"
 
 
-def _stream(job: TrainingJob, path: str | None, method: str | None) -> Iterator[AbstractBatch]:
-    """The batches to train; ``method``: that assigns the samples of a metadata file."""
+def _stream(job: TrainingJob, path: str | None, method: str | None, window: int) -> Iterator[AbstractBatch]:
+    """The batches to train; ``method``: that assigns the samples of a metadata file, within ``window`` iterations."""
     from semu.searcher.assignment.assigner import Assigner, SampleSource
     from semu.searcher.planner.own_stream import assigned_batches, own_batches
 
@@ -179,7 +179,7 @@ def _stream(job: TrainingJob, path: str | None, method: str | None) -> Iterator[
         if path is None:
             raise ConfigError("nothing to assign", where="--assign", expected="--stream FILE, a metadata file")
         source = SampleSource.read(job, path)
-        return assigned_batches(Assigner(job, method, samples=source.samples), source)
+        return assigned_batches(Assigner(job, method, samples=source.samples), source, window)
     if path is None:
         return own_batches(job)
     count, training = job.num_microbatches * job.parallel.replicas, job.training
@@ -209,6 +209,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
     if arguments.iterations is not None:
         check_integer(arguments.iterations, "--iterations", "a number")
+    if arguments.window is not None:
+        check_integer(arguments.window, "--window", "a number of iterations")
+        if arguments.assign is None:
+            raise ConfigError("nothing to exchange", where="--window", expected="with --assign METHOD")
     for flag, value in (("--speed", arguments.speed), ("--deadline", arguments.deadline)):
         if value is not None:
             check_number(value, flag, "a number", is_above=True)
@@ -222,7 +226,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _key(run: RunConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """What a loop must have in common with the one that it goes on behind."""
-    own = {name: getattr(arguments, name) for name in ("stream", "assign", "rollouts", "time", "seed", "deadline")}
+    own = {
+        name: getattr(arguments, name)
+        for name in ("stream", "assign", "window", "rollouts", "time", "seed", "deadline")
+    }
     tables: dict[str, Any] = json.loads(
         json.dumps({name: dict(table) for name, table in run.config.items()}, default=str)
     )

@@ -33,6 +33,12 @@ def add_stream_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--assign", metavar="METHOD", help="of a metadata file: assign samples to microbatches first (semu assign)"
     )
+    group.add_argument(
+        "--window",
+        type=int,
+        metavar="M",
+        help="with --assign: samples may be exchanged among M iterations (default: 1)",
+    )
     group.add_argument("--iterations", type=int, metavar="N", help="at most so many (default: 100; with --stream, all)")
     group.add_argument("--deadline", type=float, metavar="S", help="planning of an iteration ends after S seconds")
     group.add_argument(

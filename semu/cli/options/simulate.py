@@ -51,7 +51,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         metavar="NAME",
         help="what another system makes of the run: megatron, megatron-1f1b, nnscaler, optimus, fsdp, "
-        "greedy, t-1f1b, tessel, tessel-fast, distmm, cornstarch or cornstarch-unaware; with --dump-config: as a file",
+        "greedy, t-1f1b, tessel, tessel-fast, distmm, cornstarch, cornstarch-unaware, entrain or entrain-literal; with "
+        "--dump-config: as a file",
     )
     change.add_argument(
         "--contention",

@@ -34,10 +34,12 @@ class TraceOptions:
         experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cp_levels: of a ring between groups: one group, and the ring.
+        cp_parts: groups of neighbouring context ranks in which keys travel, of every size; empty: among all.
         cross_entropy: ``unfused``, ``in_place``, ``compiled`` or ``fused``, see ``semu.nn.rules.loss``.
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         sums_gradients_twice: without fused accumulation, see ``accumulate_weight_gradient``.
         fp8_recipe: how fp8 tensors are scaled. fp8_copies: of an operand of two products.
+        fp8_gates: gated activations keep their input in fp8 for the backward.
         frozen_weights: how frozen weights of linears in an ``fp8_region`` are stored; None: as all others.
         replica_group: the data-parallel replicas, where a module reads them (``Module.reads_replicas``).
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.trace.keep``.
@@ -70,6 +72,7 @@ class TraceOptions:
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
     cp_levels: tuple[CommGroup, CommGroup] | None = None
+    cp_parts: tuple[CommGroup, ...] = ()
     replica_group: CommGroup = field(default_factory=lambda: CommGroup("replicas", 1, 1))
     keep_products: bool = False
     stop_early: bool = False
@@ -85,6 +88,7 @@ class TraceOptions:
     sums_gradients_twice: bool = False
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
+    fp8_gates: bool = False
     frozen_weights: FrozenWeights | None = None
     masking: Masking = field(default_factory=Masking)
     gang_group: CommGroup | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semu.present.page.page import Column, Page
 from semu.present.page.timelines import left_out, timeline_data
-from semu.present.summary import GROUPS, facts
+from semu.present.summary import facts, seconds_of_groups
 from semu.units import GIB, format_time
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ def _breakdown(entries: Mapping[str, object]) -> Iterator[tuple[str, float]]:
     """Names and seconds; communication by group."""
     for name, value in entries.items():
         if isinstance(value, Mapping):
-            for group, time in value.items():
-                if time > 0:
-                    yield f"waiting for {GROUPS.get(group, group)}", float(time)
+            yield from ((f"waiting for {group}", time) for group, time in seconds_of_groups(value).items() if time > 0)
         elif isinstance(value, int | float) and value > 0:
             yield name.replace("_", " "), float(value)
 

@@ -8,6 +8,9 @@ Files:
     methods/         one method a file, all in a table
     kernels.py       greedy assignment and local search, subset sums
     pipeline.py      the iteration of many replicas from fitted costs, in milliseconds
+    exact.py         the fastest assignment of a dozen or two samples, by CP-SAT
+    allocation.py    GPUs for modules in proportion to work, and how many samples tell them; workload.py: of a job
+    configuration.py parallel sizes of all modules by algorithm 3
     assignment.py    ``Assignment``: which sample goes where, and what follows from it
     assigner.py      ``Assigner`` and ``assign``
     study.py         all methods on one job, simulated

@@ -7,24 +7,25 @@ from dataclasses import replace
 
 from semu.job import TrainingJob
 from semu.searcher.assignment.assigner import Assigner, SampleSource
+from semu.searcher.assignment.reordering import assigned_iterations
 from semu.workload.batch import AbstractBatch
 from semu.workload.recorded import FileBatch
 from semu.workload.stream import windows
 
 
-def assigned_batches(assigner: Assigner, source: SampleSource) -> Iterator[AbstractBatch]:
+def assigned_batches(assigner: Assigner, source: SampleSource, window: int = 1) -> Iterator[AbstractBatch]:
     """The samples of a file, iteration after iteration, assigned.
 
     A planner cuts microbatches as it finds best, so that an assignment that defers gives way to ``coupled``.
 
+    Args:
+        assigner, source, window: as ``assigned_iterations``.
     Raises:
         ConfigError: samples that cannot be assigned.
     """
-    for number in range(source.num_iterations):
-        samples, ids, bounds = source.iteration(number)
-        found = assigner(samples, ids, bounds=bounds)
+    for _, found in assigned_iterations(assigner, source, window):
         if found.defers:
-            found = assigner(samples, ids, bounds=bounds, method="coupled")
+            found = assigner(found.samples, found.ids, bounds=found.problem.bounds, method="coupled")
         yield found.batch
 
 

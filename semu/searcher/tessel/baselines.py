@@ -15,6 +15,7 @@ from semu.schedule.phases import PHASES
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import StageKey
 from semu.schedule.study import PipelineStudy
+from semu.searcher.assignment.configuration import entrain, entrain_literal
 from semu.searcher.tessel.blocks import Blocks
 from semu.searcher.tessel.phases import Placed, complete, in_order
 from semu.searcher.tessel.repetend import find_repetend
@@ -112,7 +113,13 @@ def tessel_fast(job: TrainingJob) -> Baseline:
 
 
 ALL_BASELINES: Mapping[str, Callable[[TrainingJob], Baseline]] = MappingProxyType(
-    {**BASELINES, "tessel": tessel, "tessel-fast": tessel_fast}
+    {
+        **BASELINES,
+        "tessel": tessel,
+        "tessel-fast": tessel_fast,
+        "entrain": entrain,
+        "entrain-literal": entrain_literal,
+    }
 )
 """Every baseline by the name that ``--baseline`` uses, searched ones too."""
 

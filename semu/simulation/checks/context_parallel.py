@@ -9,6 +9,7 @@ import numpy as np
 from semu.costs.ranks import Ranked
 from semu.errors import ConfigError
 from semu.job import Attention, TrainingJob
+from semu.parallel.context import Balance
 from semu.parallel.pipeline import nearest_multiple
 from semu.workload.batch import Microbatch, TextBatch
 
@@ -51,19 +52,25 @@ def check_lengths(job: TrainingJob, microbatches: Sequence[Microbatch]) -> None:
 
     Text of one length must divide by 2 cp (Megatron-LM: ``seq_length % (2 * context_parallel_size) == 0``). Packed
     sequences are padded one by one to a multiple of 2 cp (Megatron-LM's packed format, ``cu_seqlens_padded``), but none
-    may be shorter than cp: there would be ranks with nothing but padding.
+    may be shorter than cp: there would be ranks with nothing but padding. Where stretches of text lie on groups of
+    ranks, text may have any length.
 
     Raises:
         ConfigError: a length that does not divide, a sequence that is too short.
     """
     own = {module: job.parallel.of_module(module.name) for module in job.model.modules}
     for cp in sorted({parallel.cp for parallel in own.values()} - {1}, reverse=True):
+        is_free = Balance(job.parallel.cp_balance).groups_ranks
         if isinstance(job.batch, TextBatch):
+            if is_free:
+                continue
             _check_text(job.batch.context_length(job.training.seq_len) or 0, 2 * cp)
             continue
         cut = [module for module, parallel in own.items() if parallel.cp == cp]
         read = {spec.stream: module.name for module in cut for spec in module.inputs}
         for stream, module in read.items():
+            if is_free and stream == "text":
+                continue
             lengths = [item.lengths[stream] for item in microbatches if stream in item.lengths]
             every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
             shortest = int(every[every > 0].min(initial=np.iinfo(np.int64).max))

@@ -10,7 +10,7 @@ from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.job.context import context_plan
-from semu.nn.masked_kernel import GATE, masked_in
+from semu.nn.masked_kernel import GATE, GATHERED, WIDTH, masked_in
 from semu.nn.trace.sharding import EXCHANGES, ContextKind
 from semu.parallel.context import Balance
 from semu.simulation.contexts.loads import Loads, imbalance, keys_needed, waited_s
@@ -58,8 +58,11 @@ def _exchange_notes(costed: CostedJob, waits: float) -> list[str]:
     kind = job.parallel.context_kind
     if kind is ContextKind.AUTO:
         uses = np.bincount(shapes.index.ravel(), minlength=costed.evaluation.num_shapes)
-        runs = {way.value: shapes.ranks.get(f"text.shard{GATE}{way.value}") for way in EXCHANGES}
-        counts = {way: int(uses[tokens.any(axis=0)].sum()) for way, tokens in runs.items() if tokens is not None}
+        gated = [(name.partition(GATE)[2].partition(WIDTH)[0], tokens) for name, tokens in shapes.ranks.items()]
+        counts = {}
+        for way in (own.value for own in EXCHANGES):
+            runs = [tokens.any(axis=0) for exchange, tokens in gated if exchange == way]
+            counts[way] = int(uses[np.any(runs, axis=0)].sum()) if runs else 0
         words = ", ".join(f"{way} for {number:,}" for way, number in counts.items() if number)
         return [f"fastest exchange of keys (parallel.cp_kind = auto): {words} microbatches"] if words else []
     if waits < _WORTH or kind not in EXCHANGES or kind is ContextKind.NEEDED:
@@ -91,7 +94,8 @@ def _imbalance_under(costed: CostedJob, policy: Balance) -> float:
     """The batch's imbalance under another policy, by tiles; infinite where the policy cannot deal it."""
     job = costed.job
     items = _items(job)
-    kernels = [kernel for kernel in masked_in(costed.layout.library.symbols) if kernel.stream == "text"]
+    found = [kernel for kernel in masked_in(costed.layout.library.symbols) if kernel.stream == "text"]
+    kernels = [*dict.fromkeys(replace(own, scope=GATHERED) if own.width else own for own in found)]
     plan = replace(context_plan(job), balance=policy, machines=0)
     ranks = rank_columns(items, kernels, plan)
     tiles = np.sum([table for name, table in ranks.items() if ".tiles#" in name], axis=0)

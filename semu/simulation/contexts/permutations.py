@@ -11,6 +11,11 @@ Per microbatch i, every array under ``i/NAME``; tokens are numbered through all 
                     by rank in the permutation's order, over tiles of 128 keys in order (FlexAttention's BlockMask)
     row_rank        int32[rows], the rank of a row
 
+where text lies on groups of ranks (``cp_balance = "hybrid"``) also
+
+    group_ptr       int64[runs + 1], bounds of runs of tokens that lie on one group, in order
+    group_ranks     int32[runs], ranks of the group; group_first: int32[runs], the first of them
+
 and ``cp``, ``policy``, ``mask``, ``microbatches`` once.
 """
 
@@ -26,6 +31,7 @@ import numpy as np
 from semu.files import write_file
 from semu.job import TrainingJob
 from semu.job.context import context_plan
+from semu.masks.balance import Cut
 from semu.masks.spans import IntArray, Spans
 from semu.masks.tile_lists import TileLists
 from semu.workload.batch import Microbatch
@@ -74,6 +80,7 @@ def permutation_of(spans: Spans, plan: ContextPlan) -> dict[str, object]:
     inverse[permutation] = np.arange(len(permutation))
     tiles = TileLists.of(plan.seen(spans, plan.label), cut)
     return {
+        **(groups_of(cut) if len(cut.width) else {}),
         "permutation": permutation,
         "inverse": inverse,
         "counts": cut.tokens,
@@ -84,6 +91,15 @@ def permutation_of(spans: Spans, plan: ContextPlan) -> dict[str, object]:
         "tile_full": tiles.is_full,
         "row_rank": tiles.rank,
     }
+
+
+def groups_of(cut: Cut) -> dict[str, object]:
+    """Which groups of ranks share which tokens, by name."""
+    first = cut.rank - cut.rank % cut.width
+    begins = np.ones(len(first), np.bool_)
+    begins[1:] = (np.diff(first) != 0) | (np.diff(cut.width) != 0)
+    bounds = np.append(cut.bounds[:-1][begins], cut.bounds[-1])
+    return {"group_ptr": bounds, "group_ranks": cut.width[begins], "group_first": first[begins]}
 
 
 def positions(spans: Spans) -> IntArray:

@@ -16,7 +16,7 @@ from semu.masks.balance import blocks_of
 from semu.masks.spans import Spans
 from semu.masks.tiles import count, work_of_blocks
 from semu.nn.trace.sharding import ContextKind
-from semu.parallel.context import Balance
+from semu.parallel.context import Balance, group_widths
 from semu.simulation.contexts.loads import Loads, keys_needed
 from semu.simulation.contexts.result import ContextStudy, PolicyRow
 from semu.simulation.preparation import prepare
@@ -109,7 +109,9 @@ def _sums(plan: ContextPlan, items: Sequence[Microbatch]) -> dict[str, Any]:
 
     Over all microbatches, of the mask alone, also where the trace asks for no tiles."""
     by_item: dict[bytes, NDArray[np.float64]] = {}
+    of_width: dict[bytes, dict[int, int]] = {}
     total = np.zeros(8)
+    widths: dict[int, int] = {}
     for item in items:
         spans = item.spans()
         if spans.content not in by_item:
@@ -122,7 +124,10 @@ def _sums(plan: ContextPlan, items: Sequence[Microbatch]) -> dict[str, Any]:
             partial = float(tiles.partial.sum())
             pairs = [f(x) for x in (per_rank, held, tokens) for f in (np.max, np.mean)]
             by_item[spans.content] = np.array([*pairs, partial, keys_needed(plan, spans, cut)], np.float64)
+            of_width[spans.content] = {n: int(cut.tokens_in(n).sum()) for n in group_widths(plan.cp, plan.balance)}
         total += by_item[spans.content]
+        for ranks, number in of_width[spans.content].items():
+            widths[ranks] = widths.get(ranks, 0) + number
     tile_sum = total[1] * plan.cp
     ratios = [float(total[i] / total[i + 1]) if total[i + 1] else 1.0 for i in (0, 2, 4)]
     padding = 1.0 - total[5] / total[4] if total[4] else 0.0
@@ -133,6 +138,7 @@ def _sums(plan: ContextPlan, items: Sequence[Microbatch]) -> dict[str, Any]:
         "padding": float(padding),
         "partial": float(total[6] / tile_sum) if tile_sum else 0.0,
         "needed": needed,
+        "widths": {ranks: number / sum(widths.values()) for ranks, number in widths.items() if number},
     }
 
 

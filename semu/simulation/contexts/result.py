@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ class PolicyRow:
             read a tile of keys, over the mean (dK and dV). tokens: largest over mean of the ranks' tokens.
         padding: share of the gathered buffers that is no token. partial: share of the tiles that the mask cuts.
         needed: share of other ranks' keys that are in a tile that a rank computes; all ranks together.
+        widths: ranks of a group -> share of the tokens that lie on groups of so many (``hybrid``); else empty.
         wire_bytes: that a rank sends to context ranks in an iteration.
         attention_s: time in attention of the busiest rank, all microbatches of the busiest replica [s].
         iteration_s: the iteration [s]. memory_bytes: its peak.
@@ -38,6 +39,7 @@ class PolicyRow:
     padding: float = 0.0
     partial: float = 0.0
     needed: float = 0.0
+    widths: dict[int, float] = field(default_factory=dict)
     wire_bytes: float = 0.0
     attention_s: float = 0.0
     iteration_s: float = 0.0
@@ -136,6 +138,9 @@ def _text(found: ContextStudy) -> str:
         won = 100 * (1 - best.iteration_s / own.iteration_s)
         words = [f"{row.policy} ({row.kind})" if row.kind != own.kind else row.policy for row in (best, own)]
         lines.append(f"{words[0]} is {won:.1f} % faster than {words[1]}, the run's policy")
+    for row in {row.policy: row for row in able if row.widths}.values():
+        parts = ", ".join(f"{100 * share:.1f} % on {ranks}" for ranks, share in row.widths.items())
+        lines.append(f"{row.policy}: tokens by ranks that share a stretch: {parts}")
     if found.empty:
         lines.append(blind_note(found.empty))
     if plan.mask == "causal" and any(row.policy == "zigzag" and row.kind in ("ring", "all_gather") for row in able):

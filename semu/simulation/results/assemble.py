@@ -176,7 +176,7 @@ def describe_job(layout: Layout) -> dict[str, object]:
 def _describe_context(job: TrainingJob) -> dict[str, object]:
     """How context ranks share the text, where that is not by chunks of its sequences."""
     plain = Parallel()
-    names = ("cp_balance", "cp_block", "attention_split", "cp_overlap", "cp_gather_heads")
+    names = ("cp_balance", "cp_block", "cp_slack", "attention_split", "cp_overlap", "cp_gather_heads")
     found = {name: getattr(job.parallel, name) for name in names if getattr(job.parallel, name) != getattr(plain, name)}
     return {name: value.value if isinstance(value, Balance) else value for name, value in found.items()}
 

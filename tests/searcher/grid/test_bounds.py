@@ -23,6 +23,7 @@ EVERYTHING = {"tp": None, "pp": None, "vpp": None, "micro_batch": None, "recompu
 SCHEDULES = {"schedule": ("1f1b", "gpipe", "zb-h1", "zb-v", "chimera", "eager-1f1b", "v-half"), "pp": None, "vpp": None}
 PLACED = {**SCHEDULES, "placement": None, "recompute": None}
 CONTEXT = {"cp_balance": None, "attention_split": None, "micro_batch": (1, 2, 4)}
+NEAR = ("zigzag", "local", "hybrid")
 SEGMENTS = {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "placement": None, "micro_batch": (1, 2)}
 CUTS = {"partition": ("parameters", "latency", "forward"), "segments": None, "pp": (1, 2, 4), "micro_batch": (1, 2)}
 HIDDEN = {"overlap": Overlap(grad_reduce=True, param_gather=True, tensor_parallel=True, pipeline=True)}
@@ -53,7 +54,7 @@ CASES = {
     "vision": (vision, {**EVERYTHING, "cp": (1,)}),
     "vision-hidden": (partial(vision, **HIDDEN), {**EVERYTHING, "cp": (1,)}),
     "context": (documents, {"cp": None, **CONTEXT}),
-    "exchanges": (documents, {"cp": (2, 4), "cp_kind": None, "cp_balance": ("zigzag", "local"), "micro_batch": (1, 2)}),
+    "exchanges": (documents, {"cp": (2, 4), "cp_kind": None, "cp_balance": NEAR, "micro_batch": (1, 2)}),
     "segments": (vision, SEGMENTS),
     "cuts": (vision, CUTS),
     "schedules": (dense, PLACED),

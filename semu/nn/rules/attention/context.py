@@ -190,26 +190,47 @@ def _gathered(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: Parameter
     """
     ranks = q.trace.options.cp_group.num_ranks
     own = AttentionKernel.of(q, k, v, causal=causal, sinks=sinks)
-    return recorded(q, k, v, with_gathered(q, k, v, replace(own, key_tokens=ranks * own.key_tokens)))
+    kernel = replace(own, key_tokens=ranks * own.key_tokens)
+    return recorded(q, k, v, with_gathered(q, k, v, kernel, q.trace.options.cp_group))
+
+
+def with_own(
+    q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, into: tuple[Tensor, Tensor] | None = None
+) -> Exchanged:
+    """Attention to the rank's own keys, where it needs no others. ``into``: as ``around_ring``."""
+    y, statistics = kernel.forward(q, [k, v], "attention", into)
+    kernel.aggregate(q, y)
+
+    def _backward(grad: Tensor) -> list[Tensor | None]:
+        written = [(k.local_shape, k.dtype), (v.local_shape, v.dtype)]
+        grad_q, (grad_k, grad_v) = kernel.backward(q, [q, k, v, y, statistics, grad], "attention_bw", written)
+        return [grad_q, laid_out_like(grad_k, k), laid_out_like(grad_v, v)]
+
+    return y, _backward
 
 
 def with_gathered(
-    q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, into: tuple[Tensor, Tensor] | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: AttentionKernel,
+    group: CommGroup,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> Exchanged:
-    """``_gathered`` with any kernel. ``into``: as ``around_ring``."""
-    gathered = [gather_context(k, "gather_k"), gather_context(v, "gather_v")]
+    """``_gathered`` with any kernel. ``group``: whose keys. ``into``: as ``around_ring``."""
+    gathered = [gather_context(k, group, "gather_k"), gather_context(v, group, "gather_v")]
     y, statistics = kernel.forward(q, gathered, "attention", into)
     kernel.aggregate(q, y)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
-        keys, values = gather_context(k, "gather_k_bw"), gather_context(v, "gather_v_bw")
+        keys, values = gather_context(k, group, "gather_k_bw"), gather_context(v, group, "gather_v_bw")
         written = [(keys.local_shape, k.dtype), (values.local_shape, v.dtype)]
         reads = [q, keys, values, y, statistics, grad]
         grad_q, (grad_k, grad_v) = kernel.backward(q, reads, "attention_bw", written)
         return [
             grad_q,
-            reduce_scatter_context(laid_out_like(grad_k, keys), k, "scatter_grad_k"),
-            reduce_scatter_context(laid_out_like(grad_v, values), v, "scatter_grad_v"),
+            reduce_scatter_context(laid_out_like(grad_k, keys), k, group, "scatter_grad_k"),
+            reduce_scatter_context(laid_out_like(grad_v, values), v, group, "scatter_grad_v"),
         ]
 
     return y, _backward

@@ -19,9 +19,8 @@ from semu.nn.rules.views import copy_like
 from semu.nn.trace.tensor import Sequences, Tensor
 
 
-def gather_context(x: Tensor, name: str) -> Tensor:
-    """[tokens, ...] of every rank, put in order: [cp x tokens, ...]."""
-    group = x.trace.options.cp_group
+def gather_context(x: Tensor, group: CommGroup, name: str) -> Tensor:
+    """[tokens, ...] of every rank of a group of n, put in order: [n x tokens, ...]."""
     like = replace(x, shape=(group.num_ranks * x.shape[0], *x.shape[1:]), sequences=whole_sequences(x, group))
     whole = communicate(
         OpKind.ALL_GATHER, [x], group.num_ranks * x.size_bytes, group, name, like=like, role=Role.COMMUNICATION
@@ -29,10 +28,10 @@ def gather_context(x: Tensor, name: str) -> Tensor:
     return _rearranged(whole, f"{name}_order")
 
 
-def reduce_scatter_context(x: Tensor, like: Tensor, name: str) -> Tensor:
-    """Sum [cp x tokens, ...] over the ranks and keep one rank's [tokens, ...], laid out as ``like``."""
+def reduce_scatter_context(x: Tensor, like: Tensor, group: CommGroup, name: str) -> Tensor:
+    """Sum [n x tokens, ...] over a group's n ranks and keep one rank's [tokens, ...], laid out as ``like``."""
     x = _rearranged(x, f"{name}_pack")
-    return communicate(OpKind.REDUCE_SCATTER, [x], x.size_bytes, x.trace.options.cp_group, name, like=like)
+    return communicate(OpKind.REDUCE_SCATTER, [x], x.size_bytes, group, name, like=like)
 
 
 def heads_for_tokens(x: Tensor, group: CommGroup, name: str) -> Tensor:

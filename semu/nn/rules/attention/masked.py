@@ -7,21 +7,23 @@ scores cost nothing more than without context parallelism.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from semu.errors import ConfigError, GraphError
-from semu.graph.dim import Poly, divide
+from semu.graph.dim import Dim, Poly, divide
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup
-from semu.nn.masked_kernel import GATHERED, OTHERS, OWN, TILE_EDGE, WHOLE, MaskedKernel, gated
-from semu.nn.rules.attention.context import Exchanged, around_ring, by_heads, recorded, with_gathered
+from semu.nn.masked_kernel import GATHERED, OTHERS, OWN, TILE_EDGE, WHOLE, WIDTH, MaskedKernel, gated
+from semu.nn.rules.attention.context import Exchanged, around_ring, by_heads, recorded, with_gathered, with_own
 from semu.nn.rules.attention.fused import AttentionKernel, fused_attention
 from semu.nn.rules.attention.needed import with_needed
 from semu.nn.rules.collective import communicate
 from semu.nn.rules.views import copy_like
+from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.sharding import EXCHANGES, ContextKind
 from semu.nn.trace.tensor import Tensor, laid_out_like
@@ -60,10 +62,11 @@ def masked_attention(
     if options.masking.by_head:
         return _head_by_head(q, k, v, causal=causal, window=window, sinks=sinks)
     reach = causal, window, sinks
-    if options.cp_kind is ContextKind.AUTO:
-        return _of_several(q, k, v, reach)
+    ways = _ways(options)
+    if len(ways) > 1:
+        return _of_several(q, k, v, reach, ways)
     if options.cp_levels is None:
-        return recorded(q, k, v, _exchanged(options.cp_kind, q, k, v, reach))
+        return recorded(q, k, v, _exchanged(ways[0], q, k, v, reach))
     group, ring = options.cp_levels
 
     def _between_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -76,17 +79,50 @@ Reach = tuple[bool, Window | None, ParameterUse | None]
 """Causality, window and sinks of an attention."""
 
 
+@dataclass(frozen=True)
+class _Way:
+    """An exchange of keys.
+
+    Attributes:
+        kind: which. group: between whom. is_part: only of what lies on groups of so many ranks.
+    """
+
+    kind: ContextKind
+    group: CommGroup
+    is_part: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """End of the scopes of its kernels."""
+        return f"{WIDTH}{self.group.num_ranks}" if self.is_part else ""
+
+
+def _ways(options: TraceOptions) -> list[_Way]:
+    """The exchanges that a stage has operators for: one, or those that a microbatch chooses from; each, but for
+    what is needed, in groups of every size, where stretches of text lie on such."""
+    kinds = EXCHANGES if options.cp_kind is ContextKind.AUTO else (options.cp_kind,)
+    found = []
+    for kind in kinds:
+        if kind is ContextKind.NEEDED or not options.cp_parts:
+            found.append(_Way(kind, options.cp_group))
+        else:
+            found += [_Way(kind, group, is_part=True) for group in options.cp_parts]
+    return found
+
+
 def _exchanged(
-    kind: ContextKind, q: Tensor, k: Tensor, v: Tensor, reach: Reach, into: tuple[Tensor, Tensor] | None = None
+    way: _Way, q: Tensor, k: Tensor, v: Tensor, reach: Reach, into: tuple[Tensor, Tensor] | None = None
 ) -> Exchanged:
-    """Attention with one exchange between all context ranks. ``into``: as ``around_ring``."""
-    group = q.trace.options.cp_group
-    if kind is ContextKind.RING:
-        return _around(q, k, v, reach, group, "", into)
-    if kind is ContextKind.NEEDED:
+    """Attention with one exchange. ``into``: as ``around_ring``."""
+    if way.kind is ContextKind.NEEDED:
         own = _kernel(q, k, v, OWN, *reach)
-        return with_needed(q, k, v, group, own, _kernel(q, k, v, OTHERS, *reach[:2], None), into)
-    return with_gathered(q, k, v, _kernel(q, k, v, GATHERED, *reach), into)
+        return with_needed(q, k, v, way.group, own, _kernel(q, k, v, OTHERS, *reach[:2], None), into)
+    if way.group.num_ranks == 1:
+        scope = GATHERED if way.kind is ContextKind.ALL_GATHER else "0"
+        return with_own(q, k, v, _kernel(q, k, v, f"{scope}{way.suffix}", *reach), into)
+    if way.kind is ContextKind.RING:
+        return _around(q, k, v, reach, way.group, way.suffix, into)
+    return with_gathered(q, k, v, _kernel(q, k, v, f"{GATHERED}{way.suffix}", *reach), way.group, into)
 
 
 def _around(
@@ -98,7 +134,7 @@ def _around(
     groups: str,
     into: tuple[Tensor, Tensor] | None = None,
 ) -> Exchanged:
-    """A ring of ranks, or of groups of them. ``groups``: end of a step's scope."""
+    """A ring of ranks, of groups of them, or in every group. ``groups``: end of a step's scope."""
 
     def _kernel_at(step: int) -> AttentionKernel:
         return _kernel(q, k, v, f"{step}{groups}", *reach[:2], reach[2] if step == 0 else None)
@@ -106,19 +142,17 @@ def _around(
     return around_ring(q, k, v, ring, _kernel_at, is_halved=False, into=into)
 
 
-def _of_several(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Tensor:
-    """One of several exchanges, chosen for every microbatch: the operators of all of them, of which those of the chosen
-    one have work and the others neither work nor bytes."""
+def _of_several(q: Tensor, k: Tensor, v: Tensor, reach: Reach, ways: Sequence[_Way]) -> Tensor:
+    """Several exchanges, one behind the other: the operators of all of them, of which those that a microbatch chooses,
+    and whose groups hold something, have work and the others neither work nor bytes."""
     trace, packing = q.trace, q.sequences
     assert packing is not None
     statistics = [(q.local_shape[:2], DType.FP32)]
     shape = (q.shape[0], q.shape[1], v.shape[2])
     y = trace.emit(OpKind.COPY, [q], shape, like=q, extra_outputs=statistics, name="output")
     (log_sum_exp,) = trace.side_outputs(1)
-    backwards = []
-    for kind in EXCHANGES:
-        a, b, c = (_gated(x, kind) for x in (q, k, v))
-        backwards.append(_exchanged(kind, a, b, c, reach, (y, log_sum_exp))[1])
+    parts = _shared_out(q, k, v, ways)
+    backwards = [_exchanged(way, *own, reach, (y, log_sum_exp))[1] for way, own in zip(ways, parts, strict=True)]
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         every = [backward(grad) for backward in backwards]
@@ -130,11 +164,30 @@ def _of_several(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Tensor:
     return trace.recorded([q, k, v], y, _backward)
 
 
-def _gated(x: Tensor, kind: ContextKind) -> Tensor:
-    """A tensor that has no tokens where another exchange is chosen."""
-    assert x.sequences is not None
-    tokens = gated(x.shape[0], x.sequences.stream, kind.value)
-    return replace(x, shape=(tokens, *x.shape[1:]), sequences=replace(x.sequences, tokens=tokens))
+def _shared_out(q: Tensor, k: Tensor, v: Tensor, ways: Sequence[_Way]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The tokens of every exchange as tensors of their own, whose storages are alike those of q, k and v: a kernel may
+    have written them so, and what one exchange needs no longer is let go. Takes no time."""
+    trace, packing = q.trace, q.sequences
+    assert packing is not None
+
+    def _of(dim: Dim, way: _Way) -> Dim:
+        return gated(dim, packing.stream, f"{way.kind.value}{way.suffix}")
+
+    parts: dict[int, list[Tensor]] = {}
+    found: list[list[Tensor]] = [[] for _ in ways]
+    for x in (q, k, v):
+        root = trace.graph.tensors[x.node]
+        while root.base is not None:
+            root = trace.graph.tensors[root.base]
+        if root.index not in parts:
+            local = [(tuple(_of(dim, way) for dim in root.shape), root.dtype) for way in ways]
+            trace.emit(OpKind.COPY, [x], key=(x.numel,), extra_outputs=local, name="share")
+            parts[root.index] = trace.side_outputs(len(ways))
+        for way, own, side in zip(ways, found, parts[root.index], strict=True):
+            shape = (_of(x.shape[0], way), *x.shape[1:])
+            of_way = replace(packing, tokens=_of(packing.tokens, way))
+            own.append(replace(trace.view(side, shape, x.shards), sequences=of_way))
+    return [(own[0], own[1], own[2]) for own in found]
 
 
 def _whole(
@@ -156,7 +209,7 @@ def _kernel(
     tiles = MaskedKernel(
         packing.stream, label, window.label if window is not None else "", plain.heads, masking.split, scope
     )
-    ranks = trace.options.cp_group.num_ranks if scope == GATHERED else 1
+    ranks = (tiles.width or trace.options.cp_group.num_ranks) if tiles.is_gathered else 1
     pairs = TILE_EDGE**2 * tiles.size("tiles")
     return replace(plain, tiles=tiles, pairs=pairs, key_tokens=ranks * plain.key_tokens, is_masked=False)
 
