@@ -146,7 +146,13 @@ def test_bad_options_name_the_place(words: list[str], where: str, capsys: pytest
         ("in_flight = 0", "", 2, "run.toml:19 schedule.mine.in_flight", ">= 1"),
         ("in_flight = [1, 2]", "", 2, "schedule.mine.in_flight", "one per virtual stage"),
         ('in_flight = "p - q"', "", 2, "in_flight", "p, r, v, m"),
-        ('forward = "depth"\nin_flight = "(p * v) // (p * v)"', "placement", 4, "run.toml:23 schedule.mine.in_flight, rank", "in_flight"),
+        (
+            'forward = "depth"\nin_flight = "(p * v) // (p * v)"',
+            "placement",
+            4,
+            "run.toml:23 schedule.mine.in_flight, rank",
+            "in_flight",
+        ),
         ('placement = "bidirectional"', "pp3", 2, "parallel.pp", "even"),
         (
             'instructions = {sync = {after = [":B"], before = [":F"]}}',
