@@ -197,7 +197,10 @@ class Choices:
     )
     tessel_most_ranks: Choice[int] = Choice(8, "FlexPipe §7.1: Tessel is searched below 16 ranks", (4,))
     tessel_seconds: Choice[float] = Choice(
-        10.0, "of a search for a repetend; FlexPipe prints 730 s on 8 GPUs for Tessel-fast, by Z3", (60.0,)
+        60.0,
+        "of a search for a repetend, and half as long for each of warm-up and cool-down; FlexPipe prints 730 s on 8 "
+        "GPUs for Tessel-fast, by Z3",
+        (10.0,),
     )
 
     # -- Entrain -------------------------------------------------------------------------------------------------------
