@@ -11,7 +11,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.number import Number
-from semu.hardware.software import Software
+from semu.hardware.software import Software, has_aggregated_trees
 from semu.job.experts import check_experts, exposed_exchanges, mixtures
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, ParameterSync, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
@@ -297,7 +297,10 @@ class TrainingJob:
         """The device as the job's software and its fp8 recipe find it."""
         training = self.training
         return self.cluster.profile.scaled(training.fp8_recipe).under(
-            training.software, self.attention_kernel, is_deterministic=training.attention_deterministic
+            training.software,
+            self.attention_kernel,
+            is_deterministic=training.attention_deterministic,
+            has_aggregated_trees=has_aggregated_trees(training.software, training.software_date),
         )
 
     @property
