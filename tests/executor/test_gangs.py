@@ -128,6 +128,8 @@ def plan_of_towers(schedule: str, **sizes: Any) -> ExecutionPlan:
     ("schedule", "sizes"),
     [
         ("1f1b", {}),
+        ("interleaved", {"pp": 4, "vpp": 2}),
+        ("greedy", {"pp": 4, "vpp": 2, "placement": "v-shape"}),
         (f"priority in-flight=8 {SYNC}", {"dp": 2}),
         (f"separated inner={{priority in-flight=8 {SYNC}}}", {"pp": 2}),
     ],
