@@ -13,7 +13,7 @@ from semu.compile.chunk_joining import join_chunks, second_copies
 from semu.compile.combined.layers import Hiding, hiding_of
 from semu.compile.model_memo import cut_key, placement_key, state_of, trace_key
 from semu.compile.optimizer_share import OptimizerShare, share_of_pool
-from semu.compile.parameter_pools import ParameterPool, PoolParameters
+from semu.compile.parameter_pools import ParameterPool, PoolParameters, weight_bytes
 from semu.compile.recipe.recipe import Recipe
 from semu.compile.recomputed_layers import recompute_units
 from semu.compile.template import TemplateLibrary
@@ -228,14 +228,14 @@ class Layout:
         return pool.trained_elements * self.job.training.precision.tensor_dtype.size_bytes
 
     def kept_fp8_elements(self, rank: int) -> int:
-        """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
-        if self.job.fp8_weights is Fp8Weights.MICROBATCH:
+        """Elements of a rank's weights of which whole fp8 copies are kept from one iteration to the next."""
+        if self.job.fp8_weights is Fp8Weights.MICROBATCH or self.job.gathers_fp8_weights:
             return 0
         return sum(held.elements for held in self.cut.fp8[rank])
 
     def kept_fp8_scale_bytes(self, rank: int) -> int:
         """Bytes of the scales of one such copy of each."""
-        if self.job.fp8_weights is Fp8Weights.MICROBATCH:
+        if self.job.fp8_weights is Fp8Weights.MICROBATCH or self.job.gathers_fp8_weights:
             return 0
         recipe = self.job.training.fp8_recipe
         return sum(recipe.scale_bytes(held.elements) for held in self.cut.fp8[rank])
@@ -265,10 +265,7 @@ class Layout:
 
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
-        is_fp8 = held.is_fp8 and self.job.moves_fp8_weights
-        if is_fp8:
-            return held.elements + self.job.training.fp8_recipe.scale_bytes(held.elements)
-        return held.elements * self.job.training.precision.tensor_dtype.size_bytes
+        return weight_bytes(self.job, held)
 
     @cached_property
     def _pools(self) -> tuple[tuple[ParameterPool, ...], ...]:

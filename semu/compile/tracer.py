@@ -160,6 +160,7 @@ class ModelTracer:
             head_dims=head_dims(job.attention_kernel),
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
+            transpose_weights=job.gathers_fp8_weights,
             experts=expert_plan(job.model, job.parallel, training, self.mesh),
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,

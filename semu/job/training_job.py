@@ -199,12 +199,20 @@ class TrainingJob:
                 got="primary",
                 nearest="iteration",
             )
-        if self.parallel.zero >= 3 and chosen in (Fp8Weights.ITERATION, Fp8Weights.PRIMARY):
+        if self.parallel.zero >= 3 and chosen is Fp8Weights.ITERATION:
             raise ConfigError(
                 "fp8 copies of the weights are kept, and ZeRO-3 keeps no whole weights",
                 where="training.fp8_weights",
-                expected="microbatch, or parallel.zero of 0 to 2",
+                expected="microbatch or primary, or parallel.zero of 0 to 2",
                 got=chosen.value,
+                nearest="microbatch",
+            )
+        if self.gathers_fp8_weights and (self.shards_are_masters or not self.moves_fp8_weights):
+            raise ConfigError(
+                "fp8 shards under ZeRO-3 of PyTorch's FSDP or in MXFP8 are not modelled by this version",
+                where="training.fp8_weights",
+                expected="microbatch, or Megatron-LM's FSDP and another recipe",
+                got="primary",
                 nearest="microbatch",
             )
 
@@ -275,6 +283,12 @@ class TrainingJob:
         are quantised from 16-bit weights that pass through the gradients' memory (Megatron-LM,
         ``--reuse-grad-buf-for-mxfp8-param-ag``)."""
         return self.fp8_weights is Fp8Weights.PRIMARY and self.training.fp8_recipe is not Fp8Recipe.MXFP8
+
+    @property
+    def gathers_fp8_weights(self) -> bool:
+        """Whether ZeRO-3's shards are fp8 weights, gathered as such and transposed by every microbatch where products
+        want that (Megatron-FSDP with ``--fp8-param-gather``, which keeps no transposed copies)."""
+        return self.parallel.zero >= 3 and self.fp8_weights is Fp8Weights.PRIMARY
 
     @property
     def fp8_copies(self) -> int:

@@ -42,7 +42,8 @@ leaves open follows rules that hold for every row:
   ``tp_comm`` says of the fused kernels.
 * zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4); zb-v has two
   chunks per rank in a V.
-* fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
+* fp8 with a distributed optimizer or Megatron's FSDP: primary weights in fp8 (``--fp8-param-gather``, what NeMo and
+  Megatron-Bridge set); under FSDP not in MXFP8, which semu does not model there.
 * closed forms count transformer layers only: their model has a vocabulary of tp tokens and no position table. Nor do
   they depend on how many microbatches there are: 2 pp of them are run, which fill a pipeline.
 """
@@ -153,7 +154,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "optimizer_kernels": "foreach" if is_torch_fsdp else None,
         "fp8_recipe": row.fp8_recipe,
         "fp8_gates": settings.fp8_gates or None,
-        "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
+        "fp8_weights": "primary" if _has_fp8_weights(row) else None,
         "cross_entropy": row.cross_entropy or _cross_entropy(row),
     }
     tables: Tables = {
@@ -232,6 +233,11 @@ def _has_fp8(device: str) -> bool:
 
 def _software(row: Row) -> str:
     return row.software or ("torch" if _is_torch_fsdp(row) else "megatron")
+
+
+def _has_fp8_weights(row: Row) -> bool:
+    is_megatron_fsdp = row.sharding == "fsdp" and _software(row) == "megatron" and row.fp8_recipe != "mxfp8"
+    return row.precision == "fp8" and (row.sharding == "zero1" or is_megatron_fsdp)
 
 
 def _cross_entropy(row: Row) -> str | None:

@@ -73,6 +73,8 @@ def test_the_order_is_the_shortest_of_all() -> None:
         pytest.param({}, id="towers of one and two ranks"),
         pytest.param({"pp": 4, "dp": 2}, id="two replicas"),
         pytest.param({"pp": 2, "tp": 2, "microbatches": 5}, id="tensor parallel"),
+        pytest.param({"loss": "towers-async"}, id="features that are sent"),
+        pytest.param({"loss": "towers-async", "pp": 4, "dp": 2}, id="features that are sent, two replicas"),
         pytest.param({"loss": "head", "segments": "mixed"}, id="the loss on one rank"),
         pytest.param({"pp": 1, "loss": "head", "segments": "mixed"}, id="no pipeline"),
     ],

@@ -31,6 +31,7 @@ class TraceOptions:
         head_dims: sizes of a head that this kernel is compiled for; empty: any.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts the weights; false: they are cast once an iteration.
+        transpose_weights: every microbatch transposes weights that come in fp8, where a product wants them so.
         experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cp_levels: of a ring between groups: one group, and the ring.
@@ -68,6 +69,7 @@ class TraceOptions:
     head_dims: tuple[int, ...] = ()
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
+    transpose_weights: bool = False
     experts: ExpertPlan = field(default_factory=ExpertPlan)
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
