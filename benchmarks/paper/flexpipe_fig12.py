@@ -45,7 +45,7 @@ Gains over Megatron-LM, and the least over T-1F1B on 5B, come out 13 to 17 % lar
 The list has the schedule that stands for FlexPipe: interleaved with gradients apart, wherever there is no ZeRO.
 
 With 60 s in place of 10, and warm-up and cool-down searched, gains over Tessel moved by at most 0.005, but on 16.1B
-with 512K words, where a repetend without recomputation is found only now: 1.44 became 1.14, so that the most gain differs
+with 512K words, where a repetend without recomputation is new: 1.44 became 1.14, so that the most gain differs
 from the printed 1.49. Tessel fits with 1200K words here, with 8 ranks and microbatches of one; the paper has it out of
 memory there even recomputed. It was not timed under other choices.
 
