@@ -75,6 +75,7 @@ def measure(quick: bool) -> Iterator[Row]:
     yield from _against_python(seconds)
     yield from _against_the_optimum(20 if quick else 200)
     yield from _methods(4 if quick else BATCHES)
+    yield from _with_search(1 if quick else 4, 20 if quick else 200)
     work = np.random.default_rng(0).lognormal(0, 1, (100_000 if quick else 1_000_000, 2))
     found = fastest({"b_min": lambda: stable_batch(work, 16, also=4096)}, 0.0)
     value = found["b_min"]
@@ -157,6 +158,30 @@ def _methods(batches: int) -> Iterator[Row]:
         best = np.min([*table.values()], axis=0)
         value = float((table["entrain"] / best).mean())
         yield Row(f"{name}, entrain over the best method", value, "x", "mean", "<= 1.005", value <= 1.005)
+
+
+def _with_search(batches: int, rollouts: int) -> Iterator[Row]:
+    """Assignment, ``semu.search``, and both: simulated iterations over that of the file's order under 1F1B."""
+    for name, parallel in (("vlm-s", "dp4-tp2-pp4"), ("vlm-m", "dp4-tp2-pp4")):
+        job = load_run(name, ["training.global_batch=32"], cluster="h800:4x8", parallel=parallel)
+        assigner = Assigner(job, samples=drawn(2000, 1))
+        table: dict[str, list[float]] = {}
+        for number in range(batches):
+            samples = drawn(192, 50 + number)
+            made = {method: assigner(samples, method=method) for method in ("order", "entrain", "coupled")}
+            plain, assigned = made["order"], made["entrain"]
+            times = {"the file's order": plain.iteration_s, "assigned": assigned.iteration_s}
+            given = {"searched": plain, "assigned and searched": made["coupled"] if assigned.defers else assigned}
+            for word, own in given.items():  # a search cuts microbatches itself, so that nothing is deferred
+                times[word] = semu.search(own.assigned_job, rollouts=rollouts, seed=0).report.iteration_time_s
+            for word, value in times.items():
+                table.setdefault(word, []).append(value / times["the file's order"])
+        ratios = {word: float(np.mean(values)) for word, values in table.items()}
+        alone = min(ratios["assigned"], ratios["searched"])
+        for word, value in ratios.items():
+            is_both = word == "assigned and searched"
+            goal = (f"< {alone:.4f}, either alone", value < alone) if is_both else (None, None)
+            yield Row(f"{name}, {word}", value, "x", f"{batches} batches of 192, {rollouts} rollouts, simulated", *goal)
 
 
 def _reading(count: int) -> Iterator[Row]:

@@ -17,27 +17,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _rows import Row, print_rows
 
+from benchmarks.paper.oobleck_planning import LAYERS, PRINTED, layers_of
 from semu.resilience.closed_forms import best_interval, expected_goodput
 from semu.resilience.events import to_us
 from semu.resilience.failures.drawn import DrawnFailures, draw_events
 from semu.resilience.machine import Conduct, Machine, Tier, table_of
 from semu.resilience.templates.composing import Speed, compose_counts, distribute, distribute_by_variance
-from semu.resilience.templates.planner import LayerTable, cut_pipeline
+from semu.resilience.templates.planner import cut_pipeline
 
 PER_GPU_S = 419 / (54 * 86400.0 * 16384)
-PRINTED = {
-    (8, 1): (0.28, 0.71, 9.65, 68.50),
-    (8, 4): (0.41, 1.15, 11.58, 74.56),
-    (8, 8): (0.54, 1.50, 20.98, 109.76),
-    (16, 1): (3.37, 7.45, 66.35, 540.36),
-    (16, 4): (4.56, 10.41, 108.10, 649.67),
-    (16, 8): (4.90, 11.78, 176.04, 1213.63),
-    (24, 1): (11.35, 30.11, 262.47, 1477.54),
-    (24, 4): (14.78, 45.80, 472.53, 2153.84),
-    (24, 8): (15.59, 49.25, 520.08, 3297.92),
-}
-"""Table 2.3: (nodes, GPUs a node) -> seconds for 24, 32, 64 and 96 layers."""
-LAYERS = (24, 32, 64, 96)
 
 
 def seconds_of(job: object) -> float:
@@ -45,15 +33,6 @@ def seconds_of(job: object) -> float:
     began = time.process_time()
     job()  # type: ignore[operator]
     return time.process_time() - began
-
-
-def layers_of(count: int, per_node: int) -> LayerTable:
-    """Layers that take the same time, less than half of it on twice the GPUs; the first and last one more."""
-    degrees = np.array([d for d in (1, 2, 4, 8) if d <= per_node])
-    base = np.ones(count)
-    base[0], base[-1] = 1.1, 1.6
-    time_s = np.stack([0.05 * base / d**0.9 for d in degrees])
-    return LayerTable(degrees, time_s, np.zeros_like(time_s), np.zeros_like(time_s), 1.0)
 
 
 def planning(is_quick: bool) -> Iterator[Row]:

@@ -40,8 +40,9 @@ from semu.fitting.write import Provenances, number_text, replace_blocks, update_
 from semu.hardware import profile as profiles
 from semu.hardware.attention_kernels import PASSES, own_curve
 from semu.hardware.capabilities import DeviceProfile
-from semu.hardware.kinds import DType, OpKind
+from semu.hardware.kinds import DType, OpKind, Port
 from semu.hardware.known_devices import KNOWN_DEVICES
+from semu.hardware.network import COEFFICIENTS
 from semu.hardware.profile import load_profile
 from semu.hardware.shape_terms import attention_factor, tiled_flop
 
@@ -140,6 +141,7 @@ def derive() -> None:
             write("h100-96g", section, {"flop": flop, **{name: numbers[name] for name in CURVE}}, capped)
     h20_and_b200()
     h800()
+    rings_over_nodes()
 
 
 def h20_and_b200() -> None:
@@ -196,7 +198,29 @@ def h800() -> None:
         if kind == "all_reduce":
             numbers["switch"] = reduced / numbers["net"]
             source += "; with all eight GPUs 215 GB/s of bus bandwidth, in the switch (a user's report)"
-        write("h800-400g", section, numbers, source)
+        write("h800-400g", section, of_table(section, numbers), source)
+
+
+def rings_over_nodes() -> None:
+    """Rings and trees over network cards that nobody measured: the H100's all-gather, at the rate of the card."""
+    fitted = coefficients_of(load_profile("h100"), "link.nic.all_gather")
+    ring = of_table("link.nic.all_gather", fitted)
+    table = "SimAI's NIC table, all-gather/reduce-scatter ring, 16 to 1024 GPUs, at 48.5 of 50 GB/s per NIC"
+    two = "; two rounds, so twice the hop"
+    write("h100", "link.nic.all_reduce", {**ring, "hop_s": 2.0 * ring["hop_s"]}, table + two)
+    slow = ring["net"] * (23.5 / 25.0) / (48.5 / 50.0)
+    text = table.replace("48.5 of 50", "23.5 of 25") + "; latency from the 400G table"
+    for device in ("a100-80g", "h800"):
+        for kind in ("all_gather", "reduce_scatter"):
+            write(device, f"link.nic.{kind}", {**ring, "net": slow}, text)
+        both = {**ring, "net": slow, "hop_s": 2.0 * ring["hop_s"]}
+        write(device, "link.nic.all_reduce", both, text + two)
+
+
+def of_table(section: str, numbers: dict[str, float]) -> dict[str, float]:
+    """The numbers that a table of a link has; all others are neutral."""
+    _, port, kind = section.split(".")
+    return {name: numbers[name] for name, item in COEFFICIENTS.items() if item.is_in(Port(port), OpKind(kind))}
 
 
 def value(device: str, section: str, name: str) -> float:

@@ -68,6 +68,7 @@ from semu.plan.compile import compile_plan as compile_plan
 from semu.plan.plan import ExecutionPlan as ExecutionPlan
 from semu.present.estimate import Estimate as Estimate
 from semu.present.report import Report as Report
+from semu.resilience.templates.together import simulate_pipelines as simulate_pipelines
 from semu.runfile.resolve import load_run as load_run
 from semu.schedule.schedule import Schedule as Schedule
 from semu.schedule.stage_plan import StagePlan as StagePlan

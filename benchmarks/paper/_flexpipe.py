@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import semu
 from benchmarks.paper.choices import Choices
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError, SemuError
-from semu.job import TrainingJob
+from semu.job import Recompute, TrainingJob
 from semu.nn import Model
+from semu.schedule import Schedule
 from semu.searcher.tessel.baselines import tessel
 from semu.simulation import prepare
 from semu_models.text.decoder import decoder_model
@@ -52,18 +53,33 @@ class Best:
     """The fastest configuration of a system.
 
     Attributes:
-        time_s: of an iteration [s]. label, micro_batch, schedule, recompute: what it runs.
+        time_s: of an iteration [s]. job: what it runs. schedule: its name. order: a searched one.
     """
 
     time_s: float
-    label: str
-    micro_batch: int
+    job: TrainingJob
     schedule: str
-    recompute: str
+    order: Schedule | None = None
 
     def __str__(self) -> str:
-        again = "" if self.recompute == "none" else f", recompute {self.recompute}"
-        return f"{self.label}, microbatches of {self.micro_batch}, {self.schedule}{again}"
+        training = self.job.training
+        again = "" if training.recompute is Recompute.NONE else f", recompute {training.recompute.value}"
+        return f"{self.job.parallel.label()}, microbatches of {training.micro_batch}, {self.schedule}{again}"
+
+    def time_on(self, gpus: int) -> float | None:
+        """Seconds of an iteration with as many replicas more, each with its microbatches, as there are GPUs more;
+        None: it no longer fits."""
+        job = self.job
+        replicas = job.parallel.dp * gpus // job.parallel.num_gpus
+        batch = job.training.global_batch * gpus // job.parallel.num_gpus
+        scaled = replace(
+            job,
+            cluster=_cluster(gpus),
+            parallel=replace(job.parallel, dp=replicas),
+            training=replace(job.training, global_batch=batch),
+        )
+        estimate = prepare(scaled).estimate(self.order)
+        return estimate.iteration_time_s if estimate.fits else None
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,10 @@ def search(system: str, size: str, vocab: int, gpus: int, choices: Choices, *, q
     return Search(None, 0, skipped)
 
 
+def _cluster(gpus: int) -> semu.Cluster:
+    return semu.Cluster("a800", max(gpus // 8, 1), min(gpus, 8))
+
+
 def _jobs(
     model: Model,
     size: str,
@@ -107,7 +127,7 @@ def _jobs(
     *,
     quick: bool,
 ) -> Iterator[TrainingJob]:
-    cluster = semu.Cluster("a800", max(gpus // 8, 1), min(gpus, 8))
+    cluster = _cluster(gpus)
     most = min(choices.flexpipe_most_ranks.value, gpus)
     for pp in (4,) if quick else [2**n for n in range(1, 6) if 2**n <= most]:
         if system == "tessel" and pp > choices.tessel_most_ranks.value:
@@ -128,19 +148,17 @@ def _timed(job: TrainingJob, system: str, choices: Choices, skipped: Counter[str
     for name, variant in variants(job, system, skipped):
         try:
             if system == "tessel":
-                found = tessel(variant, is_fast=True, time_s=choices.tessel_seconds.value)
-                estimate, name = found.evaluate(), found.name
+                found = tessel(variant, time_s=choices.tessel_seconds.value)
+                estimate, one = found.evaluate(), Best(0.0, found.job, found.name, found.order)
             else:
-                estimate = prepare(variant).estimate()
+                estimate, one = prepare(variant).estimate(), Best(0.0, variant, name)
         except (ConfigError, ScheduleError, MemoryLimitError) as error:
             skipped[reason(error)] += 1
             continue
-        if not estimate.fits:
+        if estimate.fits:
+            yield replace(one, time_s=estimate.iteration_time_s)
+        else:
             skipped["does not fit in memory"] += 1
-            continue
-        training = job.training
-        place = job.parallel.label(), training.micro_batch, name, str(training.recompute.value)
-        yield Best(estimate.iteration_time_s, *place)
 
 
 def variants(job: TrainingJob, system: str, skipped: Counter[str]) -> Sequence[tuple[str, TrainingJob]]:

@@ -100,10 +100,10 @@ class Page:
             yield ""
         yield (
             "Made by `python -m benchmarks.paper --all`. *Theirs* is what the papers print (DIP, ASPLOS '26; FlexPipe; "
-            "Cornstarch; Entrain), mostly measured on GPUs; *ours* is simulated. *Settled*: within the margin, which "
-            "is told with its reason where it is not 5 %. *Inconsistent in the source*: another number of the same "
-            "paper contradicts it. Nothing is tuned per figure: what the papers leave open is chosen once, at the end "
-            "of this page, where a choice says so that was made with results in view."
+            "Cornstarch; Entrain; Oobleck), mostly measured on GPUs; *ours* is simulated. *Settled*: within the "
+            "margin, which is told with its reason where it is not 5 %. *Inconsistent in the source*: another number "
+            "of the same paper contradicts it. Nothing is tuned per figure: what the papers leave open is chosen once, "
+            "at the end of this page, where a choice says so that was made with results in view."
         )
         yield ""
         verdicts = [line.split(" | ")[_VERDICT_CELL] for lines in self.rows.values() for line in lines]

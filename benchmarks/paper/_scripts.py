@@ -37,6 +37,8 @@ SCRIPTS: tuple[str, ...] = (
     "entrain_algorithms",
     "entrain_profiling",
     "entrain_training",
+    "oobleck_throughput",
+    "oobleck_planning",
 )
 """Modules of this package that have ``run``."""
 

@@ -197,7 +197,10 @@ class Choices:
     )
     tessel_most_ranks: Choice[int] = Choice(8, "FlexPipe §7.1: Tessel is searched below 16 ranks", (4,))
     tessel_seconds: Choice[float] = Choice(
-        10.0, "of a search for a repetend; FlexPipe prints 730 s on 8 GPUs for Tessel-fast, by Z3", (60.0,)
+        60.0,
+        "of a search for a repetend, and half as long for each of warm-up and cool-down; FlexPipe prints 730 s on 8 "
+        "GPUs for Tessel-fast, by Z3",
+        (10.0,),
     )
 
     # -- Entrain -------------------------------------------------------------------------------------------------------
@@ -212,6 +215,26 @@ class Choices:
         "qwen2.5", "tables say Qwen2Vision, text and figures Qwen2.5Vision, whose windows cost less", ("qwen2",)
     )
     entrain_recompute: Choice[str] = Choice("none", "nothing is said, and 48 GB hold it", ("full",))
+
+    # -- Oobleck -------------------------------------------------------------------------------------------------------
+    oobleck_storage: Choice[float] = Choice(
+        0.3,
+        "Varuna's way to the storage [GB/s], which the text calls serialized: Table 2.4 with and without saves at 6 h, "
+        "12 bytes a parameter every ten iterations, gives 0.22 (BERT-Large) and 0.32 (6.7b). Chosen with that in view",
+        (1.0, 0.1),
+    )
+    oobleck_restart: Choice[float] = Choice(
+        60.0, "a restart of Varuna's processes on up to 30 GPUs beside loading [s]; not printed", (20.0, 300.0)
+    )
+    oobleck_reconfigure: Choice[float] = Choice(
+        10.0, "new pipelines and communicators of Oobleck and Bamboo beside copies [s]; not printed", (0.0, 30.0)
+    )
+
+    oobleck_back: Choice[float] = Choice(
+        1800.0,
+        "until a preempted node is back [s]; the traces of §2.7.3 have gaps of minutes to hours",
+        (600.0, 7200.0),
+    )
 
     # -- hardware ------------------------------------------------------------------------------------------------------
     coefficients: Choice[str] = Choice(
@@ -243,7 +266,13 @@ class Choices:
         return {name: list(c.value) if isinstance(c.value, tuple) else c.value for name, c in self}
 
 
-PAPERS = {"cornstarch": "cornstarch", "flexpipe": "flexpipe", "tessel": "flexpipe", "entrain": "entrain"}
+PAPERS = {
+    "cornstarch": "cornstarch",
+    "entrain": "entrain",
+    "flexpipe": "flexpipe",
+    "oobleck": "oobleck",
+    "tessel": "flexpipe",
+}
 """First word of a choice's name -> that of the scripts which read it; all others are open to every script."""
 
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.paper._flexpipe import SYSTEMS, VOCABULARIES, Best, search, skipped_text
+from benchmarks.paper._flexpipe import SYSTEMS, VOCABULARIES, Best, K, search, skipped_text
 from benchmarks.paper._pictures import new_figure, save
 from benchmarks.paper._results import PaperResult, PaperRow
 from benchmarks.paper.choices import Choices
 
+Found = dict[tuple[str, int], dict[str, Best | None]]
+"""(size, words) -> system -> its fastest configuration."""
 GAINS = {
     "5B": {"megatron": (1.14, 1.91), "t-1f1b": (1.20, 1.28), "tessel": (1.13, 1.30)},
     "16.1B": {"megatron": (1.31, 2.28), "t-1f1b": (1.27, 1.31), "tessel": (1.24, 1.49)},
 }
 """FlexPipe's gain over a system, least and most of the vocabularies (§7.1)."""
 WORDS = {"megatron": "Megatron-LM 1F1B", "t-1f1b": "T-1F1B", "tessel": "Tessel", "flexpipe": "FlexPipe"}
+OUT_OF_MEMORY = {"megatron": 1000 * K, "tessel": 1200 * K}
+"""Words from which a system is out of memory on 16.1B even with recomputation (§7.1, Fig. 13)."""
 UNSEARCHED = ("megatron", "t-1f1b", "flexpipe")
-"""Systems that are also timed under the other ZeRO stage, and in Fig. 15: Tessel's searches take most of the time."""
+"""Systems that are also timed under other choices: Tessel's searches take most of the time."""
+SENSITIVE = ("flexpipe_zero", "flexpipe_rank_order", "flexpipe_most_ranks", "flexpipe_micro_batches")
+"""Choices whose last alternative is timed."""
 TEXT = """
 Every system has its fastest (pp, dp, micro batch) of powers of two on 32 A800 that fits, without recomputation where
 that fits; FlexPipe's schedules are those that semu has for its placements, with embedding and head over the pipeline
@@ -43,39 +50,23 @@ timed under ZeRO-1; other orders of ranks were not tried.
 
 def run(choices: Choices, *, quick: bool, out: Path) -> PaperResult:
     """See the module; ``Script.run``."""
-    rows: list[PaperRow] = []
-    found: dict[tuple[str, int], dict[str, Best | None]] = {}
-    moved: dict[tuple[str, int], dict[str, Best | None]] = {}
+    found: Found = {}
+    moved: dict[str, Found] = {} if quick else {f"{name} {value}": {} for name, value in _others(choices)}
     notes, skipped, num_timed = [], {name: Counter[str]() for name in SYSTEMS}, Counter[str]()
-    zero = choices.flexpipe_zero.alternatives[0]
-    other = choices.changed(flexpipe_zero=zero)
-    for size, gains in GAINS.items():
-        vocabularies = VOCABULARIES[size][-1:] if quick else VOCABULARIES[size]
-        for vocab in vocabularies:
+    for size, every in VOCABULARIES.items():
+        for vocab in every[-1:] if quick else every:
             tried = {name: search(name, size, vocab, 32, choices, quick=quick) for name in SYSTEMS}
             for name, one in tried.items():
                 skipped[name] += one.skipped
                 num_timed[name] += one.num_timed
             found[size, vocab] = {name: one.best for name, one in tried.items()}
-            notes.append(f"- {size}, {vocab // 1000}K: {_said(found[size, vocab])}")
-            if not quick:
-                moved[size, vocab] = {name: search(name, size, vocab, 32, other).best for name in UNSEARCHED}
-                notes.append(f"  - with ZeRO-{zero}: {_said(moved[size, vocab])}")
-        for name, (least, most) in gains.items():
-            known = _gains(found, size, name)
-            under = _gains(moved, size, name)
-            for word, theirs, pick in (("least", least, min), ("most", most, max)):
-                value = pick(known) if known else None
-                shift = {f"flexpipe_zero {zero}": pick(under)} if under else {}
-                what = f"{size}: {word} gain over {WORDS[name]}"
-                rows.append(PaperRow(what, theirs, value, "x", margin=0.1, sensitivity=shift))
-    for name, vocab in (("megatron", 1000_000), ("tessel", 1200_000)):
-        if ("16.1B", vocab) in found:
-            own, under_zero = found["16.1B", vocab], moved.get(("16.1B", vocab), {})
-            shift = {f"flexpipe_zero {zero}": float(under_zero[name] is None)} if name in under_zero else {}
-            what = f"16.1B, {vocab // 1000}K: {WORDS[name]} out of memory (1: yes)"
-            rows.append(PaperRow(what, 1.0, float(own[name] is None), "", sensitivity=shift))
-    rows += [] if quick else _weak_scaling(choices)
+            notes.append(f"- {size}, {vocab // K}K: {_said(found[size, vocab])}")
+            for (word, own), (name, value) in zip(moved.items(), _others(choices), strict=False):
+                other = choices.changed(**{name: value})
+                own[size, vocab] = {name: search(name, size, vocab, 32, other).best for name in UNSEARCHED}
+                notes += [f"  - {word}: {_said(own[size, vocab])}"] if name == "flexpipe_zero" else []
+    rows = [*_gain_rows(found, moved), *_memory_rows(found, moved)]
+    rows += [] if quick else _weak_scaling(found["5B", 1000 * K])
     counted = [f"- {WORDS[name]}: {num_timed[name]} timed; skipped: {skipped_text(skipped[name])}" for name in SYSTEMS]
     lines = [
         TEXT.strip(),
@@ -91,6 +82,33 @@ def run(choices: Choices, *, quick: bool, out: Path) -> PaperResult:
     return PaperResult("flexpipe_fig12", "Large vocabularies", source, tuple(rows), (picture,), "\n".join(lines))
 
 
+def _others(choices: Choices) -> list[tuple[str, object]]:
+    """(choice, another value) under which systems that search nothing are timed too."""
+    return [(name, choice.alternatives[-1]) for name, choice in choices if name in SENSITIVE]
+
+
+def _gain_rows(found: Found, moved: Mapping[str, Found]) -> Iterator[PaperRow]:
+    """FlexPipe's gains, least and most of the vocabularies."""
+    for size, gains in GAINS.items():
+        for name, (least, most) in gains.items():
+            known = _gains(found, size, name)
+            others = {word: values for word, own in moved.items() if (values := _gains(own, size, name))}
+            for word, theirs, pick in (("least", least, min), ("most", most, max)):
+                shift = {other: pick(values) for other, values in others.items()}
+                what = f"{size}: {word} gain over {WORDS[name]}"
+                yield PaperRow(what, theirs, pick(known) if known else None, "x", margin=0.1, sensitivity=shift)
+
+
+def _memory_rows(found: Found, moved: Mapping[str, Found]) -> Iterator[PaperRow]:
+    """Who is out of memory on the larger model."""
+    for (size, vocab), own in found.items():
+        for name, least in OUT_OF_MEMORY.items() if size == "16.1B" else ():
+            others = {word: its[size, vocab] for word, its in moved.items()}
+            shift = {word: float(its[name] is None) for word, its in others.items() if name in its}
+            what = f"16.1B, {vocab // K}K: {WORDS[name]} out of memory (1: yes)"
+            yield PaperRow(what, float(vocab >= least), float(own[name] is None), "", sensitivity=shift)
+
+
 def _said(own: dict[str, Best | None]) -> str:
     return "; ".join(
         f"{WORDS[name]} {one.time_s:.3f} s ({one})" if one else f"{WORDS[name]}: nothing fits"
@@ -98,7 +116,7 @@ def _said(own: dict[str, Best | None]) -> str:
     )
 
 
-def _gains(found: dict[tuple[str, int], dict[str, Best | None]], size: str, name: str) -> list[float]:
+def _gains(found: Found, size: str, name: str) -> list[float]:
     """FlexPipe's gains over a system on a size, of the vocabularies where both fit."""
     gains = [_gain(own, name) for (of, _), own in found.items() if of == size and name in own]
     return [gain for gain in gains if gain is not None]
@@ -109,17 +127,20 @@ def _gain(own: dict[str, Best | None], name: str) -> float | None:
     return None if ours is None or theirs is None else theirs.time_s / ours.time_s
 
 
-def _weak_scaling(choices: Choices) -> list[PaperRow]:
-    """Fig. 15 prints no numbers; its claim is that FlexPipe is the fastest from 16 to 64 GPUs."""
-    rows = []
-    for gpus in (16, 64):
-        own = {name: search(name, "5B", 1000_000, gpus, choices).best for name in UNSEARCHED}
-        for name in ("megatron", "t-1f1b"):
-            rows.append(PaperRow(f"Fig. 15: gain over {WORDS[name]} on {gpus} GPUs", None, _gain(own, name), "x"))
-    return rows
+def _weak_scaling(own: dict[str, Best | None]) -> Iterator[PaperRow]:
+    """Fig. 15 prints no numbers. Every schedule keeps the configuration that is its fastest on 32 GPUs, with replicas
+    and batch in proportion to the GPUs; its claim is that FlexPipe is the fastest from 16 to 64."""
+    for gpus in (16, 32, 64):
+        times = {name: one.time_on(gpus) for name, one in own.items() if one is not None}
+        ours = times.pop("flexpipe")
+        gains = {name: time_s / ours for name, time_s in times.items() if time_s is not None and ours is not None}
+        is_fastest = ours is not None and all(gain > 1 for gain in gains.values())
+        yield PaperRow(f"Fig. 15: FlexPipe the fastest on {gpus} GPUs (1: yes)", 1.0, float(is_fastest), "")
+        for name, gain in gains.items():
+            yield PaperRow(f"Fig. 15: gain over {WORDS[name]} on {gpus} GPUs", None, gain, "x")
 
 
-def draw(path: Path, found: dict[tuple[str, int], dict[str, Best | None]]) -> Path:
+def draw(path: Path, found: Found) -> Path:
     """Iteration times of all systems over the vocabulary."""
     figure, axes = new_figure(9, 3.2, 2)
     for place, size in zip(axes, GAINS, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,9 +11,9 @@ from semu import memo
 from semu.compile.chunk import ChunkStages, combined_chunks
 from semu.compile.chunk_joining import join_chunks, second_copies
 from semu.compile.combined.layers import Hiding, hiding_of
-from semu.compile.model_memo import ModelState, cut_key, placement_key, state_of, trace_key
+from semu.compile.model_memo import cut_key, placement_key, state_of, trace_key
 from semu.compile.optimizer_share import OptimizerShare, share_of_pool
-from semu.compile.parameter_pools import ParameterPool, PoolParameters
+from semu.compile.parameter_pools import ParameterPool, PoolParameters, weight_bytes
 from semu.compile.recipe.recipe import Recipe
 from semu.compile.recomputed_layers import recompute_units
 from semu.compile.template import TemplateLibrary
@@ -228,14 +228,14 @@ class Layout:
         return pool.trained_elements * self.job.training.precision.tensor_dtype.size_bytes
 
     def kept_fp8_elements(self, rank: int) -> int:
-        """Elements of a rank's weights of which fp8 copies are kept from one iteration to the next."""
-        if self.job.fp8_weights is Fp8Weights.MICROBATCH:
+        """Elements of a rank's weights of which whole fp8 copies are kept from one iteration to the next."""
+        if self.job.fp8_weights is Fp8Weights.MICROBATCH or self.job.gathers_fp8_weights:
             return 0
         return sum(held.elements for held in self.cut.fp8[rank])
 
     def kept_fp8_scale_bytes(self, rank: int) -> int:
         """Bytes of the scales of one such copy of each."""
-        if self.job.fp8_weights is Fp8Weights.MICROBATCH:
+        if self.job.fp8_weights is Fp8Weights.MICROBATCH or self.job.gathers_fp8_weights:
             return 0
         recipe = self.job.training.fp8_recipe
         return sum(recipe.scale_bytes(held.elements) for held in self.cut.fp8[rank])
@@ -265,10 +265,7 @@ class Layout:
 
     def weight_bytes(self, held: HeldParameter) -> int:
         """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
-        is_fp8 = held.is_fp8 and self.job.moves_fp8_weights
-        if is_fp8:
-            return held.elements + self.job.training.fp8_recipe.scale_bytes(held.elements)
-        return held.elements * self.job.training.precision.tensor_dtype.size_bytes
+        return weight_bytes(self.job, held)
 
     @cached_property
     def _pools(self) -> tuple[tuple[ParameterPool, ...], ...]:
@@ -305,11 +302,11 @@ def build_layout(
         check: told which streams every module reads that spreads its items over groups of ranks.
     """
     mesh = Mesh(job.parallel, job.cluster)
-    state = state_of(job.model)
-    key = trace_key(job, mesh, has_experts=state.has_experts, reads_replicas=state.reads_replicas)
-    traced = _TRACED.of(state).peek(key) if key is not None else None
-    if traced is None:
-        traced = _trace(job, state, key)
+    traced, tower_ends = _traced(job, mesh), tuple[int, ...]()
+    if job.parallel.towers_meet:  # which ranks gather features is known when the towers are cut
+        first = _deal(job, traced.blocks, traced.joined.library, weigh)
+        tower_ends = tuple(chunk.rank for chunk in first if chunk.gang >= 0)
+        traced = _traced(job, mesh, tower_ends)
     if check is not None:
         check(traced.spread_streams)
     blocks, silent, joined, library = traced.blocks, traced.silent, traced.joined, traced.joined.library
@@ -321,7 +318,7 @@ def build_layout(
     compiled, is_lasting = traced.compiled, traced.is_lasting
     if job.training.recompute_layers is not None:
         units, chunks = recompute_units(job, blocks, chunks)
-        tracer = ModelTracer(job)
+        tracer = ModelTracer(job, tower_ends)
         blocks, silent = tracer.trace_model(units), tracer.silent
         joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting)
         compiled, is_lasting = tracer.blocks, tracer.is_lasting
@@ -409,9 +406,19 @@ _TRACED = memo.ScopedTable[_Traced]("traced blocks of a model's state, by trace_
 _CUTS = memo.ScopedTable[ModelCut]("chunks of a traced model, by cut_key", 32)
 
 
-def _trace(job: TrainingJob, state: ModelState, key: Hashable | None) -> _Traced:
-    """Trace a model; remembered where it hides nothing and there is a key."""
-    tracer = ModelTracer(job)
+def _traced(job: TrainingJob, mesh: Mesh, tower_ends: tuple[int, ...] = ()) -> _Traced:
+    """A model's blocks; remembered where it hides nothing and there is a key.
+
+    Args:
+        tower_ends: as ``ModelTracer``; empty: not known, and taken as the first ranks.
+    """
+    ends = tower_ends or tuple(range(len(job.model.modules) - 1 if job.parallel.towers_meet else 0))
+    state = state_of(job.model)
+    key = trace_key(job, mesh, has_experts=state.has_experts, reads_replicas=state.reads_replicas, tower_ends=ends)
+    before = _TRACED.of(state).peek(key) if key is not None else None
+    if before is not None:
+        return before
+    tracer = ModelTracer(job, ends)
     blocks = tracer.trace_model()
     joined = library_of(tracer.blocks, (), is_lasting=tracer.is_lasting, hides=hiding_of(job))
     is_kept = key is not None and tracer.is_lasting and state.is_fixed

@@ -10,7 +10,7 @@ Keys hold every setting of the job but those named here, so that a setting that 
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Any
@@ -137,7 +137,12 @@ def state_of(model: Model) -> ModelState:
 
 
 def trace_key(
-    job: TrainingJob, mesh: Mesh, *, has_experts: bool, reads_replicas: bool = False
+    job: TrainingJob,
+    mesh: Mesh,
+    *,
+    has_experts: bool,
+    reads_replicas: bool = False,
+    tower_ends: Sequence[int] = (),
 ) -> tuple[Hashable, ...] | None:
     """Everything of a job but its model that its blocks can depend on; None: more than that.
 
@@ -147,7 +152,7 @@ def trace_key(
         return None
     context = mesh.worst_cp_group, mesh.worst_context_levels, mesh.worst_context_parts
     gang = (mesh.worst_vocabulary_group, mesh.worst_pipeline_group) if job.parallel.spreads_vocabulary else None
-    towers = mesh.worst_tower_group(len(job.model.modules) - 1) if job.parallel.towers_meet else None
+    towers = mesh.worst_tower_group(tower_ends) if job.parallel.towers_meet else None
     groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None, gang, towers)
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
     is_replicated = job.parallel.segments == "replicated"

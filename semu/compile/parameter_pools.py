@@ -11,7 +11,15 @@ from functools import cached_property
 
 from semu.compile.tracer import HeldParameter
 from semu.hardware.network import CommGroup
+from semu.job import TrainingJob
 from semu.parallel.mesh import Mesh
+
+
+def weight_bytes(job: TrainingJob, held: HeldParameter) -> int:
+    """Bytes of a rank's part of a parameter as the optimizer writes and gathers move it."""
+    if held.is_fp8 and job.moves_fp8_weights:
+        return held.elements + job.training.fp8_recipe.scale_bytes(held.elements)
+    return held.elements * job.training.precision.tensor_dtype.size_bytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -129,6 +129,8 @@ class ModelTracer:
     A second walk, against the data flow, finds for which outputs a gradient really arrives (none does for a carry that
     nobody after this block uses), and traces again where that differs.
 
+    Args:
+        job: what to trace. tower_ends: pipeline ranks on which towers that gather features end.
     Attributes:
         mesh, options: of the job, ``options`` of the module that is being traced. blocks: what its templates are made
             of, in order.
@@ -136,7 +138,7 @@ class ModelTracer:
         spread_streams: module whose items are spread over groups of ranks -> streams that it reads.
     """
 
-    def __init__(self, job: TrainingJob) -> None:
+    def __init__(self, job: TrainingJob, tower_ends: Sequence[int] = ()) -> None:
         self.job = job
         self.mesh = Mesh(job.parallel, job.cluster)
         self.blocks: list[CompiledBlock] = []
@@ -158,6 +160,7 @@ class ModelTracer:
             head_dims=head_dims(job.attention_kernel),
             recompute=training.recompute_plan,
             cast_weights=job.fp8_weights is Fp8Weights.MICROBATCH,
+            transpose_weights=job.gathers_fp8_weights,
             experts=expert_plan(job.model, job.parallel, training, self.mesh),
             cp_group=self.mesh.worst_cp_group,
             cp_kind=job.parallel.context_kind,
@@ -178,6 +181,7 @@ class ModelTracer:
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,
+            fp8_gates=training.fp8_gates,
             frozen_weights=training.frozen_weights,
             masking=_masking(job),
         )
@@ -189,7 +193,7 @@ class ModelTracer:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
         if job.parallel.towers_meet:
-            group = self.mesh.worst_tower_group(len(job.model.modules) - 1)
+            group = self.mesh.worst_tower_group(tower_ends)
             options = replace(self.options, gang_group=group, gang_gathers=True)
             self._traced_as[job.model.modules[-1].name] = options, _both_keys(options)
         self.spread_streams: dict[str, list[str]] = {}

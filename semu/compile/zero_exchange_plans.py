@@ -27,6 +27,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from semu.compile.host_copies import HostCopyCosts
+from semu.compile.parameter_pools import weight_bytes
 from semu.compile.tracer import Block, HeldParameter, parameters_on_host
 from semu.compile.zero_exchange import Exchange, ExchangeCosts, ExchangePlan
 from semu.hardware.device import RELOAD
@@ -153,7 +154,7 @@ class _Planner:
         elements, trained, dtype = _elements(members), _elements(members, written=True), training.precision.tensor_dtype
         is_copied = group.num_ranks > 1
         costs = ExchangeCosts(
-            parameter_bytes=elements * dtype.size_bytes if gathers else 0,
+            parameter_bytes=self._gathered_bytes(members) if gathers else 0,
             gradient_bytes=trained * training.grad_dtype.size_bytes,
             gather_copies=self.job.fsdp.gather_bytes(elements, dtype, training.master_dtype, group.num_ranks)
             if is_copied
@@ -177,6 +178,10 @@ class _Planner:
             copies_in=costs.reduce_copies > 0,
             shard=self._template(HostCopyCosts(shard, HOST_LINK[RELOAD])) if shard else -1,
         )
+
+    def _gathered_bytes(self, members: Members) -> int:
+        own = {held.parameter: held for _, held in members}.values()
+        return sum(weight_bytes(self.job, held) for held in own)
 
     def _template(self, costs: Costs) -> int:
         """Number of a unit's template in the library."""

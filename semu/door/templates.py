@@ -10,20 +10,28 @@ from semu.door.runs import of_runs
 from semu.files import make_folder, write_file, write_text
 from semu.resilience.templates import template_set
 from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet
+from semu.resilience.templates.together import JointReport
 
+_MOST_KINDS = 6
+"""Kinds of pipelines in a picture, the largest first."""
 pipeline_templates = of_runs(template_set.pipeline_templates)
 
 
-def save_templates(found: TemplateSet, composed: PipelineSet | None, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``templates.json``, ``templates.png`` and, of a composition, ``pipelines.png``; the files.
+def save_templates(
+    found: TemplateSet, composed: PipelineSet | None, together: JointReport | None, folder: str | os.PathLike[str]
+) -> list[Path]:
+    """Write ``templates.json``, ``templates.png``; of a composition ``pipelines.png``, of its iteration
+    ``iteration.png``; the files.
 
     Raises:
         ConfigError: a folder or a file that cannot be written.
     """
-    from semu.present.plots.templates import PipelineRow, draw_pipelines
+    from semu.present.plots.templates import PipelineRow, draw_pipelines, draw_together
 
     path, per_node = make_folder(Path(folder)), found.job.cluster.gpus_per_node
     document = found.to_json() | ({} if composed is None else {"composition": composed.to_json()})
+    if together is not None:
+        document["simulated"] = together.to_json()
     table = path / "templates.json"
     write_text(table, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
@@ -45,4 +53,11 @@ def save_templates(found: TemplateSet, composed: PipelineSet | None, folder: str
         files.append(
             write_file(path / "pipelines.png", lambda file: draw_pipelines(file, found.title, said, pipelines[:40]))
         )
+    if together is not None:
+        named = [
+            (f"{one.count} x {one.template.nodes} nodes, {one.microbatches} microbatches each", one.report.timeline)
+            for one in together.pipelines[:_MOST_KINDS]
+        ]
+        said = f"an iteration takes {together.iteration_time_s:.4g} s, MFU {together.mfu:.1%}"
+        files.append(write_file(path / "iteration.png", lambda file: draw_together(file, found.title, said, named)))
     return files

@@ -359,6 +359,8 @@ def _kernels(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (loss := training.get("cross_entropy")) in ("fused", "compiled"):
         yield "cross-entropy-loss-fusion", ""
         yield "cross-entropy-fusion-impl", "te" if loss == "fused" else "native"
+    if training.get("fp8_gates"):
+        yield "activation-func-fp8-input-store", ""
     if not training.get("gradient_accumulation_fusion", True):
         yield "no-gradient-accumulation-fusion", ""
 

@@ -85,6 +85,8 @@ _LINK = {
     for name, item in COEFFICIENTS.items()
     if item.fit is not None
 }
+_OVER_NODES = {"hop_s": 5e-6, "short_net": 0.15}
+"""Where fits of rings over nodes start: NCCL's own step (4 us and more in the mean), LL128's rate beside a card's."""
 _ROW_WISE = ("norm", "softmax", "cross_entropy")
 CACHE = ("cached", "cache_bytes")
 """Factors of a source whose norms read their input twice and whose sizes lie on both sides of the cache's."""
@@ -184,7 +186,10 @@ def _link_model(samples: Samples, fixed: dict[str, float], has_switch_reduction:
     site = tuple(item.name for item in free if item.name in ("net", "t0_s", "hop_s")) if num_sizes >= 8 else (TIME,)
     if port == "nic" and num_ranks >= 2:  # many ranks: the latency is that of the steps
         fixed["t0_s"] = 0.0
-        free = [_LINK[name] for name in ("net", "hop_s", "c_s")]
+        is_many = len(samples) >= _MANY
+        names = ("net", "hop_s", "short_net", "short_hop", "p") if is_many else ("net", "hop_s", "c_s")
+        fixed |= {"c_s": 0.0} if is_many else {}
+        free = [replace(_LINK[name], start=_OVER_NODES.get(name, _LINK[name].start)) for name in names]
     if port == "nvlink" and kind != "p2p":
         free = [replace(item, high=PACKETS) if item.name == "net" else item for item in free]
     return Model(tuple(free), fixed, site, (*site, FLOOR) if kind == "all_reduce" else site)

@@ -108,7 +108,8 @@ class DeviceProfile:
         description: one line for ``semu list devices``.
         software: factors of training frameworks on the kernels; a framework without factors changes nothing.
         attention_kernels: factors of attention kernels; ``attention_factors`` finds those of any.
-        has_trees: whether the library builds trees over nodes, see ``Fabric``.
+        has_trees: whether the library builds trees over nodes, see ``Fabric``. has_aggregated_trees: whether it has
+            parallel aggregated trees, of the framework and date that ``under`` applied.
         interference, transfer_s: see ``SoftwareFactors``; of the framework that ``under`` applied, else 0.
     Raises:
         ConfigError: a missing kind, port or bf16 peak, or a peak that is not positive.
@@ -137,6 +138,7 @@ class DeviceProfile:
     socket_bytes_per_s: Number = _NO_SOCKET_LINK
     training_products: Number = _SAME_PRODUCTS
     has_trees: bool = True
+    has_aggregated_trees: bool = False
 
     def __post_init__(self) -> None:
         for name in PEAKS:
@@ -219,22 +221,31 @@ class DeviceProfile:
         return AttentionFactors(FIRST_FLASH, FIRST_FLASH).of_times(factors) if is_first else factors
 
     def under(
-        self, software: Software, kernel: AttentionKernel | None = None, *, is_deterministic: bool = False
+        self,
+        software: Software,
+        kernel: AttentionKernel | None = None,
+        *,
+        is_deterministic: bool = False,
+        has_aggregated_trees: bool = False,
     ) -> DeviceProfile:
         """The device with the factors of a training framework (KERNELS: without) and of an attention kernel.
 
         Args:
             software: the framework. kernel: that attention calls; None: the one that the profile was measured with.
             is_deterministic: whether its backward adds in a fixed order.
+            has_aggregated_trees: whether the framework's library of collectives has them.
         """
-        key = software, kernel, is_deterministic
+        key = software, kernel, is_deterministic, has_aggregated_trees
         changed = self._under.get(key)
         if changed is None:
-            changed = self._under[key] = self._slowed(*key)
+            changed = self._slowed(software, kernel, is_deterministic)
+            if has_aggregated_trees:
+                changed = replace(changed, has_aggregated_trees=True)
+            self._under[key] = changed
         return changed
 
     @cached_property
-    def _under(self) -> dict[tuple[Software, AttentionKernel | None, bool], DeviceProfile]:
+    def _under(self) -> dict[tuple[Software, AttentionKernel | None, bool, bool], DeviceProfile]:
         return {}
 
     def _slowed(self, software: Software, kernel: AttentionKernel | None, is_deterministic: bool) -> DeviceProfile:

@@ -393,5 +393,6 @@ def _build(name: str, parts: _Parts) -> DeviceProfile:
         interference=0.0,
         transfer_s=0.0,
         has_trees=True,
+        has_aggregated_trees=False,
         **{key: numbers[key] for key in PEAKS},
     )

@@ -38,6 +38,9 @@ class Software(Enum):
 
 
 _KERNELS_OF: Mapping[Software, Software] = MappingProxyType({Software.MEGATRON_DEEPSPEED: Software.MEGATRON})
+_AGGREGATED_TREES_SINCE: Mapping[Software, str] = MappingProxyType({Software.TORCH: "2025-04"})
+_AGGREGATED_TREES_IN_CONTAINERS = "2024-11"
+"""Since when NCCL has parallel aggregated trees (2.23): in NVIDIA's containers, in PyTorch's own packages (2.7)."""
 _NEUTRAL = "a kernel by itself"
 _BY_THEMSELVES = (OpKind.OPTIMIZER, OpKind.CUSTOM, OpKind.PERMUTE)
 """Kinds without a factor. The kernel that moves rows of experts is in no dense run, from which factors come; in a
@@ -100,6 +103,16 @@ class SoftwareFactors:
         name = self.name_of(kind)
         factor: Number = _neutral(1.0) if name is None else getattr(self, name)
         return factor
+
+
+def has_aggregated_trees(software: Software, date: str | None) -> bool:
+    """Whether the NCCL of a framework has parallel aggregated trees.
+
+    Args:
+        software: the framework. date: month of its release, YYYY-MM; None: today's.
+    """
+    since = _AGGREGATED_TREES_SINCE.get(software, _AGGREGATED_TREES_IN_CONTAINERS)
+    return date is None or date >= since
 
 
 def slowed(efficiency: Efficiency, factor: Number) -> Efficiency:

@@ -90,6 +90,11 @@ class KernelOptions(AbstractOptions):
         " tensor of the parameters' type, which is added",
         shown=ALWAYS,
     )
+    fp8_gates: bool = option(
+        False,
+        SWITCH,
+        "gated activations keep their input in fp8 for the backward (Megatron-LM's --activation-func-fp8-input-store)",
+    )
     gathered_inputs: OptionalWord[GatheredInputs] = option(
         None,
         word(GatheredInputs),

@@ -11,7 +11,7 @@ from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.number import Number
-from semu.hardware.software import Software
+from semu.hardware.software import Software, has_aggregated_trees
 from semu.job.experts import check_experts, exposed_exchanges, mixtures
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, ParameterSync, Precision, RecomputeMethod
 from semu.job.modules import check_modules, named_modules
@@ -199,12 +199,20 @@ class TrainingJob:
                 got="primary",
                 nearest="iteration",
             )
-        if self.parallel.zero >= 3 and chosen in (Fp8Weights.ITERATION, Fp8Weights.PRIMARY):
+        if self.parallel.zero >= 3 and chosen is Fp8Weights.ITERATION:
             raise ConfigError(
                 "fp8 copies of the weights are kept, and ZeRO-3 keeps no whole weights",
                 where="training.fp8_weights",
-                expected="microbatch, or parallel.zero of 0 to 2",
+                expected="microbatch or primary, or parallel.zero of 0 to 2",
                 got=chosen.value,
+                nearest="microbatch",
+            )
+        if self.gathers_fp8_weights and (self.shards_are_masters or not self.moves_fp8_weights):
+            raise ConfigError(
+                "fp8 shards under ZeRO-3 of PyTorch's FSDP or in MXFP8 are not modelled by this version",
+                where="training.fp8_weights",
+                expected="microbatch, or Megatron-LM's FSDP and another recipe",
+                got="primary",
                 nearest="microbatch",
             )
 
@@ -277,6 +285,12 @@ class TrainingJob:
         return self.fp8_weights is Fp8Weights.PRIMARY and self.training.fp8_recipe is not Fp8Recipe.MXFP8
 
     @property
+    def gathers_fp8_weights(self) -> bool:
+        """Whether ZeRO-3's shards are fp8 weights, gathered as such and transposed by every microbatch where products
+        want that (Megatron-FSDP with ``--fp8-param-gather``, which keeps no transposed copies)."""
+        return self.parallel.zero >= 3 and self.fp8_weights is Fp8Weights.PRIMARY
+
+    @property
     def fp8_copies(self) -> int:
         """fp8 copies of an operand of two products: plain and transposed, or one where the device takes either layout
         and the scale is the tensor's (Transformer Engine, ``is_non_tn_fp8_gemm_supported``)."""
@@ -297,7 +311,10 @@ class TrainingJob:
         """The device as the job's software and its fp8 recipe find it."""
         training = self.training
         return self.cluster.profile.scaled(training.fp8_recipe).under(
-            training.software, self.attention_kernel, is_deterministic=training.attention_deterministic
+            training.software,
+            self.attention_kernel,
+            is_deterministic=training.attention_deterministic,
+            has_aggregated_trees=has_aggregated_trees(training.software, training.software_date),
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -262,11 +263,9 @@ class Mesh:
         """The pipeline ranks of one replica, tensor- and context-parallel rank; the group that spans the most nodes."""
         return self._worst_across("vocabulary", [(0, pp) for pp in range(self.parallel.pp)])
 
-    def worst_tower_group(self, count: int) -> CommGroup:
-        """So many pipeline ranks of one replica, from the first to the last, evenly apart: where towers end is not
-        known before the model is cut; the group that spans the most nodes."""
-        apart = [number * (self.parallel.pp - 1) // (count - 1) for number in range(count)]
-        return self._worst_across("towers", [(0, pp) for pp in apart])
+    def worst_tower_group(self, ranks: Sequence[int]) -> CommGroup:
+        """The pipeline ranks of one replica on which towers end; the group that spans the most nodes."""
+        return self._worst_across("towers", [(0, pp) for pp in ranks])
 
     def _worst_across(self, name: str, members: list[tuple[int, int]]) -> CommGroup:
         """Of the groups with members at these (tensor, pipeline) ranks the one on the most nodes."""

@@ -76,8 +76,9 @@ class UncertainKind:
     """What one kind of coefficients contributes.
 
     Attributes:
-        kind: section of the profile: ``matmul``, ``nvlink.all_reduce``, ``software.matmul``, ``host.launch_s``; or a
-            kind of run, ``structure.experts``. Software factors and kinds of runs apply to seconds that other kinds
+        kind: section of the profile: ``matmul``, ``nvlink.all_reduce``, ``software.matmul``, ``host.launch_s``;
+            ``software.runs``: kernels with their factors, as runs left out of the fit judge them; or a kind of run,
+            ``structure.experts``. Software factors and kinds of runs apply to seconds that other kinds
             count too.
         time_s: seconds by which the iteration grows when everything of the kind takes twice its time, to first order.
         spread: relative standard deviation of those times.

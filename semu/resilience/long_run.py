@@ -55,6 +55,38 @@ def simulate_long_run(
     tell("simulating an iteration")
     report = simulate(job)
     figures = JobFigures.of(job, report)
+    mtbf_s, said = _mtbf(options, figures)
+    if options.failures.trace is not None:
+        mtbf_s = _mtbf_of_trace(options, figures)
+    situation = situation_of(job, figures, options, mtbf_s)
+    results = []
+    for kind in kinds:
+        tell(f"running {kind.name}")
+        results.append(run_strategy(kind(situation), log_events=True))
+    found = GoodputReport(
+        figures.title,
+        options.days,
+        1 if options.failures.trace is not None else options.seeds,
+        said,
+        mtbf_s,
+        tuple(results),
+        assumed=_assumed(options, [one.name for one in results if one.outcomes], not report.fits),
+        tokens=None if tokens is None else check_number(tokens, "tokens", "a number of tokens", is_above=True),
+        gpu_hour_usd=options.price.gpu_hour_usd,
+    )
+    tell("looking for what would help")
+    found = replace(found, helps=tuple(_helps(found, situation)))
+    if not against_mtbf or options.failures.trace is not None:
+        return found
+    return replace(found, against_mtbf=_against_mtbf(found, situation, kinds, tell))
+
+
+def situation_of(job: TrainingJob, figures: JobFigures, options: Resilience, mtbf_s: float) -> Situation:
+    """What strategies know; iteration times and templates are found once for all that share it.
+
+    Args:
+        job: what is trained. figures: of it. options: what is asked. mtbf_s: as ``Situation`` has it [s].
+    """
     known: dict[tuple[object, ...], float | None] = {}
 
     def _iteration_of(other: TrainingJob) -> float | None:
@@ -77,30 +109,7 @@ def simulate_long_run(
         except SemuError as error:
             return error
 
-    mtbf_s, said = _mtbf(options, figures)
-    if options.failures.trace is not None:
-        mtbf_s = _mtbf_of_trace(options, figures)
-    situation = Situation(job, figures, options, mtbf_s, _iteration_of, _templates)
-    results = []
-    for kind in kinds:
-        tell(f"running {kind.name}")
-        results.append(run_strategy(kind(situation), log_events=True))
-    found = GoodputReport(
-        figures.title,
-        options.days,
-        1 if options.failures.trace is not None else options.seeds,
-        said,
-        mtbf_s,
-        tuple(results),
-        assumed=_assumed(options, [one.name for one in results if one.outcomes], not report.fits),
-        tokens=None if tokens is None else check_number(tokens, "tokens", "a number of tokens", is_above=True),
-        gpu_hour_usd=options.price.gpu_hour_usd,
-    )
-    tell("looking for what would help")
-    found = replace(found, helps=tuple(_helps(found, situation)))
-    if not against_mtbf or options.failures.trace is not None:
-        return found
-    return replace(found, against_mtbf=_against_mtbf(found, situation, kinds, tell))
+    return Situation(job, figures, options, mtbf_s, _iteration_of, _templates)
 
 
 def run_strategy(strategy: Strategy, log_events: bool = False) -> StrategyResult:

@@ -14,6 +14,7 @@ from semu.errors import ConfigError, SemuError
 from semu.parallel.axes import AXES
 
 _KEY = re.compile(r"(model|cluster|parallel|training|overlap|batch|resilience|assignment)(\.\S+)?")
+_FIELD = re.compile(r"(\w+)((?:[,.\[].*)?)", re.DOTALL)
 _BLAMED_SIZE = re.compile(rf"({'|'.join(AXES)}) = \d+")
 
 
@@ -25,12 +26,14 @@ class Places:
         name: the run file as the user wrote it, or ``setup NAME``; empty: tables that no file holds.
         text: the file's contents; empty for a setup.
         flags: dotted key -> flag that set it. notes: what was decided as the file was read, a sentence each.
+        fields: field of the run's own rule -> dotted key that says it.
     """
 
     name: str
     text: str = ""
     flags: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    fields: dict[str, str] = field(default_factory=dict)
 
     def where(self, key: str) -> str:
         """Place of a dotted key: ``run.toml:12 parallel.tp``, ``setup vlm-m parallel.tp`` or ``--set parallel.tp``.
@@ -57,10 +60,14 @@ class Places:
     def locate(self, error: SemuError) -> None:
         """Put the place of the offending key into an error that names a key of the schema.
 
-        An error that names another place but blames a parallel size (``got tp = 3``) gets the size's place in front.
+        An error that names a field of the run's own rule (``in_flight, rank 1``) gets the key that says it. One that
+        names another place but blames a parallel size (``got tp = 3``) gets the size's place in front.
         """
+        said = _FIELD.match(error.where or "")
         if error.where is not None and _KEY.fullmatch(error.where):
             error.where = self.where(error.where)
+        elif said is not None and said[1] in self.fields:
+            error.where = self.where(self.fields[said[1]]) + said[2]
         elif isinstance(error.got, str) and (match := _BLAMED_SIZE.fullmatch(error.got)):
             inner = "" if error.where is None else f" ({error.where})"
             error.where = self.where(f"parallel.{match[1]}") + inner

@@ -32,9 +32,12 @@ def named_rules(config: Mapping[str, Any], places: Places) -> tuple[dict[str, An
         ConfigError: an unknown key, a value that is none, the name of a schedule that ships.
     """
     rest = {name: table for name, table in config.items() if name != "schedule"}
-    texts = program_texts(config.get("schedule"), places)
-    training = rest.get("training")
+    training, tables = rest.get("training"), config.get("schedule")
     name = training.get("schedule") if isinstance(training, Mapping) else None
+    if isinstance(tables, Mapping) and isinstance(own := tables.get(name), Mapping):
+        places.fields |= {field: f"schedule.{name}.{field}" for field in own if "text" not in own}
+    with places.located():
+        texts = program_texts(tables, places)
     if not isinstance(training, Mapping) or name not in texts:
         return rest, []
     return rest | {"training": {**training, "schedule": texts[name]}}, [

@@ -18,7 +18,7 @@ from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import fitted, settled
-from semu.searcher.kept_places import keeps_places, kept_job, kept_problem, placed
+from semu.searcher.kept_places import keeps_places, keeps_ranks, kept_job, kept_problem
 from semu.searcher.memory import check_limits
 from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
@@ -38,6 +38,7 @@ from semu.searcher.starts import (
     compared_with,
     explored_baselines,
     heuristic_start,
+    named_baselines,
     with_more_segments,
 )
 from semu.simulation import prepare
@@ -127,7 +128,8 @@ def search(
     options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
     again = partial(cut_into, job, sub_batch=sub_batch, **options)
     is_least, is_kept = goal is Objective.MIN, keeps_places(job)
-    others = [*([placed(given)] if is_kept else [one for one, _ in beside]), *explored]
+    is_cut = not is_kept or not keeps_ranks(job)  # Megatron-LM cuts it where nothing else was asked for
+    others = [*(named_baselines(given) if is_kept else []), *(one for one, _ in beside if is_cut), *explored]
     compared, more = (others, None if segments or is_kept else again) if is_least else ([], None)
     plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
     like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
@@ -169,7 +171,7 @@ def search(
         explored=explored[0].simulate() if explored else None,
         limit_bytes=int(found.built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
         problem=found.built,
-        solution=replace(found.solution, lower_bound_s=bound[0]),
+        solution=replace(found.solution, makespan_s=found.built.length_s(found.solution), lower_bound_s=bound[0]),
         bound_name=bound[1],
         result=result,
         prepare_s=prepared_s,
@@ -212,7 +214,7 @@ def _heuristic(
         return error
 
 
-_WHOSE = {"explored": "an explored schedule's", "placed": "the placement's"}
+_WHOSE = {"explored": "an explored schedule's", "named": "the fastest named schedule's"}
 """Baselines that are not Megatron-LM's."""
 
 
@@ -230,8 +232,8 @@ def _starts(
 
     Args:
         plain: the cut of ``partition`` under the heuristic's schedule, or why nothing of it fits. like: that cut.
-        given: the job as it came. beside: Megatron-LM, or 1F1B of its placement, and an explored schedule, on it.
-        again: makes a cut of other segments; None: they are given. options: of ``baseline_starts``.
+        given: the job as it came. beside: Megatron-LM, the fastest named schedule where chunks stay, and an explored
+            one. again: makes a cut of other segments; None: they are given. options: of ``baseline_starts``.
     Raises:
         MemoryLimitError: nothing fits.
     """

@@ -1,9 +1,9 @@
 """Searches that keep a job's placement: modules on ranks or GPUs of their own, encoders that share ranks or are on
-every rank.
+every rank; and towers under a loss that reads other replicas.
 
 Such a placement is what was asked for, and other cuts have other ranks: the chunks stay, and what is searched is the
-order of their stages, and how layers are recomputed where all modules have the job's sizes. 1F1B on the same chunks
-(``placed``) is among the starts, so that no search is slower.
+order of their stages, and how layers are recomputed where all modules have the job's sizes and losses stay within a
+replica. The fastest named schedule of the same chunks is among the starts, so that no search is slower.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from semu.simulation import prepare
 
 def keeps_places(job: TrainingJob) -> bool:
     """Whether a search keeps the chunks of a job where they are."""
-    return job.parallel.segments in PLACEMENTS and len(job.model.modules) > 1
+    return job.model.reads_replicas or keeps_ranks(job)
+
+
+def keeps_ranks(job: TrainingJob) -> bool:
+    """Whether a job says which ranks its modules have."""
+    parallel = job.parallel
+    return parallel.gathers_towers or (parallel.segments in PLACEMENTS and len(job.model.modules) > 1)
 
 
 def placed(job: TrainingJob) -> Baseline:
@@ -73,7 +79,7 @@ def kept_problem(
         )
     progress("simulating the candidates of every chunk")
     plan = StagePlan()
-    if not job.parallel.modules:
+    if not (job.parallel.modules or job.parallel.gathers_towers or job.model.reads_replicas):
         plan = candidate_variants(job, plan, strategies=strategies, most=candidates)
     built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
     check_limits(built.problem)

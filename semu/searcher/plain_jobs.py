@@ -10,7 +10,6 @@ from semu.baselines.baseline import NO_LAYOUT, NO_SCHEDULE, Baseline
 from semu.baselines.costs_of_layers import NO_RECOMPUTE
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
-from semu.parallel.towers import refuse_towers
 
 
 def plain_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
@@ -37,7 +36,7 @@ def refuse_unsearched(job: TrainingJob) -> None:
     """Refuse what no searched schedule runs.
 
     Raises:
-        ConfigError: embedding and head are split over the pipeline, or several towers' ranks run the loss.
+        ConfigError: embedding and head are split over the pipeline.
     """
     if job.parallel.spreads_vocabulary:
         raise ConfigError(
@@ -47,7 +46,6 @@ def refuse_unsearched(job: TrainingJob) -> None:
             got=job.parallel.vocabulary,
             nearest="ends",
         )
-    refuse_towers(job.parallel, "a search for schedules")
 
 
 def without_strategies(job: TrainingJob) -> TrainingJob:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from semu.baselines import Baseline, megatron, megatron_1f1b
-from semu.baselines.baseline import differences
+from semu.baselines.baseline import NO_SCHEDULE, differences
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
 from semu.present.report import Report
+from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.candidates import candidate_variants
@@ -109,6 +110,28 @@ def explored_baselines(job: TrainingJob, progress: Callable[[str], None]) -> lis
         if row.estimate.fits and is_one_copy and not row.stages.schedule.splits_backward:
             return [Baseline("explored", "FlexPipe §6", row.job, dict(differences(job, row.job)))]
     return []
+
+
+def named_baselines(job: TrainingJob) -> list[Baseline]:
+    """The fastest schedule that ships and keeps backwards whole, or the job's own where it does, on the job's chunks as
+    they are; empty: none fits in memory."""
+    found = []
+    own = [] if job.training.schedule_file is not None else [job.training.schedule]
+    for name in dict.fromkeys([*own, *ALL_SCHEDULES]):
+        if schedule_family(name).splits_backward:
+            continue
+        try:
+            training = replace(job.training, **{**NO_SCHEDULE, "schedule": name})
+            other = replace(job, training=training)
+            estimate = prepare(other).estimate()
+        except (ConfigError, ScheduleError, MemoryLimitError):
+            continue
+        if estimate.fits:
+            found.append((estimate.iteration_time_s, other))
+    if not found:
+        return []
+    best = min(found, key=lambda one: one[0])[1]
+    return [Baseline("named", "", best, dict(differences(job, best)))]
 
 
 def heuristic_result(built: JobProblem) -> SearchResult:

@@ -158,7 +158,7 @@ def prepare(
 def _exchanging(
     layout: Layout, model: CostModel, shapes_of: Callable[..., BatchShapes], microbatches: int
 ) -> BatchShapes:
-    """The shapes of a batch, each microbatch with the exchange of keys under which it is fastest (``cp_kind = "auto"``).
+    """The shapes of a batch, under ``cp_kind = "auto"`` each microbatch with the exchange of keys that is fastest.
 
     Args:
         layout, model: as ``fastest_exchanges``. shapes_of: library, exchange of every microbatch -> shapes.

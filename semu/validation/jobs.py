@@ -42,7 +42,8 @@ leaves open follows rules that hold for every row:
   ``tp_comm`` says of the fused kernels.
 * zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4); zb-v has two
   chunks per rank in a V.
-* fp8 with a distributed optimizer: primary weights in fp8 (``--fp8-param-gather``, what NeMo sets).
+* fp8 with a distributed optimizer or Megatron's FSDP: primary weights in fp8 (``--fp8-param-gather``, what NeMo and
+  Megatron-Bridge set); under FSDP not in MXFP8, which semu does not model there.
 * closed forms count transformer layers only: their model has a vocabulary of tp tokens and no position table. Nor do
   they depend on how many microbatches there are: 2 pp of them are run, which fill a pipeline.
 """
@@ -104,7 +105,7 @@ class Settings:
     Attributes:
         micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
         grad_dtype: of the gradient buffers; None: semu's default. layers: recomputed of each chunk; None: all.
-        sharding: a word of ``sharding_kind``; None: that of the row.
+        sharding: a word of ``sharding_kind``; None: that of the row. fp8_gates: as in ``[training]``.
     """
 
     micro_batch: int
@@ -113,6 +114,7 @@ class Settings:
     grad_dtype: str | None = None
     layers: int | None = None
     sharding: str | None = None
+    fp8_gates: bool = False
 
 
 def run_tables(row: Row, settings: Settings, device: str) -> Tables:
@@ -151,7 +153,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "eager_kernels": "flash-attn" if is_eager and row.attention_kernel in _FLASH_ATTN else None,
         "optimizer_kernels": "foreach" if is_torch_fsdp else None,
         "fp8_recipe": row.fp8_recipe,
-        "fp8_weights": "primary" if row.precision == "fp8" and row.sharding == "zero1" else None,
+        "fp8_gates": settings.fp8_gates or None,
+        "fp8_weights": "primary" if _has_fp8_weights(row) else None,
         "cross_entropy": row.cross_entropy or _cross_entropy(row),
     }
     tables: Tables = {
@@ -230,6 +233,11 @@ def _has_fp8(device: str) -> bool:
 
 def _software(row: Row) -> str:
     return row.software or ("torch" if _is_torch_fsdp(row) else "megatron")
+
+
+def _has_fp8_weights(row: Row) -> bool:
+    is_megatron_fsdp = row.sharding == "fsdp" and _software(row) == "megatron" and row.fp8_recipe != "mxfp8"
+    return row.precision == "fp8" and (row.sharding == "zero1" or is_megatron_fsdp)
 
 
 def _cross_entropy(row: Row) -> str | None:

@@ -4,8 +4,9 @@ The rule is the fastest that fits: whoever published a run had tuned it. It look
 try: a micro batch of 1, 2, 4 or 8 sequences; 1 to 6 model chunks per pipeline rank, or one per layer; sharding none or
 ZeRO-1, and FSDP where neither fits; recomputation none with fp32 gradients, none with 16-bit ones (as NeMo's recipes),
 selective, full, or, where the row says of some layers and not of how many, 1, 2, 4, ... of each chunk; the first that
-fits is the fastest. A value that semu refuses is passed over, and said so; where nothing fits, the one that needs the
-least memory is taken.
+fits is the fastest. Under fp8, Megatron-LM can keep the inputs of gated activations in fp8, of which rows do not tell:
+this is looked at where nothing fits without. A value that semu refuses is passed over, and said so; where nothing fits,
+the one that needs the least memory is taken.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ def _of_sharding(row: Row) -> Iterator[Settings]:
             recomputes = RECOMPUTES if row.recompute == UNKNOWN else ((row.recompute, None),)
             for recompute, grad_dtype in recomputes:
                 yield Settings(micro_batch, vp, recompute, grad_dtype)
+            if row.precision == "fp8" and row.shape.gated_mlp and row.software == "megatron":
+                recompute, grad_dtype = recomputes[-1]
+                yield Settings(micro_batch, vp, recompute, grad_dtype, fp8_gates=True)
 
 
 def _doubling(most: int) -> list[int]:
@@ -131,6 +135,8 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
     resolved: dict[str, object] = {name: getattr(settings, name) for name in open_settings(row)}
     if settings.grad_dtype is not None:
         resolved["grad_dtype"] = settings.grad_dtype
+    if settings.fp8_gates:
+        resolved["fp8_gates"] = True
     if settings.layers is not None:
         resolved["recompute_layers"] = settings.layers
     return Choice(settings, run, resolved, len(refusals), tried)

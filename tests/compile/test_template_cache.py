@@ -252,6 +252,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "sums_gradients_twice": True,
     "fp8_recipe": Fp8Recipe.BLOCKWISE,
     "fp8_copies": 1,
+    "fp8_gates": True,
     "frozen_weights": FrozenWeights.NF4,
     "replica_group": CommGroup("replicas", 4, 2),
     "stop_early": True,

@@ -66,6 +66,17 @@ def test_documents_of_a_language_model(tmp_path: Path) -> None:
     assert max(found.worst_gradient) < 1e-12
 
 
+def test_samples_of_images_alone(tmp_path: Path) -> None:
+    """Without text they add nothing to the loss, and what reads them does not mistake their numbers."""
+    samples = draw_vlm(64, 7)
+    text = samples.text_tokens.copy()
+    text[::3] = 0
+    path = write_samples(tmp_path / "samples.jsonl", replace(samples, text_tokens=text))
+    found = run_assigned(vlm_run(), path, method="entrain-literal", per_iteration=64, iterations=1, backend="fake")
+    assert found.deferred[0] > 0
+    assert max(found.worst_gradient) < 1e-12
+
+
 def test_other_weights_are_found_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean of means is another loss where microbatches have unequal tokens."""
     own = Assignment.loss_weights.func

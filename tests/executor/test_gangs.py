@@ -168,3 +168,16 @@ def test_features_that_are_not_gathered_are_noticed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(FakeCommunicator, "broadcast", lambda self, tensors, *_: [one.zero_() for one in tensors])
     with pytest.raises(ExecutorError, match="not those of the model in one piece"):
         run_demo(plan_of_towers("1f1b"), backend="fake", iterations=1, fewer_layers=4)
+
+
+def test_towers_under_a_searched_order() -> None:
+    import semu_models
+    from semu.workload import pair_batch
+
+    parallel = semu.Parallel(dp=1, pp=3, segments="apart", loss="towers")
+    training = semu.Training(global_batch=8, micro_batch=2)
+    cluster, batch = semu.Cluster("a800", 1, 3), pair_batch(patches_per_image=49)
+    found = semu.search(semu.TrainingJob(semu_models.clip_vit_b_32(), cluster, parallel, training, batch), rollouts=8)
+    report = run_demo(compile_plan(found.job, found.plan), backend="fake", iterations=1, fewer_layers=4)
+    assert report.worst_gradient < 1e-12
+    assert report.gradients > 20

@@ -229,6 +229,23 @@ def test_send_receive(data_dir: Path, name: str, nodes: int, limit: float) -> No
     assert error(predicted, found) < limit
 
 
+@pytest.mark.parametrize(("name", "source"), [("h100", "aic"), ("h100", "azure"), ("h200", "aic")])
+def test_all_reduces_in_the_switch_have_no_corner(data_dir: Path, name: str, source: str) -> None:
+    """Eight GPUs, 16 MB to 8 GiB: every size within 6 %, where a ring's corner adds up to a fifth of the transfer."""
+    found = [
+        row
+        for row in rows(data_dir, "collectives.csv")
+        if (row["device"], row["source"], row["collective"]) == (CSV_NAMES[name], source, "all_reduce")
+        and row["ranks"] == "8"
+        and float(row["bytes"]) >= 1.6e7
+    ]
+    assert len(found) >= 5
+    for row in found:
+        size = float(row["bytes"])
+        time = collective_latency(load_profile(name), OpKind.ALL_REDUCE, CommGroup("tp", 8), size * 7 / 4)
+        assert time == pytest.approx(float(row["time_us"]) * 1e-6, rel=0.06), size
+
+
 def test_rings_across_nodes_follow_the_table(data_dir: Path) -> None:
     """SimAI's NIC table, 16 to 1024 GPUs: the fraction of the bus bandwidth that a ring reaches."""
     wide, errors = load_profile("h100").override({"nvlink_bytes_per_s": 1e12}), []  # so that only the NICs bind
@@ -241,7 +258,7 @@ def test_rings_across_nodes_follow_the_table(data_dir: Path) -> None:
         time = collective_latency(wide, OpKind.ALL_GATHER, CommGroup("dp", n, n // 8), wire)
         errors.append(abs(wire / 388e9 / time / float(row["fraction_of_peak_busbw"]) - 1))
     assert len(errors) == 77
-    assert sum(errors) / len(errors) < 0.085
+    assert sum(errors) / len(errors) < 0.07
 
 
 @pytest.mark.parametrize("ranks", [32, 64, 128, 256, 512, 1024])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ from semu.hardware.network.cost import (
     port_shares,
 )
 from semu.hardware.profile import list_profiles, load_profile
-from semu.hardware.software import Software
+from semu.hardware.software import Software, has_aggregated_trees
 
 H100 = load_profile("h100")
 COMMUNICATION = [kind for kind in OpKind if kind.is_communication]
@@ -41,9 +42,11 @@ def effective_bandwidth(profile: DeviceProfile, kind: OpKind, group: CommGroup) 
     return collective_cost(profile, kind, group).bytes_per_s
 
 
-def latency_steps(kind: OpKind, group: CommGroup) -> int:
-    """How many times a message waits for a hop."""
-    route = collective_route(H100, kind, group)
+def latency_steps(kind: OpKind, group: CommGroup, between: float = 1.0) -> float:
+    """How many times a message waits for a hop; a step between nodes is ``between`` of them."""
+    table = {f"link.nic.{ring.value}": {"between": between} for ring in RINGS}
+    device = H100.override({**table, "link.nvlink.all_reduce": {"switch": 1.0, "switch_s": 0.0}})
+    route = collective_route(device, kind, group)
     assert route is not None
     return route.steps
 
@@ -135,16 +138,17 @@ def test_ring_in_a_node(kind: OpKind, n: int) -> None:
     group = CommGroup("tp", n, 1)
     net_bytes = float(wire_factor(kind, n) * Fraction(size))
     transfer = net_bytes / (450e9 * coefficient(H100, "nvlink", kind, "net"))
-    if kind is OpKind.ALL_REDUCE and n == 8:
-        transfer /= coefficient(H100, "nvlink", kind, "switch")
-    else:
-        transfer *= 1 + coefficient(H100, "nvlink", kind, "few_ranks") / (n - 1)
+    in_switch = transfer / coefficient(H100, "nvlink", kind, "switch") + coefficient(H100, "nvlink", kind, "switch_s")
+    transfer *= 1 + coefficient(H100, "nvlink", kind, "few_ranks") / (n - 1)
     expected = (
         coefficient(H100, "nvlink", kind, "t0_s")
         + (n - 1) * coefficient(H100, "nvlink", kind, "hop_s")
         + transfer
         + math.sqrt(coefficient(H100, "nvlink", kind, "c_s") * transfer)
     )
+    if kind is OpKind.ALL_REDUCE and n == 8:
+        assert in_switch < expected
+        expected = in_switch
     assert collective_latency(H100, kind, group, net_bytes) == pytest.approx(expected, rel=1e-12)
 
 
@@ -160,7 +164,7 @@ def test_eight_h100_reach_their_bus_bandwidth() -> None:
 
 def test_only_a_whole_switch_adds_up() -> None:
     """Not four of its GPUs, nor eight over PCIe, nor two nodes, nor another collective."""
-    plain = H100.override({"link.nvlink.all_reduce.switch": 1.0})
+    plain = H100.override({"link.nvlink.all_reduce.switch": 1.0, "link.nvlink.all_reduce.switch_s": 0.0})
     groups = [CommGroup("g", 4), CommGroup("g", 16, 2), CommGroup("g", 8, local_port=Port.PCIE)]
     for kind in RINGS:
         for group in groups:
@@ -168,8 +172,8 @@ def test_only_a_whole_switch_adds_up() -> None:
     whole = CommGroup("g", 8)
     assert effective_bandwidth(H100, OpKind.ALL_REDUCE, whole) > effective_bandwidth(plain, OpKind.ALL_REDUCE, whole)
     assert collective_cost(H100, OpKind.ALL_GATHER, whole) == collective_cost(plain, OpKind.ALL_GATHER, whole)
-    with pytest.raises(ConfigError, match="not a number in range; expected a finite number >= 1"):
-        H100.override({"link.nvlink.all_reduce.switch": 0.9})
+    with pytest.raises(ConfigError, match=r"not a number in range; expected a finite number >= 0\.5"):
+        H100.override({"link.nvlink.all_reduce.switch": 0.4})
 
 
 @pytest.mark.parametrize(
@@ -329,6 +333,33 @@ def test_steps_of_rings_and_trees() -> None:
     assert latency_steps(OpKind.ALL_REDUCE, CommGroup("dp", 1984, 248)) == 7 + math.ceil(math.log2(248))
     assert latency_steps(OpKind.ALL_REDUCE, CommGroup("dp", 2, 2)) == 1
     assert latency_steps(OpKind.P2P, CommGroup("pp", 2, 2)) == 1
+
+
+def test_a_step_between_nodes_is_longer() -> None:
+    """A node of eight has seven steps inside it and one out of it, in the mean of which ``hop_s`` is one step."""
+    assert latency_steps(OpKind.ALL_GATHER, CommGroup("dp", 64, 64), between=3.0) == 63 * 3
+    found = latency_steps(OpKind.ALL_GATHER, CommGroup("dp", 64, 8), between=3.0)
+    assert found == pytest.approx(7 * 3 + 56 * 5 / 7)
+    found = latency_steps(OpKind.ALL_REDUCE, CommGroup("dp", 64, 8), between=3.0)
+    assert found == pytest.approx(3 * 3 + 7 * 5 / 7)
+
+
+@pytest.mark.parametrize(("software", "date"), [(Software.MEGATRON, "2024-11"), (Software.TORCH, "2025-04")])
+def test_aggregated_trees_since_nccl_has_them(software: Software, date: str) -> None:
+    """64 nodes of one rank: 6 levels / 3.5 and 64 / 5 steps, in place of 63, at 0.75 of the rate."""
+    early, late = ("2024-10", date) if software is Software.MEGATRON else ("2025-03", date)
+    assert [has_aggregated_trees(software, when) for when in (early, late, None)] == [False, True, True]
+    group, kind = CommGroup("dp", 64, 64), OpKind.REDUCE_SCATTER
+    new, old = (H100.under(software, has_aggregated_trees=has) for has in (True, False))
+    assert collective_latency(new, kind, group, 2e9) == collective_latency(old, kind, group, 2e9)  # a ring
+    number = partial(coefficient, H100, "nic", kind)
+    step = number("hop_s") * number("between")
+    short = number("short_hop") * step * (6 / 3.5 + 64 / 5) + 1e4 / (50e9 * number("short_net"))
+    assert collective_latency(new, kind, group, 1e4) == pytest.approx(short, rel=1e-12)
+    assert collective_latency(old, kind, group, 1e4) > 3 * short
+    for other in (CommGroup("dp", 64, 8), CommGroup("dp", 8)):
+        assert collective_cost(new, kind, other) == collective_cost(old, kind, other)
+    assert collective_cost(new, OpKind.ALL_REDUCE, group) == collective_cost(old, OpKind.ALL_REDUCE, group)
 
 
 @given(nodes=st.integers(2, 300), per_node=st.integers(1, 8))

@@ -16,7 +16,7 @@ from nn.tracing_kit import Apply, number, options, spec
 
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import DType
-from semu.nn import GELU, LayerNorm, Linear, Module, Sequences, SiLU
+from semu.nn import GELU, Activation, LayerNorm, Linear, Module, Sequences, SiLU
 from semu.nn import functional as F
 from semu.nn.rules.optimizer import average_bytes, foreach_bytes
 from semu.nn.trace.block import trace_block
@@ -99,7 +99,9 @@ ONE = Sequences.uniform(IMAGES, 1)
 X = spec(IMAGES * TOKENS, WIDTH, sequences=PIXELS)
 
 
-@pytest.mark.parametrize("name", ["modulate", "gated_add", "layer_norm", "bias", "silu", "gelu", "add", "gate"])
+@pytest.mark.parametrize(
+    "name", ["modulate", "gated_add", "layer_norm", "bias", "silu", "gelu", "quick", "squared", "add", "gate"]
+)
 def test_a_module_s_traffic(name: str) -> None:
     x, y = leaf(IMAGES, TOKENS, WIDTH), leaf(IMAGES, TOKENS, WIDTH)
     row, other = leaf(IMAGES, 1, WIDTH), leaf(IMAGES, 1, WIDTH)
@@ -121,6 +123,16 @@ def test_a_module_s_traffic(name: str) -> None:
         "bias": (lambda: counted(lambda: torch.nn.functional.linear(x, matrix, bias)), Linear(WIDTH, WIDTH), (X,)),
         "silu": (lambda: counted(lambda: torch.nn.functional.silu(x)), SiLU(), (X,)),
         "gelu": (lambda: counted(lambda: torch.nn.functional.gelu(x)), GELU(), (X,)),
+        "quick": (
+            lambda: counted(lambda: x * torch.sigmoid(1.702 * x)),
+            Apply(lambda y: Activation.QUICK_GELU.apply(y, gated=False)),
+            (X,),
+        ),
+        "squared": (
+            lambda: counted(lambda: torch.relu(x).pow(2)),
+            Apply(lambda y: Activation.SQUARED_RELU.apply(y, gated=False)),
+            (X,),
+        ),
         "add": (lambda: counted(lambda: x + y), Apply(lambda a, b: a + b), (X, X)),
         "gate": (
             lambda: counted(lambda: torch.nn.functional.silu(x) * y),

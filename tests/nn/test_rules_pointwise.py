@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from nn.tracing_kit import Apply, backward, forward, gradients_written, row, rows, run, saved, spec
+from nn.tracing_kit import Apply, backward, forward, gradients_written, options, row, rows, run, saved, spec
 
 from semu.errors import GraphError
 from semu.nn import GELU, Dropout, Module, Parameter, SiLU, Tensor
 from semu.nn import functional as F
+from semu.nn.trace.block import trace_block
+from semu.nn.trace.recompute_plan import RecomputePlan
 
 M, H = 24, 16
 CLIPS = 3
@@ -40,6 +44,20 @@ def test_gated_activation_halves_the_last_axis_only() -> None:
     block = run(Apply(F.swiglu), spec(3, 4, 10))
     assert block.output_specs[0].shape == (3, 4, 5)
     assert rows(forward(block)) == [("activation", "F", 0, 2 * 120 + 2 * 60, 0)]
+
+
+def test_gated_activation_keeps_a_copy_in_fp8() -> None:
+    """Megatron-LM's ``SwiGLUFunction`` with ``fp8_input_store``: half the bytes, a cast either way; what runs its
+    activations again keeps the input anyway."""
+    block = trace_block(Apply(F.swiglu), [spec(M, H)], replace(options(), fp8_gates=True))
+    block.graph.lint()
+    cast = X + X // 2
+    assert rows(forward(block)) == [("activation", "F", 0, X + X // 2, 0), ("cast", "F", 0, cast, 0)]
+    assert rows(backward(block)) == [("cast", "I", 0, cast, 0), ("activation", "I", 0, 2 * X + X // 2, 0)]
+    assert sum(saved(block).values()) == X // 2
+    again = replace(options(), fp8_gates=True, recompute=RecomputePlan(kinds=("act",)))
+    kept = trace_block(Apply(F.swiglu), [spec(M, H)], again)
+    assert "cast" not in {operator.kind.value for operator in kept.graph.operators}
 
 
 def test_gated_activation_needs_an_even_width() -> None:

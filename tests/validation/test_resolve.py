@@ -68,6 +68,23 @@ def test_the_candidates(changes: dict[str, Any], micro_batches: list[int], chunk
     assert found == [Settings(m, v, r, g) for m in micro_batches for v in chunks for r, g in RECOMPUTES]
 
 
+def test_inputs_in_fp8_are_looked_at_where_nothing_fits_without() -> None:
+    gated = {"precision_kind": "fp8", "software": "megatron", "model.gated_mlp": True}
+    fp8 = row(gated)
+    without, within = candidates(fp8)
+    assert (without.fp8_gates, within) == (False, replace(without, fp8_gates=True))
+    assert list(candidates(row({**gated, "software": "torch"}))) == [without]
+    assert list(candidates(row({**gated, "model.gated_mlp": False}))) == [without]
+    for capacity, is_packed in ((100, False), (80, True)):
+        found = choose(
+            fp8,
+            lambda s: Outcome(2.0 if s.fp8_gates else 1.0, 70 if s.fp8_gates else 90).run(capacity),  # noqa: B023
+        )
+        assert found.resolved == ({"fp8_gates": True} if is_packed else {})
+    assert run_tables(fp8, within, "h100")["training"]["fp8_gates"] is True
+    assert "fp8_gates" not in run_tables(fp8, without, "h100")["training"]
+
+
 @pytest.mark.parametrize(("layers", "pp", "counts"), [(12, 1, [1, 2, 4, 8, 12]), (8, 2, [1, 2, 4]), (6, 2, [1, 2, 3])])
 def test_some_layers_are_ever_more_of_each_chunk(layers: int, pp: int, counts: list[int]) -> None:
     found = list(candidates(row({"recompute_kind": "partial", "model.layers": layers, "pp": pp, "gpus": 2 * pp})))

@@ -32,6 +32,10 @@ def plan_layout(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> La
         ScheduleError: variants or choices for other chunks, layers or parts than there are.
         ConfigError: variants that this version cannot tell apart.
     """
+    if not cutting.modules and not any(plan.variants):  # orders alone: the chunks are those of the layout
+        base = layout.recipe
+        numbers = [(number,) for number in range(len(layout.chunks))]
+        return replace(layout, recipe=replace(base, plan=plan, choice=_choice(plan, base.parts, numbers)))
     joined = _joined(layout, plan, cutting)
     cut = ModelCut(joined.chunks, layout.cut.num_ranks)
     parts = tuple(_parts(layout, cutting, chunk.module) for chunk in layout.chunks)

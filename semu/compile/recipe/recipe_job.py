@@ -51,7 +51,8 @@ def _refuse(job: TrainingJob, plan: StagePlan) -> None:
             got=parallel.vocabulary,
             nearest="ends",
         )
-    refuse_towers(parallel, "a plan")
+    if plan.layers is not None or plan.parts or any(plan.variants):
+        refuse_towers(parallel, "a plan of chunks, sub-microbatches or variants")
     if parallel.copies > 1:
         raise ConfigError(
             "a plan for a bidirectional placement is not modelled by this version",

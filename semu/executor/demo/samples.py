@@ -31,12 +31,12 @@ from semu.executor.processes import Place, launch
 from semu.executor.runner import Runner
 from semu.executor.torch_communicator import TorchCommunicator
 from semu.job import TrainingJob
-from semu.nn.model import ModalityRole
 from semu.plan.compile import compile_plan
 from semu.plan.plan import PlanChunk
 from semu.plan.verification.rules import verify
 from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.costs import SampleCosts
+from semu.searcher.assignment.deferring import item_streams
 from semu.workload.samples import Samples
 
 BACKENDS = ("gloo", "fake")
@@ -69,14 +69,17 @@ class Stem(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width, dtype=DTYPE)
 
-    def forward(self, x: torch.Tensor, owner: torch.Tensor | None = None, *items: torch.Tensor | None) -> Any:
-        """``owner``: int64[rows]. ``items``: whose the rows of every encoder are, then what it made or None."""
+    def forward(
+        self, x: torch.Tensor, owner: torch.Tensor | None = None, count: int = 0, *items: torch.Tensor | None
+    ) -> Any:
+        """``owner``: int64[rows]. ``count``: of samples. ``items``: whose the rows of every encoder are, then what it
+        made or None."""
         x = self.linear(x)
         if owner is None:
             return x
         for whose, made in zip(items[: len(items) // 2], items[len(items) // 2 :], strict=True):
             if made is not None and whose is not None:
-                x = x + sample_means(made, whose, int(x.shape[0] + whose.shape[0]))[owner]
+                x = x + sample_means(made, whose, count)[owner]
         return x, owner
 
 
@@ -164,15 +167,18 @@ class SampleStages:
         at = 1 + list(self.streams).index(name)
         return torch.cat([self._noise(position, at, int(counts[position])) for position in positions])
 
-    def _text(self, microbatch: int, _first: int, _last: int) -> tuple[torch.Tensor, ...]:
+    def _text(self, microbatch: int, _first: int, _last: int) -> tuple[Any, ...]:
         return self.text_of(self.read(microbatch))
 
-    def text_of(self, positions: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Text of some samples, whose each token is, and whose the items of every encoder are."""
+    def text_of(self, positions: Sequence[int]) -> tuple[Any, ...]:
+        """Text of some samples, whose each token is, how many samples, and whose the items of every encoder are; those
+        with text have the lowest numbers, below that of tokens."""
         text = torch.cat([self._noise(position, 0, int(self.tokens[position])) for position in positions])
-        counts = [self.tokens, *(self.samples.items[stream].counts for stream in self.streams.values())]
-        number = torch.arange(len(positions))
-        return text, *(number.repeat_interleave(torch.from_numpy(own[list(positions)])) for own in counts)
+        own = list(positions)
+        number = torch.from_numpy(np.argsort(np.argsort(self.tokens[own] == 0, kind="stable")))
+        items = [self.samples.items[stream].counts for stream in self.streams.values()]
+        owner, *whose = (number.repeat_interleave(torch.from_numpy(counts[own])) for counts in (self.tokens, *items))
+        return text, owner, len(own), *whose
 
     def _noise(self, position: int, kind: int, count: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(position * 8 + kind)
@@ -294,7 +300,7 @@ def _work(
         plan = with_fewer_layers(compile_plan(sampler.assignment.checkpoint), fewer_layers)
         verify(plan)
         if stages is None or runner is None:
-            stages = SampleStages(source.samples, streams_of(job), plan.chunks, width)
+            stages = SampleStages(source.samples, item_streams(job), plan.chunks, width)
             with _BUILDING:
                 modules = stages.modules()
             part = split_model(plan, modules, communicator.rank)
@@ -307,12 +313,6 @@ def _work(
         deferred = int(sampler.assignment.dealt.is_deferred.sum())
         found.append({"loss": loss, "gradients": gradients, "handed": handed, "chunks": plan.chunks, "late": deferred})
     return found
-
-
-def streams_of(job: TrainingJob) -> dict[str, str]:
-    """Encoder -> stream of its items; none of a language model."""
-    encoders = [module for module in job.model.modules if module.role is ModalityRole.ENCODER and module.inputs]
-    return {module.name: module.inputs[0].stream for module in encoders}
 
 
 def _iterations(sampler: AssignedSampler) -> Iterator[list[MicrobatchSamples]]:
@@ -336,7 +336,7 @@ def _compared(
         positions = sorted(p for own in ranks[:dp] for microbatch in own["handed"] for p in microbatch)
         if len(set(positions)) < len(positions):
             raise ExecutorError("a sample that was handed out twice", where=f"iteration {number}")
-        whole = SampleStages(source.samples, streams_of(job), ranks[0]["chunks"], width)
+        whole = SampleStages(source.samples, item_streams(job), ranks[0]["chunks"], width)
         loss, gradients = whole.whole_batch(positions)
         made = sum(own["loss"] for own in ranks) / dp  # gradients are averaged over replicas, and so is the loss
         scale = max(float(one.abs().max()) for one in gradients.values())

@@ -9,7 +9,10 @@ from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.group import CommGroup
 
 COLLECTIVES = frozenset((OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL))
+RINGS = COLLECTIVES - {OpKind.ALL_TO_ALL}
 COMMUNICATION = COLLECTIVES | {OpKind.P2P}
+Tables = tuple[frozenset[OpKind], frozenset[Port]]
+"""``[link.PORT.KIND]`` tables of some kinds on some ports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Coefficient:
         name: key of the table. neutral: value where nothing is known. meaning: what it is, and its unit.
         check: (value, name) -> the value, or a ConfigError where it is out of range.
         fit: how it is fitted; None: it keeps the value that the profile has.
-        kinds, ports: tables in which ``semu calibrate`` fits it, and writes it even where it is neutral.
+        within: (kinds, ports) of tables in which ``semu calibrate`` fits it, and writes it even where it is neutral.
     """
 
     name: str
@@ -52,12 +55,11 @@ class Coefficient:
     meaning: str
     check: Callable[[object, str], float]
     fit: Fit | None = None
-    kinds: frozenset[OpKind] = COMMUNICATION
-    ports: frozenset[Port] = frozenset(Port)
+    within: tuple[Tables, ...] = ((COMMUNICATION, frozenset(Port)),)
 
     def is_in(self, port: Port, kind: OpKind) -> bool:
         """Whether the coefficient is one of the table ``[link.PORT.KIND]`` that ``semu calibrate`` writes."""
-        return port in self.ports and kind in self.kinds
+        return any(port in ports and kind in kinds for kinds, ports in self.within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Links:
         peak_bytes_per_s: peak of the port that the group's coefficients belong to, ``CommGroup.port``.
         is_whole_switch: whether the group is all the GPUs that one NVSwitch joins.
         transfer_s: latency that the host adds to each message [s]. has_trees: whether trees over nodes are built.
+        has_aggregated_trees: whether the library has them for groups of one rank in each node.
     """
 
     local_bytes_per_s: float
@@ -78,6 +81,7 @@ class Links:
     is_whole_switch: bool = False
     transfer_s: float = 0.0
     has_trees: bool = True
+    has_aggregated_trees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +90,23 @@ class Route:
 
     Attributes:
         bytes_per_s: wire bytes of long messages per second.
-        steps: how many times a message waits for a hop.
+        steps: how many times a message waits for a hop, in hops of a ring over whole nodes.
         over: port of a GPU -> what crosses it per second meanwhile, one way [byte/s].
-        peers: ranks that a rank sends to at once.
+        peers: messages that a rank and, over nodes, the others of its node have under way at once.
+        latency_s: of an algorithm without hops [s], in place of those of its steps; None: it has hops.
     """
 
     bytes_per_s: float
-    steps: int
+    steps: float
     over: Mapping[Port, float]
     peers: int = 1
+    latency_s: float | None = None
+
+    def is_beaten_by(self, other: Route) -> bool:
+        """Whether ``other``, as fast or faster for long messages, is so for short ones, too."""
+        if (self.latency_s is None) != (other.latency_s is None):
+            return False
+        return self.steps >= other.steps and self.peers <= other.peers
 
 
 RouteFunction = Callable[[CommGroup, Links, Mapping[str, float]], Route | None]

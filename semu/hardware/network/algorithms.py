@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from semu.hardware.kinds import OpKind
+from semu.hardware.network.aggregated_tree import AGGREGATED_TREE
 from semu.hardware.network.algorithm import Algorithm, Coefficient, Links, Route
 from semu.hardware.network.all_to_all import ALL_TO_ALL
 from semu.hardware.network.group import CommGroup
@@ -15,7 +16,7 @@ from semu.hardware.network.protocols import FREE, PROTOCOLS, TRANSFER, Collectiv
 from semu.hardware.network.ring import RING
 from semu.hardware.network.tree import TREE
 
-ALGORITHMS: tuple[Algorithm, ...] = (RING, TREE, IN_SWITCH, ALL_TO_ALL, P2P)
+ALGORITHMS: tuple[Algorithm, ...] = (RING, TREE, AGGREGATED_TREE, IN_SWITCH, ALL_TO_ALL, P2P)
 """All algorithms; each kind of communication has one at least that runs on every group."""
 
 COEFFICIENTS: Mapping[str, Coefficient] = MappingProxyType(
@@ -41,7 +42,7 @@ def routes(kind: OpKind, group: CommGroup, links: Links, numbers: Mapping[str, f
     possible = [route for route in found if route is not None]
     kept: list[Route] = []
     for route in sorted(possible, key=lambda item: (-item.bytes_per_s, item.steps)):
-        if all(route.steps < other.steps or route.peers > other.peers for other in kept):
+        if not any(route.is_beaten_by(other) for other in kept):
             kept.append(route)
     return kept
 

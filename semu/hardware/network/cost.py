@@ -64,6 +64,7 @@ def links_of(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> Links:
         is_whole and group.num_nodes == 1,
         transfer_s,
         profile.has_trees,
+        profile.has_trees and profile.has_aggregated_trees,
     )
 
 

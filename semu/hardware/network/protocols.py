@@ -2,11 +2,12 @@
 
 A message takes t = ((l + setup)^p + (T + sqrt(c T))^p)^(1/p), T = net_bytes / bandwidth, latency l = t0 + hop x steps.
 Where the library has a protocol for short messages (``short_net``) the faster of both counts; that one takes
-l + net_bytes / (peers short_net B), B the peak of the port.
+t0 + short_hop x hop x steps + net_bytes / (peers short_net B), B the peak of the port.
 
 Source:
-    The form of the microbenchmark data; it generalises alpha-beta (Hockney 1994) by the corner c. Two protocols: NCCL's
-    LL and Simple, between which its sends choose by the bytes per peer.
+    The form of the microbenchmark data; it generalises alpha-beta (Hockney 1994) by the corner c. Protocols: NCCL's
+    Simple for long messages and, for short ones, LL for sends and LL128 for rings and trees over nodes; NCCL takes the
+    one that it estimates to be the faster. Within a node measured rings are told as well by one protocol.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_efficiency, check_number
 from semu.hardware.kinds import OpKind, Port
-from semu.hardware.network.algorithm import Coefficient, Fit, Links, Route
+from semu.hardware.network.algorithm import RINGS, Coefficient, Fit, Links, Route
 from semu.hardware.shape_terms import p_norm
 
 Values = NDArray[np.float64]
@@ -39,26 +40,45 @@ TRANSFER = (
     ),
     Coefficient("c_s", 0.0, "corner of latency and bandwidth [s]", check_number, Fit(1e-5, 0.0, 9.9e-5, min_sizes=8)),
 )
-_send = partial(Coefficient, kinds=frozenset((OpKind.ALL_TO_ALL,)), ports=frozenset((Port.NVLINK,)))
+_SENDS = frozenset((OpKind.ALL_TO_ALL,)), frozenset((Port.NVLINK,))
+_RINGS = RINGS, frozenset((Port.NIC,))
+_WITH_TWO = (_SENDS, _RINGS)
 _fit = partial(Fit, min_sizes=8, min_rows=24)
 PROTOCOLS = (
-    _send(
+    Coefficient(
         "short_net",
         0.0,
         "share of the port's peak that short messages reach, per peer; 0: one protocol",
         partial(check_number, most=1.0),
         _fit(0.013, 1e-3, 0.5),
+        within=_WITH_TWO,
     ),
-    _send("setup_s", 0.0, "latency of long messages above that of short ones [s]", check_number, _fit(6e-6, 0.0, 5e-5)),
-    _send(
+    Coefficient(
+        "short_hop",
+        1.0,
+        "latency of a step of short messages over that of long ones, above 0 to 1",
+        check_efficiency,
+        _fit(0.7, 0.05, 1.0),
+        within=(_RINGS,),
+    ),
+    Coefficient(
+        "setup_s",
+        0.0,
+        "latency of long messages above that of short ones [s]",
+        check_number,
+        _fit(6e-6, 0.0, 5e-5),
+        within=(_SENDS,),
+    ),
+    Coefficient(
         "p",
         1.0,
         "how latency and transfer of long messages overlap: 1 one after the other, more where they do",
         partial(check_number, least=1.0),
         _fit(2.0, 1.0, 6.0),
+        within=_WITH_TWO,
     ),
 )
-"""Fitted for all-to-alls, whose sends choose a protocol by the bytes per peer; measured rings show one protocol."""
+"""Fitted for all-to-alls within a node and for rings over nodes: (kinds, ports) of either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +159,10 @@ def protocols_of(route: Route, links: Links, numbers: Mapping[str, float]) -> tu
     Args:
         route: of an algorithm. links: that it runs on. numbers: coefficient -> value.
     """
-    latency_s = numbers["t0_s"] + numbers["hop_s"] * route.steps + links.transfer_s
-    long = Protocol(latency_s, route.bytes_per_s, numbers["c_s"], numbers["setup_s"], numbers["p"])
+    if route.latency_s is not None:
+        return (Protocol(route.latency_s, route.bytes_per_s),)
+    fixed_s, hops_s = numbers["t0_s"] + links.transfer_s, numbers["hop_s"] * route.steps
+    long = Protocol(fixed_s + hops_s, route.bytes_per_s, numbers["c_s"], numbers["setup_s"], numbers["p"])
     short_bytes_per_s = route.peers * numbers["short_net"] * links.peak_bytes_per_s
-    return (long, Protocol(latency_s, short_bytes_per_s)) if short_bytes_per_s > 0 else (long,)
+    short = Protocol(fixed_s + numbers["short_hop"] * hops_s, short_bytes_per_s)
+    return (long, short) if short_bytes_per_s > 0 else (long,)

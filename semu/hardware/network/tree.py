@@ -12,7 +12,7 @@ from dataclasses import replace
 from semu.hardware.kinds import OpKind
 from semu.hardware.network.algorithm import Algorithm, Links, Route
 from semu.hardware.network.group import CommGroup
-from semu.hardware.network.ring import ring_route
+from semu.hardware.network.ring import hops, ring_route
 
 
 def _route(group: CommGroup, links: Links, numbers: Mapping[str, float]) -> Route | None:
@@ -20,7 +20,8 @@ def _route(group: CommGroup, links: Links, numbers: Mapping[str, float]) -> Rout
     if group.num_nodes == 1 or not links.has_trees:
         return None
     per_node = -(-group.num_ranks // group.num_nodes)
-    return replace(ring_route(group, links, numbers), steps=per_node - 1 + (group.num_nodes - 1).bit_length())
+    steps = hops(per_node - 1, (group.num_nodes - 1).bit_length(), numbers)
+    return replace(ring_route(group, links, numbers), steps=steps)
 
 
 TREE = Algorithm("double binary tree", frozenset((OpKind.ALL_REDUCE,)), _route)

@@ -37,6 +37,7 @@ def training_table(
         **_kernels(settings),
         **_cuda_graphs(settings, is_dropless=has_experts and not _is_padded(settings), has_experts=has_experts),
         "gradient_accumulation_fusion": settings.get("gradient_accumulation_fusion"),
+        **({"fp8_gates": True} if settings.get("activation_func_fp8_input_store") else {}),
         "gradient_clipping": float(settings.get("clip_grad")) > 0,
         **_offload(settings, layers),
     }

@@ -160,11 +160,24 @@ def _transpose(x: Tensor, name: str) -> Tensor:
 def _cast_weight(
     trace: Trace, w: ParameterUse, cut: tuple[int, ...], *, transposed: bool
 ) -> tuple[Tensor | ParameterUse, Tensor | ParameterUse]:
-    """What the forward and the input-gradient product read: copies made per microbatch, or once an iteration."""
-    if not trace.options.cast_weights:
-        return w, w
+    """What the forward and the input-gradient product read: copies made per microbatch, or once an iteration; of
+    weights that come in fp8 the transposed copy alone."""
     copies, parts = 1 + transposed, cut[0] * cut[1]
     packed = w.numel + trace.options.fp8_recipe.scale_bytes(w.numel)
+    if not trace.options.cast_weights:
+        if not (trace.options.transpose_weights and transposed):
+            return w, w
+        turned = trace.emit(
+            OpKind.CAST,
+            [w],
+            (packed * parts,),
+            shards=(parts,),
+            dtype=DType.FP8,
+            mem_bytes=2 * packed,
+            key=(w.numel,),
+            name="weight_transpose",
+        )
+        return w, turned
     first = trace.emit(
         OpKind.CAST,
         [w],

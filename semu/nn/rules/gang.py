@@ -12,11 +12,12 @@ all-gather gives all to all. The way back is free: every rank has the gradient o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
-from semu.graph.dim import Dim
+from semu.graph.dim import Dim, Poly, divide
 from semu.graph.operator import OpKind
+from semu.graph.rounding import rounded
 from semu.hardware.kinds import DType
-from semu.nn.rules.collective import wire_bytes
 from semu.nn.trace.tensor import Tensor
 
 
@@ -27,9 +28,8 @@ def enter_gang(given: Sequence[Tensor]) -> list[Tensor]:
     trace, group = given[0].trace, given[0].trace.options.gang_group
     moved = [x for x in given if x.dtype not in (DType.INT64, DType.UINT8)]
     if trace.options.gang_gathers and moved:
-        total: Dim = sum((x.size_bytes for x in moved[1:]), start=moved[0].size_bytes)
-        pairwise = group.num_ranks == 2  # of more ranks at most all that the others have: parts differ
-        _exchange(moved, wire_bytes(OpKind.ALL_GATHER, total, group, trace.where) if pairwise else total, "gather")
+        sent = [_share(x.size_bytes, group.num_ranks, trace.where) for x in moved]
+        _exchange(moved, sum(sent[1:], start=sent[0]), "gather")
     elif not trace.options.gang_gathers:
         for x in moved:
             _exchange([x], x.size_bytes, "broadcast")
@@ -50,6 +50,15 @@ def leave_gang(y: Tensor) -> Tensor:
         trace.view(y, y.shape, y.shards),
         lambda grad: [_exchange([grad], grad.size_bytes, "broadcast_bw")],
     )
+
+
+def _share(size: Dim, count: int, where: str) -> Dim:
+    """(n - 1) / n of a size, rounded up: what a mean rank sends of a tensor that a ring brings from one of n to all."""
+    share = Fraction(count - 1, count)
+    terms = size.terms.values() if isinstance(size, Poly) else [size]
+    if all(term % count == 0 for term in terms):
+        return divide(size * (count - 1), count, "features", where)
+    return rounded(size, share, mean=share, where=where)
 
 
 def _exchange(tensors: Sequence[Tensor], net_bytes: Dim, name: str) -> Tensor:

@@ -14,6 +14,7 @@ from semu.hardware.kinds import DType
 from semu.nn.module import Parameter
 from semu.nn.rules.casts import cast
 from semu.nn.trace.eager import (
+    COMPOSED,
     FLASH,
     FLASH_JOIN,
     FLASH_KEYS,
@@ -133,19 +134,27 @@ def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
     def _apply() -> Tensor:
         return x.trace.emit(OpKind.ACTIVATION, [x], like=x, mem_bytes=2 * x.size_bytes, name=name)
 
+    forward, backward = COMPOSED.get(name, (0, 0))
     y = _apply()
+    if forward:
+        eager_moves(y, forward, name)
     if is_droppable:
         x.trace.drop_output("act", y, _apply)
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         traffic = 3 * x.size_bytes
+        if backward:
+            eager_moves(grad, backward, f"{name}_bw")
         return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
     return x.trace.recorded([x], y, _backward)
 
 
 def gated_activation(x: Tensor, name: str) -> Tensor:
-    """``f(gate) * up`` of a fused [..., 2 f] tensor (SwiGLU, GeGLU: 2002.05202), one kernel. Saves its input."""
+    """``f(gate) * up`` of a fused [..., 2 f] tensor (SwiGLU, GeGLU: 2002.05202), one kernel. Saves its input.
+
+    With ``fp8_gates`` it saves a copy in fp8 and casts it back, unless the kernel runs again from its input anyway.
+    """
     width = x.shape[-1]
     if not isinstance(width, int) or width % 2:
         raise GraphError(
@@ -157,15 +166,23 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
     def _apply() -> Tensor:
         return x.trace.emit(OpKind.ACTIVATION, [x], half, like=x, mem_bytes=size + half_size, name=name)
 
+    def _recast(source: Tensor, dtype: DType, of: str) -> Tensor:
+        traffic = source.size_bytes + source.numel * dtype.size_bytes
+        return x.trace.emit(OpKind.CAST, [source], like=source, dtype=dtype, mem_bytes=traffic, name=of)
+
+    options = x.trace.options
     y = _apply()
     eager_passes(y, GATE, name)
     x.trace.drop_output("act", y, _apply)
+    is_packed = options.fp8_gates and "act" not in options.recompute.kinds and x.trace.grad_enabled
+    packed = _recast(x, DType.FP8, f"{name}_store") if is_packed else None
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         joined = FLASH_JOIN if x.trace.options.calls_flash else 0
         eager_passes(grad, GATE_BACKWARD + joined, f"{name}_bw")
         traffic = 2 * size + half_size
-        return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
+        kept = x if packed is None else _recast(packed, x.dtype, f"{name}_load")
+        return [x.trace.emit(OpKind.ACTIVATION, [kept, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
     return x.trace.recorded([x], y, _backward)
 

@@ -15,6 +15,8 @@ from torchtitan's modules (torchtitan/models/llama/model.py, norms.py):
 Other modules of eager PyTorch, as reads and writes of an element [passes] beyond the fused kernel (counted by
 ``tests/nn/test_eager_traffic.py`` from PyTorch's own operators):
 
+* ``x * sigmoid(1.702 * x)``: product 2, sigmoid 2, product 3 = 7, fused 2; gradients 3 + 3, 3 and 2, their sum 3 = 14,
+  fused 3. Squared ReLU: 2 + 2, fused 2; gradients 2 + 2 + 3 and 3 = 10, fused 3.
 * layer norm with weights: gradients of weight and bias read gradient and input again: 2.
 * group norm: moments in a kernel of their own read the input again: 1; so do their gradients: 2.
 * modulation (``x * (1 + scale) + shift``): 2; its gradients (dy * (1 + scale), dy * x and its sum, the sum of dy): 4.
@@ -57,6 +59,8 @@ GATE, GATE_BACKWARD = 4, 8
 ROTARY, ROTARY_BACKWARD = 16, 16
 ROTARY_JOIN = 4
 """More per rotated feature where a head is rotated in part: the fused kernel's 4 are then those of the joining copy."""
+COMPOSED: Mapping[str, tuple[int, int]] = {"quick_gelu": (5, 11), "squared_relu": (2, 7)}
+"""Activations that are no operator of PyTorch's: more reads and writes, forward and backward."""
 LAYER_NORM_BACKWARD = 2
 GROUP_NORM, GROUP_NORM_BACKWARD = 1, 2
 MODULATE, MODULATE_BACKWARD = 2, 4
@@ -74,6 +78,7 @@ FLASH = "flash_"
 """Begins the names of the package's kernels."""
 _PASSES, _BACKWARD = "_passes", "_bw"
 _PASS_KERNELS: Mapping[str, int] = {
+    **{"quick_gelu": 2, "quick_gelu_bw": 4, "squared_relu": 1, "squared_relu_bw": 3},
     **{"rms_norm": 7, "rms_norm_bw": 15, "rope": 2, "rope_bw": 2, "layer_norm_bw": 0, "group_norm_bw": 1},
     **{"modulate": 1, "modulate_bw": 4, "gated_add": 1, "gated_add_bw": 2, "bias_bw": 1, "layout_bw": 1, "join_bw": 1},
 }

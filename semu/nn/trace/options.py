@@ -31,6 +31,7 @@ class TraceOptions:
         head_dims: sizes of a head that this kernel is compiled for; empty: any.
         recompute: parts of the block that are computed again in the backward pass.
         cast_weights: under fp8, every microbatch casts the weights; false: they are cast once an iteration.
+        transpose_weights: every microbatch transposes weights that come in fp8, where a product wants them so.
         experts: expert parallelism, and how tokens are routed.
         cp_group: placement of the context-parallel group. cp_kind: how attention works across it.
         cp_levels: of a ring between groups: one group, and the ring.
@@ -39,6 +40,7 @@ class TraceOptions:
         fused_accumulation: products for weight gradients add into the gradient buffers themselves.
         sums_gradients_twice: without fused accumulation, see ``accumulate_weight_gradient``.
         fp8_recipe: how fp8 tensors are scaled. fp8_copies: of an operand of two products.
+        fp8_gates: gated activations keep their input in fp8 for the backward.
         frozen_weights: how frozen weights of linears in an ``fp8_region`` are stored; None: as all others.
         replica_group: the data-parallel replicas, where a module reads them (``Module.reads_replicas``).
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.trace.keep``.
@@ -67,6 +69,7 @@ class TraceOptions:
     head_dims: tuple[int, ...] = ()
     recompute: RecomputePlan = field(default_factory=RecomputePlan)
     cast_weights: bool = False
+    transpose_weights: bool = False
     experts: ExpertPlan = field(default_factory=ExpertPlan)
     cp_group: CommGroup = field(default_factory=lambda: CommGroup("cp", 1, 1))
     cp_kind: ContextKind = ContextKind.RING
@@ -87,6 +90,7 @@ class TraceOptions:
     sums_gradients_twice: bool = False
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     fp8_copies: int = 2
+    fp8_gates: bool = False
     frozen_weights: FrozenWeights | None = None
     masking: Masking = field(default_factory=Masking)
     gang_group: CommGroup | None = None

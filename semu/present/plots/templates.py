@@ -1,4 +1,4 @@
-"""``draw_pipelines``: pipelines of unequal stages, their layers drawn to scale."""
+"""``draw_pipelines``: pipelines of unequal stages, their layers drawn to scale; ``draw_together``: their iterations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from semu.engine.timeline import IterationTimeline
 from semu.present.plots.canvas import make_sheet
-from semu.present.plots.style import FONT_SIZE, INK, PALETTE, add_boxes, area_key, frame, ink_on, mix
+from semu.present.plots.style import FONT_SIZE, INK, PALETTE, TEXT, add_boxes, area_key, frame, ink_on, mix
+from semu.present.plots.timeline import draw_ranks, legend_of
 
 _ROW_IN = 0.44
+_RANK_IN, _TITLE_IN, _GAP_IN = 0.34, 0.3, 0.5
 
 
 @dataclass(frozen=True)
@@ -50,4 +53,27 @@ def draw_pipelines(path: str | os.PathLike[str], title: str, subtitle: str, rows
     axes.set_ylim(len(rows), 0)
     axes.set_yticks([number + 0.5 for number in range(len(rows))], [row.label for row in rows])
     frame(axes, "layer")
+    sheet.save(path)
+
+
+def draw_together(
+    path: str | os.PathLike[str], title: str, subtitle: str, rows: Sequence[tuple[str, IterationTimeline]]
+) -> None:
+    """Draw iterations of pipelines below one another on one time axis as a PNG, a row for each rank.
+
+    Args:
+        path: the file to make. title, subtitle: headline. rows: what each pipeline is, and its iteration.
+    Raises:
+        OSError: the file cannot be written.
+    """
+    heights = [max(0.8, _RANK_IN * len(timeline.ranks)) for _, timeline in rows]
+    legend = {name: key for _, timeline in rows for name, key in legend_of(timeline).items()}
+    total = sum(heights) + (_GAP_IN + _TITLE_IN) * (len(rows) - 1) + _TITLE_IN
+    sheet = make_sheet(total, title, subtitle, legend)
+    end_s = max(max(timeline.iteration_time_s, timeline.makespan_s) for _, timeline in rows)
+    stacked = sheet.stacked_axes(heights, _GAP_IN + _TITLE_IN, above_in=_TITLE_IN)
+    for axes, (label, timeline), height_in in zip(stacked, rows, heights, strict=True):
+        axes.set_xlim(0.0, end_s)
+        draw_ranks(axes, timeline, height_in)
+        axes.set_title(label, size=FONT_SIZE, loc="left", **TEXT)
     sheet.save(path)

@@ -83,7 +83,8 @@ class PipelineSet:
 
     Attributes:
         pipelines: a template for each, the largest first. microbatches: of each. times_s: of each [s].
-        reduction_s: gradients of all layers, each reduced among its holders; not overlapped, an upper bound [s].
+        reduction_s: gradients of the largest stage, reduced among as many holders as there are pipelines, none of it
+            hidden: an estimate, which ``simulate_pipelines`` times layer by layer [s].
         micro_batch: samples of a microbatch.
     """
 
@@ -96,6 +97,11 @@ class PipelineSet:
     def nodes(self) -> int:
         """Nodes of all pipelines."""
         return sum(one.nodes for one in self.pipelines)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the engine can time all of them, see ``PipelineTemplate``."""
+        return all(one.is_timed for one in self.pipelines)
 
     @property
     def times_s(self) -> list[float]:
@@ -164,7 +170,7 @@ class TemplateSet(Tabular):
     Attributes:
         title: of the job. job: as it was asked for. faults: f. nodes: N. templates: the smallest first.
         layer_bytes: state of each layer that a reconfiguration copies: parameters and optimizer state.
-        gradient_bytes: of the whole model.
+        gradient_bytes: of the whole model. module_of: int64[L], number of the modality module of each layer.
     """
 
     title: str
@@ -174,6 +180,7 @@ class TemplateSet(Tabular):
     templates: tuple[PipelineTemplate, ...]
     layer_bytes: np.ndarray[Any, np.dtype[np.float64]] = field(compare=False)
     gradient_bytes: float
+    module_of: np.ndarray[Any, np.dtype[np.int64]] = field(compare=False, default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def fewest_nodes(self) -> int:
@@ -333,7 +340,7 @@ def pipeline_templates(
             got=faults,
         )
     title = f"{job.model.name} on {job.cluster.label()}"
-    return TemplateSet(title, job, faults, nodes, tuple(found), per_layer, gradient)
+    return TemplateSet(title, job, faults, nodes, tuple(found), per_layer, gradient, modules)
 
 
 def _check(job: TrainingJob) -> None:
@@ -421,24 +428,13 @@ def _time(
     job: TrainingJob, modules: np.ndarray[Any, Any], nodes: int, stages: tuple[Stage, ...], microbatches: int
 ) -> tuple[Speed | None, bool]:
     """How fast a pipeline is by the engine, and whether the engine can say: stages of equal size."""
-    degrees = {one.gpus for one in stages}
-    if len(degrees) > 1:
+    if len({one.gpus for one in stages}) > 1:
         return None, False
-    count = len(stages)
-    names = [module.name for module in job.model.modules]
-    lists = {
-        name: tuple(int((modules[one.first : one.last] == k).sum()) for one in stages) for k, name in enumerate(names)
-    }
-    layout = PipelineLayout(layers=lists[names[0]]) if len(names) == 1 else PipelineLayout(modules=lists)
-    parallel = replace(job.parallel, dp=1, tp=degrees.pop(), pp=count, vpp=1, layout=layout if count > 1 else None)
-    few, many = max(2, min(count, microbatches)), max(microbatches, count) + 4
+    few, many = max(2, min(len(stages), microbatches)), max(microbatches, len(stages)) + 4
     times = []
     for m in (few, many):
-        training = replace(job.training, global_batch=m * job.training.micro_batch, schedule="1f1b")
         try:
-            found = evaluate(
-                replace(job, cluster=replace(job.cluster, nodes=nodes), parallel=parallel, training=training)
-            )
+            found = evaluate(pipeline_job(job, modules, nodes, stages, m))
         except SemuError:
             return None, True
         if not found.fits:
@@ -446,3 +442,30 @@ def _time(
         times.append(found.iteration_time_s)
     period = (times[1] - times[0]) / (many - few)
     return Speed(nodes, times[0] - few * period, period), True
+
+
+def pipeline_job(
+    job: TrainingJob,
+    module_of: np.ndarray[Any, np.dtype[np.int64]],
+    nodes: int,
+    stages: Sequence[Stage],
+    microbatches: int,
+) -> TrainingJob:
+    """A pipeline as a job of one replica under 1F1B.
+
+    Args:
+        job: what is trained. module_of: int64[L], number of the modality module of each layer. nodes: that it has.
+        stages: on as many GPUs each. microbatches: that it runs.
+    """
+    names = [module.name for module in job.model.modules]
+    lists = {
+        name: tuple(int((module_of[one.first : one.last] == k).sum()) for one in stages) for k, name in enumerate(names)
+    }
+    layout = PipelineLayout(layers=lists[names[0]]) if len(names) == 1 else PipelineLayout(modules=lists)
+    count = len(stages)
+    return replace(
+        job,
+        cluster=replace(job.cluster, nodes=nodes),
+        parallel=replace(job.parallel, dp=1, tp=stages[0].gpus, pp=count, vpp=1, layout=layout if count > 1 else None),
+        training=replace(job.training, global_batch=microbatches * job.training.micro_batch, schedule="1f1b"),
+    )

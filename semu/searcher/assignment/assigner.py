@@ -143,11 +143,27 @@ class Assigner:
                 got=count,
                 nearest=f"training.global_batch = {max(1, count // dp) * dp * micro_batch}",
             )
+        self._check_samples(samples, ids)
         costs = self.costs(samples)
         packed = bounds if bounds is not None else packed_bounds(samples.lengths, self.limit, self.num_bins, names)
         features = costs.features(samples)
         problem = self._problem(samples, features, packed, costs)
         return _Asked(self.job, samples, names, features, problem, self.pipelines(costs))
+
+    @staticmethod
+    def _check_samples(samples: Samples, ids: Sequence[str | int] | None) -> None:
+        """What a file's reader refuses by its line is refused here by its number.
+
+        Raises:
+            ConfigError: a sample of no tokens; ids that are not one for every sample.
+        """
+        count = len(samples.text_tokens)
+        empty = np.flatnonzero(samples.lengths < 1)
+        if len(empty):
+            raise ConfigError("nothing in the sample", where=f"sample {int(empty[0])}", expected=">= 1 token", got=0)
+        if ids is not None and len(set(ids)) != count:
+            got = f"{len(ids)} ids, {len(set(ids))} different ones"
+            raise ConfigError("not an id for every sample", where="ids", expected=f"{count} different ids", got=got)
 
     def _problem(self, samples: Samples, features: I64, bounds: I64, costs: SampleCosts) -> AssignmentProblem:
         fixed_s, slope_s = costs.per_rank

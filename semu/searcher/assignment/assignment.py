@@ -15,7 +15,7 @@ from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
-from semu.searcher.assignment.deferring import deferring_job, deferring_plan, item_streams, parts_of
+from semu.searcher.assignment.deferring import deferring_job, deferring_plan, deferring_streams, parts_of
 from semu.searcher.assignment.pipeline import Pipelines
 from semu.searcher.assignment.problem import TICK_S, AssignmentProblem, Dealt
 from semu.simulation.checkpoint import JobCheckpoint
@@ -141,7 +141,7 @@ class Assignment:
         """Encoder -> per microbatch and replica, items that stay and items that wait."""
         parts = parts_of(self.num_microbatches)
         found = {}
-        for module, stream in item_streams(self.job).items():
+        for module, stream in deferring_streams(self.job).items():
             size = 2 * self.dp * self.num_microbatches
             counts = np.bincount(
                 2 * self.dealt.bins + self.dealt.is_deferred, weights=self.samples.items[stream].counts, minlength=size

@@ -73,6 +73,8 @@ class SampleCosts:
             [s], per unit of a feature.
         residuals: of stages, by module and phase.
         source: what the coefficients are fitted to, in words.
+    Raises:
+        ConfigError: a coefficient that is not finite.
     """
 
     checkpoint: JobCheckpoint
@@ -82,6 +84,14 @@ class SampleCosts:
     slope_s: F64
     residuals: tuple[Residual, ...]
     source: str
+
+    def __post_init__(self) -> None:
+        for name in ("fixed_s", "slope_s"):
+            wrong = np.argwhere(~np.isfinite(getattr(self, name)))
+            if len(wrong):
+                place = ", ".join(map(str, wrong[0].tolist()))
+                value = float(getattr(self, name)[tuple(wrong[0])])
+                raise ConfigError("not a cost", where=f"costs.{name}[{place}]", expected="a finite number", got=value)
 
     def features(self, samples: Samples) -> I64:
         """int64[num_samples, num_names]."""

@@ -58,16 +58,18 @@ def deferring_plan(items: Mapping[str, Sequence[Sequence[Sequence[int]]]], count
 
 
 def item_streams(job: TrainingJob) -> dict[str, str]:
-    """Encoder -> stream of its items.
+    """Encoder -> stream of its items; none of a language model."""
+    encoders = [module for module in job.model.modules if module.role is ModalityRole.ENCODER and module.inputs]
+    return {module.name: module.inputs[0].stream for module in encoders}
+
+
+def deferring_streams(job: TrainingJob) -> dict[str, str]:
+    """``item_streams`` of a job whose samples are to be deferred.
 
     Raises:
-        ConfigError: a model without encoders, or a job in which they cannot defer.
+        ConfigError: a model without encoders.
     """
-    found = {
-        module.name: module.inputs[0].stream
-        for module in job.model.modules
-        if module.role is ModalityRole.ENCODER and module.inputs
-    }
+    found = item_streams(job)
     if not found:
         raise ConfigError(
             "nothing to defer: samples wait between encoders and a backbone",

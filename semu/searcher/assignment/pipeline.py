@@ -21,7 +21,7 @@ from semu.searcher.assignment.deferring import (
     deferring_job,
     deferring_orders,
     deferring_plan,
-    item_streams,
+    deferring_streams,
     some_deferred,
 )
 from semu.searcher.assignment.problem import Dealt
@@ -174,7 +174,7 @@ class Pipelines:
             ConfigError: a job that cannot defer.
         """
         if count not in self._deferring:
-            streams, dp = item_streams(self._job), self._job.parallel.replicas
+            streams, dp = deferring_streams(self._job), self._job.parallel.replicas
             items, cut = some_deferred(self._items(count), streams, dp, count)
             prepared = deferring_job(self._job, items, deferring_plan(cut, count), None, count)
             orders = deferring_orders(prepared, self.base(count).schedule())

@@ -44,7 +44,7 @@ SENTENCES = {
     Rule.NODE: "a tensor-parallel group does not lie within a node",
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
-    Rule.LAYOUT: "other layouts are faster under 1F1B on as many pipeline ranks",
+    Rule.LAYOUT: "the layout does not fit under 1F1B, or is slower without bubbles than the best rule tried",
     Rule.CONTEXT: "without context ranks all their policies are one",
     Rule.PIPELINE: "without a pipeline all cuts into stages are one",
     Rule.BATCH: "the global batch does not divide by dp x micro_batch",

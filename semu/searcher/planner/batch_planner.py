@@ -15,6 +15,7 @@ from typing import Any
 from semu.baselines import Baseline
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
+from semu.parallel.towers import refuse_towers
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.candidates import MOST_CANDIDATES
@@ -71,6 +72,7 @@ class BatchPlanner:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         say = progress or (lambda _: None)
+        refuse_towers(job.parallel, "planning one batch after another")
         self.given = job
         self.job, self.changes, cut_into = to_cut(job)
         self._is_kept = keeps_places(job)

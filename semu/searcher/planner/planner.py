@@ -80,7 +80,7 @@ class Planner:
         job: what to train; its batch is what model chunks, which stay where they are, are cut for.
         stream: batches, or lists of microbatches, in the order of training; None: of the job's own kind, seed by seed.
         assign: assigns the samples of every iteration to replicas and microbatches; ``stream`` is then a
-            ``SampleSource``.
+            ``SampleSource``. window: iterations among which samples may change places; 1: none.
         rollouts, time_s: of every search; neither: 10 s. Rollouts give the same plans again as long as no deadline
             cuts a search short. workers: threads of a search, at most half the cores (DIP §6.2); None: as many.
         deadline_s: planning of an iteration ends at most so long after it began [s]; None: when it is asked for.
@@ -99,6 +99,7 @@ class Planner:
         stream: Iterable[AbstractBatch | Sequence[Microbatch]] | SampleSource | None = None,
         *,
         assign: Assigner | None = None,
+        window: int = 1,
         rollouts: int | None = None,
         time_s: float | None = None,
         workers: int | None = None,
@@ -140,7 +141,7 @@ class Planner:
             )
         batches = own_batches(job) if stream is None else stream
         if assign is not None and isinstance(batches, SampleSource):
-            batches = assigned_batches(assign, batches)
+            batches = assigned_batches(assign, batches, window)
         assert not isinstance(batches, SampleSource)
         self._stream = Prefetcher(batches)
         self._changed = threading.Condition()

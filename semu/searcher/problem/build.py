@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.checks import is_integer
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.schedule.schedule import Schedule, StageKey
 from semu.schedule.stage_plan import StagePlan
+from semu.schedule.study import PipelineStudy
+from semu.searcher.problem.gangs import met, without_meetings
 from semu.searcher.problem.problem_arrays import I32, I64
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.simulation import JobCheckpoint
 from semu.simulation.schedules.costs_of_pairs import PairCosts
+from semu.simulation.schedules.named import pipeline_study
+
+_MET = memo.ScopedTable[Schedule]("orders in which gangs meet, by a problem's orders", 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +51,38 @@ class JobProblem:
             [StageKey(chunk[s // 2], Phase.BACKWARD if s % 2 else Phase.FORWARD, number[s // 2]) for s in own.tolist()]
             for own in solution.orders()
         ]
+        schedule = Schedule.build(name, orders)
+        if costs.shape.chunk_gang:
+            schedule = Schedule(name, self._met(solution, schedule).columns)
         choice = tuple(tuple(picked[costs.chunk == c].tolist()) for c in range(costs.shape.num_chunks))
         return replace(
             self.plan,
             choice=choice,
-            orders=Schedule.build(name, orders),
+            orders=schedule,
             problem=self.checkpoint.described(),
         )
+
+    def _met(self, solution: Solution, schedule: Schedule) -> Schedule:
+        """A solution's schedule, in an order in which the members of gangs meet."""
+
+        def _make() -> Schedule:
+            room = self.problem.limit_bytes - self.problem.static_bytes
+            return met(schedule, self.study, solution.start_s[solution.order], room)
+
+        return _MET.get(self, solution.order.tobytes(), _make)
+
+    @cached_property
+    def study(self) -> PipelineStudy:
+        """The job on plain numbers, with its gangs."""
+        return pipeline_study(self.checkpoint, splits=False)
+
+    def length_s(self, solution: Solution) -> float:
+        """How long the pipeline takes in the order that ``plan_of`` makes of a solution [s]; nothing is shorter than
+        the solution, whose gangs need not meet."""
+        orders = self.plan_of(solution).orders
+        if not self.costs.shape.chunk_gang or orders is None:
+            return solution.makespan_s
+        return max(self.study.evaluate(orders).makespan_s, solution.makespan_s)
 
     def limited(self, limit_bytes: I64) -> JobProblem:
         """The same with other limits. ``limit_bytes``: int64[num_ranks]."""
@@ -100,16 +132,17 @@ def build_problem(
             nearest=costs.capacity_bytes,
         )
     columns, count = _columns(costs)
+    graph, transfer_s = without_meetings(costs.graph, costs.transfer_s)
     rows = np.arange(len(costs.pairs))[:, None]
     problem = SearchProblem.on(
-        costs.graph,
+        graph,
         num_candidates=count,
         forward_s=costs.forward_s[rows, columns],
         backward_s=costs.backward_s[rows, columns],
         held_bytes=costs.held_bytes[rows, columns],
         forward_peak_bytes=costs.forward_peak_bytes[rows, columns],
         backward_peak_bytes=costs.backward_peak_bytes[rows, columns],
-        transfer_s=costs.transfer_s,
+        transfer_s=transfer_s,
         static_bytes=costs.static_bytes,
         limit_bytes=np.full(costs.shape.num_ranks, limit, dtype=np.int64),
     )

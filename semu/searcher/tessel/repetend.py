@@ -10,6 +10,7 @@ shortest warm-up and cool-down, and holds the fewest microbatches.
 
 from __future__ import annotations
 
+import operator
 import time
 from dataclasses import dataclass
 
@@ -47,6 +48,9 @@ def find_repetend(
     """
     began, period, is_proven = time.perf_counter(), blocks.least_period, True
     longest = sum(block.ticks for block in blocks.blocks)
+    least_held = [sum(size for *_, size in held) for held in blocks.held]
+    if limit_bytes is not None and any(map(operator.gt, least_held, limit_bytes)):
+        longest = 0  # one microbatch alone does not fit
     while True:
         left = time_s - (time.perf_counter() - began)
         if left <= 0 or period > longest:

@@ -40,7 +40,7 @@ def interferences(timed: TimedJob, reductions: Sequence[TimedOperators]) -> list
         return [None] * len(reductions)
     return [
         _interference(timed, rank, of_rank, share)
-        if any(pool.mesh.parallel.gradient_ranks > 1 for pool in layout.pools(rank))
+        if "dp" in of_rank.streams or any(pool.mesh.parallel.gradient_ranks > 1 for pool in layout.pools(rank))
         else None
         for rank, of_rank in enumerate(reductions)
     ]

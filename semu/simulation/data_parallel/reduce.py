@@ -110,7 +110,7 @@ def plan_reductions(timed: TimedJob) -> Reductions:
             start_s.append(now)
             now += length
             end_s.append(now)
-    return Reductions(run, plan, gradients, start_s, end_s, _tied(timed, plan, end_s))
+    return Reductions(run, plan, gradients, start_s, end_s, tied_reductions(timed, plan, end_s))
 
 
 def by_rank(layout: Layout, collectives: Reductions | Sequence[Reduction]) -> list[TimedOperators]:
@@ -123,7 +123,7 @@ def by_rank(layout: Layout, collectives: Reductions | Sequence[Reduction]) -> li
     ]
 
 
-def _tied(timed: TimedJob, plan: ReductionPlan, end_s: list[float]) -> tuple[Reduction, ...]:
+def tied_reductions(timed: TimedJob, plan: ReductionPlan, end_s: list[float]) -> tuple[Reduction, ...]:
     """Parameters held by several pipeline ranks (tied embeddings): their gradients are summed over those ranks. Where
     the model is there twice, rank p - 1 - r is none other than r."""
     layout, job, run = timed.layout, timed.job, timed.run

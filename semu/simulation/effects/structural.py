@@ -83,9 +83,9 @@ CAUSES = (
     Cause("eager_pipeline", 0.46, _is_eager_pipeline, "21 runs of an eager framework over nodes"),
     Cause("modality_torch", 0.48, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
     Cause("experts", 0.18, _has_experts, "21 runs on H100, H800, B200, GB200"),
-    Cause("modality", 0.13, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
+    Cause("modality", 0.04, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
     Cause("adapters", 0.0, _has_adapters, "7 runs of LoRA on a model of 70 billion parameters: nothing is left"),
-    Cause("fabric", 0.05, _has_fabric, "21 runs of an eager framework over AWS's Elastic Fabric Adapter"),
+    Cause("fabric", 0.06, _has_fabric, "21 runs of an eager framework over AWS's Elastic Fabric Adapter"),
     Cause("network", 0.0, _has_own_network, "41 runs on A100: nothing is left"),
 )
 """Spreads by ``calibration.structural_spreads`` over the published runs; they hold whatever the device is. A

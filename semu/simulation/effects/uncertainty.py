@@ -3,6 +3,11 @@
 To first order the iteration grows by what a kind takes on the critical path (``critical_path``). Inside a stage that is
 the time of its kernels and the exposed time of its collectives, which is shared out among the kinds of a stream by
 their times; a chunk's stages are taken to be made up alike, as their mean over the replica's microbatches is.
+
+Where a framework's factors were fitted on whole runs of the device, the error of groups of runs that were left out of
+the fit holds what kernels by themselves are off: it stands in place of both for products and memory-bound kernels whose
+coefficients are the device's own, as one kind, ``software.runs``. Elsewhere (kernels of another device, attention,
+experts' products, factors that nobody fitted) a kernel and its factor each have their own spread.
 """
 
 from __future__ import annotations
@@ -88,6 +93,14 @@ def time_uncertainty(
     return Uncertainty.of(iteration_time_s, kinds)
 
 
+_OWN = frozenset((Provenance.MEASURED, Provenance.FITTED))
+"""Of coefficients that are the device's own."""
+_APART = (OpKind.GROUPED_MATMUL, OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)
+"""Kinds whose kernels differ from run to run."""
+_JUDGED = tuple(kind for kind in OpKind if not kind.is_communication and kind not in _APART)
+"""Kinds that are in most dense runs, from which factors come."""
+
+
 class _Spreads:
     """Relative standard deviations of the times of a job's operators, before software changes the device."""
 
@@ -99,6 +112,13 @@ class _Spreads:
         self._attention = job.attention_factors
         self._transfer_s = job.profile.transfer_s
         self._spreads: dict[object, tuple[str, float]] = {}
+        judged = (kind for kind in _JUDGED if self._find_judge(kind) is not None)
+        self._judged = frozenset(kind for kind in judged if self._plain.efficiency(kind).provenance in _OWN)
+
+    def _find_judge(self, kind: OpKind) -> float | None:
+        """Mean error of groups left out of the fit of a kind's factor on this device; None: nobody fitted it here."""
+        factor = None if self._factors is None else self._factors.of_kind(kind)
+        return None if factor is None or factor.provenance is Provenance.TRANSFERRED else factor.relative_error
 
     def of_row(self, row: int) -> tuple[str, float]:
         """Kind and spread of an operator of the library."""
@@ -120,7 +140,8 @@ class _Spreads:
         provenance, error = section.provenance, section.relative_error
         if has_flop and dtype in (DType.FP32, DType.TF32) and (kind, dtype) not in self._plain.variants:
             provenance, error = worst_provenance(provenance, Provenance.TRANSFERRED), None
-        return kind.value, spread_of(provenance, error)
+        is_held = kind in self._judged and provenance in _OWN
+        return kind.value, 0.0 if is_held else spread_of(provenance, error)
 
     def _link(self, port: Port, kind: OpKind) -> tuple[str, float]:
         section = self._plain.links[port].of(kind)
@@ -135,7 +156,7 @@ class _Spreads:
         if name == "attention":
             of_kernel = self._attention.of_kind(OpKind(kind))
             number = number if of_kernel is None else times(of_kernel, number)
-        return f"software.{name}", _factor_spread(number)
+        return "software.runs" if OpKind(kind) in self._judged else f"software.{name}", _factor_spread(number)
 
     def of_outer(self, piece: OuterSlice, time_s: float) -> list[tuple[str, float, float]]:
         """Kinds, times [s] and spreads of an operator outside stages, of which ``time_s`` is on the path."""

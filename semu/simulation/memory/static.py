@@ -41,6 +41,10 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             has_two_gradients=job.sums_gradients_twice,
             moments=moments,
         )
+        if job.gathers_fp8_weights:  # shards of one byte where a linear runs in fp8
+            whole = pool.elements * job.training.precision.tensor_dtype.size_bytes
+            saved = whole - sum(layout.weight_bytes(held) for held in pool.held)
+            of_pool = replace(of_pool, parameters=of_pool.parameters - saved // pool.shards)
         if job.training.optimizer is Optimizer.MUON:
             share = layout.optimizer_share(pool)
             of_pool = replace(of_pool, optimizer=share.elements * master_bytes + share.moments * state)

@@ -174,7 +174,10 @@ def _kernels(draw: random.Random, found: Arguments) -> None:
     _maybe(draw, found, 0.3, attention_backend=draw.choice(["auto", "flash", "fused"]))
     for name in ("use-flash-attn", "deterministic-mode", "no-masked-softmax-fusion", "no-bias-gelu-fusion"):
         _maybe(draw, found, 0.2, **{name: ""})
-    for name in ("no-bias-swiglu-fusion", "no-rope-fusion", "no-gradient-accumulation-fusion"):
+    for name in (
+        *("no-bias-swiglu-fusion", "no-rope-fusion", "no-gradient-accumulation-fusion"),
+        "activation-func-fp8-input-store",
+    ):
         _maybe(draw, found, 0.2, **{name: ""})
     if _maybe(draw, found, 0.3, cross_entropy_loss_fusion=""):
         _maybe(draw, found, 0.5, cross_entropy_fusion_impl=draw.choice(["native", "te"]))

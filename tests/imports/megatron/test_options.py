@@ -236,6 +236,7 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
         ("--cross-entropy-loss-fusion", {"training.cross_entropy": "compiled"}),
         ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", {"training.cross_entropy": "fused"}),
         ("--no-gradient-accumulation-fusion", {"training.gradient_accumulation_fusion": False}),
+        ("--activation-func-fp8-input-store", {"training.fp8_gates": True}),
         ("--clip-grad 0", {"training.gradient_clipping": False}),
         ("--optimizer-cpu-offload", {"training.offload": ["optimizer"]}),
         (

@@ -12,6 +12,7 @@ import semu
 from semu.searcher.assignment.assigner import SampleSource
 from semu.searcher.assignment.kernels import deal, improve
 from semu.searcher.assignment.methods.table import METHODS
+from semu.searcher.assignment.reordering import assigned_iterations
 from semu.workload.samples import Samples
 
 ANY = [name for name, method in METHODS.items() if not method.needs_encoder]
@@ -121,3 +122,7 @@ def test_a_planner_plans_assigned_iterations(tmp_path):
         assert tuple(step.job.batch.microbatches(4, 1)) == wanted
     with pytest.raises(semu.ConfigError, match="assigner"):
         semu.Planner(assigner.job, source)
+    with semu.Planner(assigner.job, source, assign=assigner, window=2, rollouts=1) as planner:
+        steps = list(planner)
+    for step, (_, found) in zip(steps, assigned_iterations(assigner, source, 2), strict=True):
+        assert tuple(step.job.batch.microbatches(4, 1)) == found.batch.items

@@ -380,6 +380,8 @@ def test_a_send_and_a_reduction_over_one_nic(name: str) -> None:
     model, items = MODELS[name]
     both = [item for item in items(3) for _ in range(2)]
     job = job_of(model(), both, Parallel(pp=2, dp=2, zero=0), gpus_per_node=1)
+    quick = {"link.nic.all_reduce": {"hop_s": 4e-6, "between": 1.0, "short_net": 0.0}}  # before a send's latency ends
+    job = replace(job, cluster=replace(job.cluster, override=quick))
     rank = simulate(job, contention=True).timeline.ranks[1]
     end = rank.stages[-1].end_s
     send = max((p for p in rank.outer if p.kind is OpKind.P2P), key=lambda piece: piece.start_s)
@@ -437,7 +439,12 @@ def test_shares_of_ports() -> None:
     even = {"net": 0.815, "few_ranks": 0.0}
     rings = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), even)
     profile = load_profile("h800").override(
-        {"link": {"nvlink": {**rings, "all_reduce": {**even, "switch": 1.0}, "p2p": {"net": 0.815}}}}
+        {
+            "link": {
+                "nvlink": {**rings, "all_reduce": {**even, "switch": 1.0, "switch_s": 0.0}, "p2p": {"net": 0.815}},
+                "nic": {kind: {"net": 0.9334} for kind in (*rings, "all_reduce")},
+            }
+        }
     )
     pair, node, rails = CommGroup("pp", 2, 2), CommGroup("tp", 8), CommGroup("dp", 4, 4)
     wide_ring = CommGroup("dp", 16, 2)

@@ -18,7 +18,7 @@ from semu.hardware.number import Number
 from semu.hardware.software import Software, SoftwareFactors
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
-from semu.present.uncertainty import FACTOR_SPREADS, MAPE_TO_SIGMA, SPREADS, Uncertainty
+from semu.present.uncertainty import FACTOR_SPREADS, MAPE_TO_SIGMA, SPREADS, UncertainKind, Uncertainty
 
 STEP = 1e-3
 JOBS = {
@@ -129,11 +129,8 @@ def test_spreads_come_from_errors_else_from_provenance() -> None:
 def test_software_factors_have_spreads_of_their_own() -> None:
     plain = job_of(gpt(), text_items(2), software="kernels")
     assert not [item for item in uncertainty(plain).kinds if item.kind.startswith("software.")]
-    job = job_of(gpt(), text_items(2), software="megatron")
-    factors = SoftwareFactors.of({"matmul": Number(1.1, Provenance.FITTED, "runs", 0.04)})
-    profile = replace(job.cluster.profile, software={Software.MEGATRON: factors})
-    found = {item.kind: item for item in uncertainty(replace(job, cluster=semu.Cluster(profile, 1, 1))).kinds}
-    assert found["software.matmul"].spread == pytest.approx(0.04 * MAPE_TO_SIGMA)
+    found = under_factors({"matmul": Number(1.1, Provenance.TRANSFERRED, "another device")})
+    assert found["software.matmul"].spread == pytest.approx(FACTOR_SPREADS[Provenance.TRANSFERRED])
     assert found["software.matmul"].time_s == pytest.approx(found["matmul"].time_s)
     assert found["software.attention"].spread == pytest.approx(FACTOR_SPREADS[Provenance.DEFAULT])
     fused = found["attention_forward"].time_s + found["attention_backward"].time_s
@@ -208,3 +205,28 @@ def test_what_begins_inside_a_stage_and_what_nothing_explains() -> None:
     waits = critical_path(timeline(([stage(0, 0.0, 4.0), stage(0, 5.0, 6.0, microbatch=1)], [])))
     assert (dict(waits.stages), waits.gap_s) == ({(0, Phase.FORWARD): 5.0}, 1.0)
     assert critical_path(timeline(([], []))).gap_s == 0.0
+
+
+def under_factors(numbers: Mapping[str, Number], device: str = "a100-80g") -> dict[str, UncertainKind]:
+    """What contributes to a job under Megatron-LM with some factors, by kind."""
+    job = job_of(gpt(), text_items(2), software="megatron")
+    profile = replace(semu.Cluster(device, 1, 1).profile, software={Software.MEGATRON: SoftwareFactors.of(numbers)})
+    return {item.kind: item for item in uncertainty(replace(job, cluster=semu.Cluster(profile, 1, 1))).kinds}
+
+
+def test_runs_left_out_of_a_fit_judge_kernels_and_factors_together() -> None:
+    """Products and memory-bound kernels of the device's own share one error; attention keeps its own and its factor's,
+    as do kernels whose coefficients are another device's."""
+    fitted = Number(1.1, Provenance.FITTED, "runs", 0.04)
+    found = under_factors({"matmul": fitted, "memory_bound": fitted, "attention": fitted})
+    judged = found["software.runs"]
+    assert judged.spread == pytest.approx(0.04 * MAPE_TO_SIGMA)
+    held = [item for item in found.values() if item.spread == 0]
+    assert {"matmul", "norm", "activation"} <= {item.kind for item in held}
+    assert judged.time_s == pytest.approx(sum(item.time_s for item in held))
+    assert found["attention_forward"].spread > 0 and found["software.attention"].spread > 0
+    elsewhere = under_factors({"matmul": fitted}, "h800")  # whose coefficients are H100's
+    assert elsewhere["matmul"].spread > 0 and "software.runs" not in elsewhere
+    alone = under_factors({})
+    assert "software.runs" not in alone and alone["matmul"].spread > 0
+    assert sum(item.sigma_s**2 for item in found.values()) < sum(item.sigma_s**2 for item in alone.values())

@@ -257,5 +257,5 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     path.write_text(RUN, encoding="utf-8")
     assert main(["simulate", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["breakdown_s"]["exposed_communication"]["towers"] > 0
-    assert main(["search", str(path), "--json"]) == 2
-    assert json.loads(capsys.readouterr().out)["error"]["where"].endswith("parallel.loss")
+    assert main(["search", str(path), "--rollouts", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["iteration_time_s"] > 0

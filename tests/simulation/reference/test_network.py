@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulation.reference.network import collective_seconds, latency_seconds, num_steps, wire_bytes
+from simulation.reference.network import collective_seconds, latency_seconds, wire_bytes
 
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup, wire_factor
-from semu.hardware.network.cost import collective_cost, collective_latency, collective_route
+from semu.hardware.network.cost import collective_cost, collective_latency
 from semu.hardware.profile import list_profiles, load_profile
 
 KINDS = [kind for kind in OpKind if kind.is_communication]
@@ -35,9 +35,14 @@ def devices() -> list[DeviceProfile]:
     """Every shipped profile as it is, and one all of whose coefficients matter, with and without a framework."""
     shipped = [load_profile(name) for name in list_profiles()]
     marked = {"net": 0.37, "t0_s": 5e-6, "hop_s": 3e-7, "c_s": 2e-6, "few_ranks": 0.6, "short_net": 0.02}
-    every = {kind.value: {**marked, "setup_s": 4e-6, "p": 1.7, "switch": 1.4} for kind in KINDS}
+    marked |= {"setup_s": 4e-6, "p": 1.7, "switch": 1.4, "switch_s": 3e-5, "between": 2.5, "short_hop": 0.6}
+    every = {kind.value: marked for kind in KINDS}
     full = load_profile("h100").override({"link": {port.value: every for port in Port}})
-    return [*shipped, replace(full, name="full"), replace(full, name="under a framework", transfer_s=7e-6)]
+    return [
+        *shipped,
+        replace(full, name="full"),
+        replace(full, name="under a framework", transfer_s=7e-6, has_aggregated_trees=True),
+    ]
 
 
 @pytest.mark.parametrize("device", devices(), ids=lambda profile: profile.name)
@@ -51,8 +56,6 @@ def test_both_agree_on_every_device(device: DeviceProfile) -> None:
             if group.num_ranks > 1:
                 latency = latency_seconds(device, kind, group)
                 assert collective_cost(device, kind, group).latency_s == pytest.approx(latency, rel=1e-12)
-                route = collective_route(device, kind, group)
-                assert route is not None and route.steps == num_steps(kind, group)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,6 +68,7 @@ def test_both_agree_on_bytes(kind: OpKind, num_ranks: int) -> None:
 def test_numbers_by_hand() -> None:
     """Ports of 100 and 10 GB/s; 1 us a hop."""
     rest = {"t0_s": 0.0, "c_s": 0.0, "few_ranks": 0.0, "short_net": 0.0, "setup_s": 0.0, "p": 1.0, "switch": 1.0}
+    rest |= {"switch_s": 0.0, "between": 1.0}
     links = {port.value: {kind.value: {"net": 1.0, "hop_s": 1e-6, **rest} for kind in KINDS} for port in Port}
     numbers = {"nvlink_bytes_per_s": 1e11, "nic_bytes_per_s": 1e10, "link": links}
     profile = load_profile("h100").override(numbers)

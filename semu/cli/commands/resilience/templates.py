@@ -22,18 +22,24 @@ def templates_command(arguments: argparse.Namespace) -> int:
         from semu.door.long_runs import options_of
         from semu.door.templates import save_templates
         from semu.resilience.templates.template_set import pipeline_templates
+        from semu.resilience.templates.together import simulate_pipelines
 
         say_notes(run)
         with run.places.located():
             faults = options_of(run.config).faults if arguments.faults is None else arguments.faults
             found = pipeline_templates(run.job(), faults, progress=progress)
             composed = None if arguments.nodes is None else found.compose(arguments.nodes)
+            together = None
+            if composed is not None and composed.is_timed:
+                together = simulate_pipelines(found, composed, progress=progress)
         if arguments.out is not None:
             progress("drawing")
-            say_written(*save_templates(found, composed, arguments.out))
+            say_written(*save_templates(found, composed, together, arguments.out))
     if arguments.json:
         more = {} if composed is None else {"composition": composed.to_json()}
+        if together is not None:
+            more["simulated"] = together.to_json()
         emit_json({"run": arguments.run, "warnings": list(run.notes), **found.to_json(), **more})
     else:
-        emit(repr(found) if composed is None else f"{found!r}\n\n{composed!r}")
+        emit("\n\n".join(repr(one) for one in (found, composed, together) if one is not None))
     return 0

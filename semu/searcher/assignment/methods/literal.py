@@ -21,7 +21,7 @@ def deferred(problem: AssignmentProblem, dealt: Dealt) -> Dealt:
     """Microbatches paired, reordered (overloaded, underloaded, overloaded, ...) and partly deferred.
 
     Args:
-        dealt: without deferral. An unpaired microbatch comes last.
+        dealt: without deferral. An unpaired microbatch comes last. Samples without items change microbatches whole.
     """
     count = dealt.num_microbatches
     microbatch, reader = np.empty_like(dealt.microbatch), np.empty_like(dealt.reader)
@@ -41,4 +41,5 @@ def deferred(problem: AssignmentProblem, dealt: Dealt) -> Dealt:
             reader[members[under]] = 2 * number + 1
         if found.unpaired is not None:
             microbatch[members[found.unpaired]] = reader[members[found.unpaired]] = count - 1
-    return Dealt(dealt.replica, microbatch, reader, count)
+    is_text = problem.encoder == 0  # nothing of it waits: it is in the microbatch that reads it
+    return Dealt(dealt.replica, np.where(is_text, reader, microbatch), reader, count)
