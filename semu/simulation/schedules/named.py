@@ -36,6 +36,7 @@ def check_schedule_options(job: TrainingJob) -> None:
         ConfigError: an unknown name, a placement, a limit or a number of microbatches that does not go with it.
     """
     name, limit = job.training.schedule, job.training.activation_limit
+    _check_apart(job)
     is_usual = name in SCHEDULES and limit is None and job.parallel.placement == "circular"
     if is_usual and not job.training.optimizer_post_validation:
         return
@@ -78,6 +79,21 @@ def check_schedule_options(job: TrainingJob) -> None:
             expected=misfit.expected,
             got=misfit.got,
             nearest=misfit.nearest,
+        )
+
+
+def _check_apart(job: TrainingJob) -> None:
+    """1F1B, interleaved, turns over one row of chunks; unequal modules on ranks of their own would wait in a circle."""
+    parallel, training = job.parallel, job.training
+    if parallel.segments != "apart" or parallel.vpp == 1 or parallel.towers_meet or training.schedule_file:
+        return
+    if schedule_family(training.schedule, "training.schedule").alternates:
+        raise ConfigError(
+            f"the schedule {training.schedule!r} does not order virtual stages of modules on ranks of their own",
+            where="parallel.vpp",
+            expected='1, or training.schedule = "greedy", "gpipe" or a rule such as "priority in-flight=p*v"',
+            got=parallel.vpp,
+            nearest=1,
         )
 
 
