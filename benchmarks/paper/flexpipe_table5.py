@@ -25,10 +25,11 @@ PRINTED: dict[str, dict[int, float | None]] = {
 TEXT = """
 A search is of one pipeline over all GPUs for the 5B model with 1M words, 16 microbatches a rank at most. The paper
 does not say what its seconds are of: FlexPipe's grow as for a grid of pp and micro batch; this is one point of it.
-Ours are of two cores shared with others, theirs of unnamed processors: nothing is settled by a time that is shorter.
-Memory bounds neither of Tessel's searches here. Tessel is CP-SAT here and Z3 there, and its search for a repetend ends
-after `tessel_seconds` = 10 s: Tessel-fast's 10 s with 16 ranks are that limit, and with 8 ranks it found none in that
-time, where the paper's needs 730 s. FlexPipe's 32 GPUs were not run.
+Ours are of two cores shared with others (a load of 10 to 15 when this was run), theirs of unnamed processors: nothing
+is settled by a time that is shorter. Memory bounds neither of Tessel's searches here. Tessel is CP-SAT here and Z3
+there, and its search for a repetend ends after `tessel_seconds` = 60 s: Tessel-fast's 60 s with 8 and 16 ranks are that
+limit, and Tessel found no repetend with 8 ranks within it, when the cores were busiest. FlexPipe's 32 GPUs were not
+run.
 """
 
 

@@ -23,11 +23,20 @@ DEMO = "simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4"
 GRID = "grid gpt3-175b --gpus 512"
 WHAT_IF = "what-if vlm-m"
 SCHEDULES = "schedules --ranks 4 --microbatches 8"
+GOODPUT = (
+    "goodput llama3.1-405b --cluster h100:2048x8 --failures 419/54d --save 10s --restart 10min "
+    "--strategy checkpoint,async,in-memory,tiered,spares"
+)
+PIPELINES = (
+    "templates lm-7b --cluster h100:13x1 --parallel pp13 --set parallel.zero=0 --set training.recompute=full "
+    "--faults 1 --nodes 11"
+)
 SCHEDULES_VLM = "schedules vlm-l --compare interleaved,looped-bfs,zb-v,hanayo"
 
 FIGURES = (
     *("name", "iteration_time_s", "makespan_s", "bubble_ratio", "breakdown_s", "gain", "key", "value"),
     *("peak_memory_bytes", "peak_microbatches", "capacity_bytes", "fits"),
+    *("goodput", "microbatches"),
     *("legal", "cut_by_memory", "cut_by_bound", "dp", "tp", "pp", "vpp", "micro_batch", "recompute"),
 )
 """Keys of a command's JSON whose values a picture may show; all others, such as warnings, do not count."""
@@ -88,5 +97,7 @@ PICTURES: dict[str, Picture] = {
         Picture("schedules_vlm.png", SCHEDULES_VLM, "schedules.png"),
         Picture("grid.png", GRID, "pareto.png"),
         Picture("what_if.png", WHAT_IF, "what_if.png"),
+        Picture("goodput.png", GOODPUT, "goodput_mtbf.png"),
+        Picture("pipelines.png", PIPELINES, "iteration.png"),
     )
 }

@@ -44,6 +44,8 @@ def exchange_of(operator: Operator, group: CommGroup | None, parallel: Parallel)
     if group is not None and group.name in ("ep", "experts"):
         together = min(max(parallel.ep * parallel.expert_tensor_ranks // parallel.tp, 1), cp)
         return (COLLECTIVE, together if cp % together == 0 else cp, cp) if together > 1 else (INSIDE, 1, cp)
+    if group is not None and group.name == "dp":  # shards of parameters and gradients lie on all context ranks too
+        return COLLECTIVE, cp, cp
     if group is None or not is_context(group):
         return INSIDE, 1, cp
     is_part = group.name.startswith("cp_part")
@@ -154,7 +156,9 @@ class RankedCosts(ShapeCosts):
         total, ops = num_shapes(self.symbols), program.num_ops
         exchange, span, turn = np.ascontiguousarray(self.exchange[:, program.rows])
         shared = np.flatnonzero(exchange)
-        stream = int(program.stream[shared[0]]) if len(shared) else 0
+        groups = self.model.library.groups
+        ways = [op for op in shared.tolist() if is_context(groups[program.rows[op]])] or shared.tolist()
+        stream = int(program.stream[ways[0]]) if ways else 0
         latency, exposed = np.zeros(total), np.zeros((total, program.num_streams))
         peak, net, peak_op = np.zeros(total, np.int64), np.zeros(total, np.int64), np.zeros(total, np.int32)
         waits = np.zeros((total, ops))

@@ -97,6 +97,8 @@ def cut_tokens(
     Raises:
         ConfigError: fewer blocks than ranks, or blocks of which no rank can have as many as another.
     """
+    if spans.num_tokens == 0:
+        return Cut(np.zeros(1, np.int64), np.zeros(0, np.int32), num_ranks)
     if num_ranks == 1:
         bounds = spans.starts
         return Cut(bounds, np.zeros(len(bounds) - 1, np.int32), 1)

@@ -92,6 +92,14 @@ class Spans:
         table = np.array(rows, np.int64).reshape(-1, 3)
         return cls(np.array(starts), np.array(ptr), table[:, 0], table[:, 1], table[:, 2])
 
+    def part(self, first: int, last: int) -> Spans:
+        """Sequences first to last - 1 alone, their tokens counted from 0."""
+        begin, end = self.starts[first], self.starts[last]
+        runs = slice(*np.searchsorted(self.ptr[:-1], (begin, end)).tolist())
+        ptr = np.append(self.ptr[:-1][runs], end) - begin
+        own = self.document[runs], self.kind[runs], self.item[runs]
+        return Spans(self.starts[first : last + 1] - begin, ptr, *own)
+
     def spans(self) -> Spans:
         """Themselves: what a microbatch asks of whoever knows its runs."""
         return self

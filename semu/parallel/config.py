@@ -312,6 +312,7 @@ class Parallel(ParallelSizes):
         for key, fits, expected, nearest in (
             ("segments", self.segments in OWN_RANKS, " or ".join(OWN_RANKS), OWN_RANKS[0]),
             ("rank_order", self.rank_order == DATA_FIRST, DATA_FIRST, DATA_FIRST),
+            ("vpp", self.vpp == 1, 1, 1),
             ("vocabulary", self.vocabulary == "ends", "ends", "ends"),
             ("loss", self.loss == "head", "head", "head"),
         ):

@@ -3,7 +3,8 @@
 A pipeline segment is one stage on every pipeline rank, one behind the other (DIP §3.1). Mixed, all modules' blocks are
 one row that is cut into pp x vpp groups wherever the balance wants it, so that a segment holds several modules (DIP
 Fig. 5a). Separated, every module fills whole segments: each rank holds a chunk of every module, and all stages of a
-segment do the same (Fig. 5b). Apart, the ranks themselves are divided: each holds one module only. Colocated, the
+segment do the same (Fig. 5b). Apart, the ranks themselves are divided: each holds one module only, in one chunk or
+several (vpp) that lie in a circle or a V on the module's ranks. Colocated, the
 encoders share ranks: each of these holds a chunk of every encoder. Replicated, every rank holds all encoders and a
 chunk of another module; what a rank's encoders make is read on that rank, or not at all (Cornstarch §3.3).
 """
@@ -58,7 +59,7 @@ def check_segments(kind: object, shares: object, *, vpp: int, has_layout: bool, 
             got="a layout" if has_layout else partition_by,
             nearest=None if has_layout else "parameters",
         )
-    if kind in (*OWN_RANKS, "replicated") and vpp > 1:
+    if kind in ("colocated", "replicated") and vpp > 1:
         raise ConfigError(
             f"virtual stages of modules that are {kind} are not modelled by this version",
             where="parallel.vpp",
@@ -104,7 +105,7 @@ def place_modules(
         places = sharing_ranks(kind, names, encoders)
         rows = [[modules[k] for k in place] for place in places]
         ranks = [shares[names[place[0]]] for place in places] if shares else _balanced(rows, total, each, most)
-        chunks = _on_ranks(names, modules, places, ranks)
+        chunks = _on_ranks(names, modules, places, ranks, vpp, placement)
         return _with_repeats(chunks, names, modules, sources, encoders) if kind == "replicated" else chunks
     counts = [shares[name] for name in names] if shares else _balanced([[own] for own in modules], total, each, most)
     boundaries = [0]
@@ -123,18 +124,25 @@ def sharing_ranks(kind: str, names: Sequence[str], encoders: Collection[str]) ->
 
 
 def _on_ranks(
-    names: Sequence[str], modules: Sequence[Sequence[float]], places: Sequence[Sequence[int]], ranks: Sequence[int]
+    names: Sequence[str],
+    modules: Sequence[Sequence[float]],
+    places: Sequence[Sequence[int]],
+    ranks: Sequence[int],
+    vpp: int,
+    placement: str,
 ) -> list[Chunk]:
-    """Every module over the ranks of its place, module by module."""
+    """Every module over the ranks of its place, module by module: ``vpp`` groups of blocks a rank, dealt out as by
+    ``deal_chunks``, fewer where a module has fewer blocks."""
     first = dict(zip(itertools.chain(*places), itertools.count(), strict=False))
     for place, begin in zip(places, itertools.accumulate([0, *ranks]), strict=False):
         first |= dict.fromkeys(place, begin)
     count = {k: own for place, own in zip(places, ranks, strict=True) for k in place}
     chunks: list[Chunk] = []
     for module in sorted(first):
-        cut = itertools.pairwise(partition(modules[module], count[module]))
-        for number, (begin, end) in enumerate(cut):
-            chunks.append(Chunk(len(chunks), first[module] + number, module, begin, end))
+        blocks, width = modules[module], count[module]
+        cut = partition(blocks, width * min(vpp, len(blocks) // width))
+        for own in deal_chunks([len(blocks)], cut, width, placement):
+            chunks.append(replace(own, index=len(chunks), rank=first[module] + own.rank, module=module))
     return chunks
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from semu import memo
-from semu.compile.layout import build_layout
+from semu.compile.layout import Layout, build_layout
 from semu.compile.module_sharding import check_spread, spreads
 from semu.compile.recipe.applied import plan_layout
 from semu.compile.recipe.recipe_job import planned_job, refuse_split
@@ -26,7 +26,7 @@ from semu.costs.phases import check_split
 from semu.costs.ranked import RankedCosts
 from semu.costs.ranks import Ranked
 from semu.costs.result_cache import ResultCache
-from semu.costs.roofline import LatencyRules
+from semu.costs.roofline import CostModel, LatencyRules
 from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError
 from semu.graph.rounding import with_rounded
@@ -37,7 +37,7 @@ from semu.nn.window import Window, windows_in
 from semu.schedule.stage_plan import StagePlan, first_difference
 from semu.schedule.units import Merged, units_of
 from semu.simulation.checkpoint import JobCheckpoint
-from semu.simulation.checks.context_parallel import check_lengths, refuse_ranked
+from semu.simulation.checks.context_parallel import check_lengths
 from semu.simulation.checks.modality_inputs import check_modality_inputs
 from semu.simulation.checks.unmodelled import check_streams, refuse_unmodelled
 from semu.simulation.data_parallel.gathers_before_forwards import parameter_gathers
@@ -112,16 +112,13 @@ def prepare(
         ranked = Ranked.of(job, library.symbols, chosen)
         return _shapes_with(windows, derived, ranked) if windows or derived or ranked is not None else plain
 
-    def all_shapes_of(library: TemplateLibrary) -> BatchShapes:
+    def all_shapes_of(library: TemplateLibrary, chosen: Sequence[ContextKind] = ()) -> BatchShapes:
         """With those of sub-microbatches."""
-        if not cutting.modules and parallel.context_kind is ContextKind.AUTO and parallel.cp > 1:
-            model = cost_model_of(library, job.profile, latency_rules)
-            return _shapes_of(library, fastest_exchanges(layout, model, partial(_shapes_of, library), count))
         if not cutting.modules:
-            return _shapes_of(library)
-        refuse_ranked(job, library.symbols)
-        derived = with_derived(cutting.microbatches, derived_in(library.symbols))
-        return distinct_shapes(derived, *sizes, (), windows_in(library.symbols)).with_idle()
+            return _shapes_of(library, chosen)
+        items = with_derived(cutting.microbatches, derived_in(library.symbols))
+        ranked = Ranked.of(job, library.symbols, chosen)
+        return distinct_shapes(items, *sizes, (), windows_in(library.symbols), ranked).with_idle()
 
     def weigh(library: TemplateLibrary) -> list[float]:
         """What ``parallel.partition`` balances, by template."""
@@ -140,13 +137,9 @@ def prepare(
             first_difference(plan.problem, described(job, layout, microbatches))
         layout = plan_layout(layout, plan, cutting)
     say("costing the stages")
-    evaluation = evaluate(
-        layout,
-        all_shapes_of(layout.library),
-        cost_model_of(layout.library, job.profile, latency_rules),
-        results,
-        remember=cache is None,
-    )
+    model = cost_model_of(layout.library, job.profile, latency_rules)
+    shapes = _exchanging(layout, model, all_shapes_of, len(cutting.microbatches) or count)
+    evaluation = evaluate(layout, shapes, model, results, remember=cache is None)
     merged: Merged | None = frozenset() if splits_backward(job) else None
     if merged is not None:
         refuse_split(layout, job.training.schedule)
@@ -160,3 +153,18 @@ def prepare(
     replicas = distinct_replicas(costed, units.pairs)
     nodes = consolidated_units(costed, units, replicas, gathers)
     return JobCheckpoint(layout, evaluation, units, replicas, nodes, gathers)
+
+
+def _exchanging(
+    layout: Layout, model: CostModel, shapes_of: Callable[..., BatchShapes], microbatches: int
+) -> BatchShapes:
+    """The shapes of a batch, under ``cp_kind = "auto"`` each microbatch with the exchange of keys that is fastest.
+
+    Args:
+        layout, model: as ``fastest_exchanges``. shapes_of: library, exchange of every microbatch -> shapes.
+        microbatches: how many, of all replicas, with sub-microbatches.
+    """
+    parallel, library = layout.job.parallel, layout.library
+    if parallel.context_kind is not ContextKind.AUTO or parallel.cp == 1:
+        return shapes_of(library)
+    return shapes_of(library, fastest_exchanges(layout, model, partial(shapes_of, library), microbatches))

@@ -138,6 +138,10 @@ def _of_microbatch(spans: dict[str, Spans], kernels: Sequence[MaskedKernel], pla
         own = spans.get(kernel.stream)
         if own is None:
             continue
+        if own.num_tokens == 0:  # a part of another module's items
+            fields = (*FIELDS, *(TRAFFIC if kernel.scope == OTHERS else ()))
+            found |= {kernel.symbol(field): np.zeros(plan.cp, np.int64) for field in fields}
+            continue
         together = _ranks_together(kernel, plan)
         key = kernel.stream, kernel.mask, kernel.window, together, kernel.width, kernel.is_gathered
         if key not in counted:

@@ -128,6 +128,8 @@ def plan_of_towers(schedule: str, **sizes: Any) -> ExecutionPlan:
     ("schedule", "sizes"),
     [
         ("1f1b", {}),
+        ("interleaved", {"pp": 4, "vpp": 2}),
+        ("greedy", {"pp": 4, "vpp": 2, "placement": "v-shape"}),
         (f"priority in-flight=8 {SYNC}", {"dp": 2}),
         (f"separated inner={{priority in-flight=8 {SYNC}}}", {"pp": 2}),
     ],
@@ -170,11 +172,12 @@ def test_features_that_are_not_gathered_are_noticed(monkeypatch: pytest.MonkeyPa
         run_demo(plan_of_towers("1f1b"), backend="fake", iterations=1, fewer_layers=4)
 
 
-def test_towers_under_a_searched_order() -> None:
+@pytest.mark.parametrize("loss", ["towers", "towers-async"])
+def test_towers_under_a_searched_order(loss: str) -> None:
     import semu_models
     from semu.workload import pair_batch
 
-    parallel = semu.Parallel(dp=1, pp=3, segments="apart", loss="towers")
+    parallel = semu.Parallel(dp=1, pp=3, segments="apart", loss=loss)
     training = semu.Training(global_batch=8, micro_batch=2)
     cluster, batch = semu.Cluster("a800", 1, 3), pair_batch(patches_per_image=49)
     found = semu.search(semu.TrainingJob(semu_models.clip_vit_b_32(), cluster, parallel, training, batch), rollouts=8)

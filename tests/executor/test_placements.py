@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is the executor extra")
 
 import torch
+from baselines import test_cornstarch as cut_jobs
 from simulation.jobs import valm, vlm
 from simulation.test_own_gpus import FROZEN, VALM, VLM, job
 
@@ -38,6 +39,29 @@ def test_a_vision_encoder_on_two_gpus() -> None:
     gpus, tp, modules = VLM[0]
     plan = compile_plan(job(vlm(), gpus, parallel={"tp": tp, "modules": modules}))
     assert run_demo(plan, backend="fake", iterations=1, fewer_layers=1).worst_gradient < 1e-12
+
+
+def test_replicas_of_modules_on_their_own_gpus() -> None:
+    """dp 2 of an encoder on two groups of GPUs each and of a language model on two ranks of two: every replica has
+    microbatches of its own, and gradients are those of all of them."""
+    gpus, tp, modules = VLM[3]
+    made = job(vlm(), gpus, parallel={"tp": tp, "modules": modules})
+    assert made.parallel.dp == 2
+    plan = compile_plan(made)
+    assert plan.num_replicas == 2
+    report = run_demo(plan, backend="fake", iterations=1, fewer_layers=1)
+    assert report.worst_gradient < 1e-12 and report.gradients > 20
+
+
+@pytest.mark.parametrize("kind", cut_jobs.FROZEN)
+@pytest.mark.parametrize("by", cut_jobs.CUTS)
+@pytest.mark.parametrize("segments", cut_jobs.PLACEMENTS)
+def test_gradients_of_aware_and_unaware_cuts(kind: str, by: str, segments: str) -> None:
+    """A VLM and a VALM with frozen encoders, in the three placements, cut with and without regard to freezing."""
+    plan = compile_plan(cut_jobs.CUTS[by](cut_jobs.job(kind, 3, segments)).job)
+    verify(plan)
+    report = run_demo(plan, backend="fake", iterations=1, fewer_layers=1)
+    assert report.worst_gradient < 1e-12 and report.gradients > 10
 
 
 def test_repeated_encoders_are_in_the_plan() -> None:

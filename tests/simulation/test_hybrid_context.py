@@ -17,7 +17,7 @@ from semu.graph.operator import Phase
 from semu.graph.rounding import with_rounded
 from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
-from semu.schedule.phases import BACKWARD, FORWARD
+from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.simulation import simulate
 from semu.simulation.contexts.loads import Loads
 from semu.simulation.preparation import prepare
@@ -131,3 +131,93 @@ def test_fewer_ranks_for_short_documents_are_faster() -> None:
     assert rows["hybrid"].wire_bytes == 0 < rows["zigzag"].wire_bytes
     assert rows["hybrid"].tokens == rows["hybrid"].tiles == 1.0
     assert rows["hybrid"].iteration_s == min(row.iteration_s for row in found.rows)
+
+
+@pytest.mark.parametrize(("cp", "options"), [(1, {}), (4, {"cp_balance": "hybrid"}), (4, {"cp_kind": "auto"})])
+@pytest.mark.parametrize("mask", ["document", "multimodal"])
+def test_parts_of_microbatches_are_masked(mask: str, cp: int, options: dict[str, Any]) -> None:
+    """A sequence that is a sub-microbatch costs what it costs as a microbatch; whole microbatches as without a plan."""
+    sequences = [[512, 512], [256] * 4]
+    whole = job(mask, batch=_batch(*[sequences] * 2, [[2048]]), cp=cp, **options)
+    plan = semu.StagePlan(parts={"llm": (2, 1, 1)})
+    cut, alone = (
+        prepare(whole, plan=plan),
+        prepare(job(mask, batch=_batch(*([own] for own in sequences), [[2048]]), cp=cp, **options)),
+    )
+    together = prepare(whole)
+
+    def _stages(found: Any, shapes: Any) -> list[Any]:
+        (chunk,) = found.evaluation.chunks
+        return [
+            getattr(stage, name)[shapes]
+            for stage in (chunk.forward, chunk.backward)
+            for name in ("latency", "net", "peak")
+        ]
+
+    shapes = cut.evaluation.shapes.index[0]
+    for ours, theirs in (
+        (_stages(cut, shapes[3:5]), _stages(alone, alone.evaluation.shapes.index[0][:2])),
+        (_stages(cut, shapes[5:7]), _stages(together, together.evaluation.shapes.index[0][1:])),
+    ):
+        for mine, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(mine, other)
+    assert cut.report().iteration_time_s > 0
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("kind", ["ring", "needed"])
+def test_shards_are_gathered_by_all_context_ranks(kind: str, zero: int) -> None:
+    """ZeRO-3's gathers and the reductions inside stages begin when the last context rank is there."""
+    prepared = prepare(job("document", cp=4, cp_kind=kind, cp_balance="contiguous", zero=zero))
+    shapes, library = prepared.evaluation.shapes, prepared.layout.library
+    seen = set()
+    for code, costs in (
+        (FORWARD, prepared.evaluation.chunks[0].forward),
+        (BACKWARD, prepared.evaluation.chunks[0].backward),
+    ):
+        program = program_of(prepared.layout, 0, code)
+        assert costs is not None
+        exchange = []
+        for row in program.rows.tolist():
+            operator, group = library.operators[row], library.groups[row]
+            way = "next" if operator.phase is Phase.FORWARD else "back"
+            exchange.append("" if group is None else way if operator.kind is OpKind.P2P else "all")
+            seen.add((group.name, operator.kind) if group is not None else None)
+        for shape in range(prepared.evaluation.num_shapes):
+            of_rank = []
+            for rank in range(4):
+                columns = {name: column[[shape]] for name, column in shapes.columns.items()}
+                columns |= {name: table[rank, [shape]] for name, table in shapes.ranks.items()}
+                evaluated = library.evaluate(with_rounded(columns, library.symbols))
+                of_rank.append(prepared.cost_model.latencies(evaluated)[program.rows, 0])
+            end = timed_one_by_one(program, np.array(of_rank), exchange)
+            assert costs.latency[shape] == end.max()
+    assert ("dp", OpKind.REDUCE_SCATTER) in seen and (("dp", OpKind.ALL_GATHER) in seen) is (zero == 3)
+
+
+@pytest.mark.parametrize("options", [{"cp_balance": "lpt"}, {"cp_balance": "hybrid"}, {"cp_kind": "needed"}])
+def test_split_backwards_on_all_ranks(options: dict[str, Any]) -> None:
+    """Gradients of inputs and of weights as stages of their own, rank by rank."""
+    own = job("document", batch=MIXED, cp=4, pp=3, **options)
+    prepared = prepare(replace(own, training=replace(own.training, schedule="zb-h1")))
+    shapes, library = prepared.evaluation.shapes, prepared.layout.library
+    for chunk in range(3):
+        for code in (INPUT, WEIGHT):
+            program = program_of(prepared.layout, chunk, code)
+            stage = prepared.evaluation.by_shape.stage(program)
+            exchange, groups = [], []
+            for row in program.rows.tolist():
+                operator, group = library.operators[row], library.groups[row]
+                is_part = group is not None and group.name.startswith("cp_part")
+                way = "all" if operator.kind is not OpKind.P2P else "back"
+                exchange.append("" if group is None else {"all": "pair"}.get(way, f"group {way}") if is_part else way)
+                groups.append(group.num_ranks if is_part and group is not None else 1)
+            for shape in range(prepared.evaluation.num_shapes):
+                of_rank = []
+                for rank in range(4):
+                    columns = {name: column[[shape]] for name, column in shapes.columns.items()}
+                    columns |= {name: table[rank, [shape]] for name, table in shapes.ranks.items()}
+                    evaluated = library.evaluate(with_rounded(columns, library.symbols))
+                    of_rank.append(prepared.cost_model.latencies(evaluated)[program.rows, 0])
+                end = timed_one_by_one(program, np.array(of_rank), exchange, groups)
+                assert stage.latency[shape] == end.max(initial=0.0)

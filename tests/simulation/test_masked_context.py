@@ -11,6 +11,7 @@ import pytest
 from masks.dense import dense_mask
 from numpy.typing import NDArray
 
+from semu.compile.join import build_stages
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.costs.ranked import RankedCosts
@@ -148,6 +149,59 @@ def test_a_stage_ends_when_its_last_rank_does(kind: str, policy: str, cp: int, t
             np.testing.assert_array_equal(prepared.evaluation.by_shape.ends(program, shape), shown)
             busy = float(np.array(of_rank)[shapes.shown[shape]][program.stream == 0].sum())
             assert costs.latency[shape] - costs.exposed[shape].sum() == pytest.approx(busy, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["zigzag", "contiguous", "lpt"])
+def test_layers_and_cuts_by_latency_see_all_ranks(kind: str, policy: str) -> None:
+    """A layer's forward, backward and recomputation in the report, by which stages are cut, are those of a stage of the
+    layer alone that ends when its last rank does: every rank timed by itself, mean of the batch."""
+    made = job("multimodal", cp=4, pp=2, cp_kind=kind, cp_balance=policy, partition="latency")
+    made = replace(made, training=replace(made.training, recompute="full"))
+    prepared = prepare(made)
+    shapes, model, library = prepared.evaluation.shapes, prepared.cost_model, prepared.layout.library
+    uses = np.bincount(shapes.index.ravel(), minlength=prepared.evaluation.num_shapes)
+
+    def alone(program: StageProgram | None) -> tuple[float, float]:
+        """A stage of the last rank, and what of it is recomputed on the rank with most to do [s]."""
+        if program is None:
+            return 0.0, 0.0
+        exchange, again = [], np.zeros(len(program.rows), dtype=bool)
+        for number, row in enumerate(program.rows.tolist()):
+            operator, group = library.operators[row], library.groups[row]
+            is_context = group is not None and group.name in ("cp", "cp_near")
+            way = "back" if operator.phase in (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT) else "next"
+            exchange.append("" if not is_context else way if operator.kind is OpKind.P2P else "all")
+            again[number] = operator.phase is Phase.RECOMPUTE
+        total = recomputed = 0.0
+        for shape in range(prepared.evaluation.num_shapes):
+            of_rank = []
+            for rank in range(4):
+                columns = {name: column[[shape]] for name, column in shapes.columns.items()}
+                columns |= {name: table[rank, [shape]] for name, table in shapes.ranks.items()}
+                of_rank.append(
+                    model.latencies(library.evaluate(with_rounded(columns, library.symbols)))[program.rows, 0]
+                )
+            total += float(uses[shape]) * timed_one_by_one(program, np.array(of_rank), exchange).max()
+            recomputed += float(uses[shape]) * np.array(of_rank)[:, again].sum(axis=1).max()
+        return total / uses.sum(), recomputed / uses.sum()
+
+    report = simulate(made)
+    blocks = {block.path: block for chunk in prepared.layout.chunks for block in chunk.blocks}
+    weights = []
+    for row in report.layer_times:
+        block = blocks[row.first]
+        stages = build_stages(
+            library, [block.template], prepared.layout.streams, serial=not made.overlaps_tensor_parallel
+        )
+        (forward, _), (backward, recomputed) = (alone(stage) for stage in stages)
+        assert (row.forward_s, row.backward_s) == pytest.approx((forward, backward), rel=1e-9)
+        assert (row.recompute_s > 0) == (recomputed > 0)
+        weights += [forward + backward] * row.layers
+    chunks = [chunk.chunk for chunk in prepared.layout.chunks]
+    heaviest = max(sum(weights[chunk.first : chunk.last]) for chunk in chunks)
+    cuts = [max(sum(weights[:k]), sum(weights[k:])) for k in range(1, len(weights))]
+    assert heaviest == pytest.approx(min(cuts), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "all_to_all"])

@@ -117,6 +117,8 @@ def read_columns(
                         pieces.append(whole[first:last])
                     lengths[stream] = np.concatenate(pieces)
                     lengths[stream].flags.writeable = False
-            column.append(Microbatch.from_arrays(lengths, own[number].samples, own[number].video_seconds))
+            item = own[number]
+            places = item.places if lengths.get("text") is item.lengths.get("text") else None
+            column.append(Microbatch.from_arrays(lengths, item.samples, item.video_seconds, places))
         found.append(tuple(column))
     return found

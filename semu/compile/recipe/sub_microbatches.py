@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from semu.compile.recipe.cut_module import CutModule
 from semu.compile.recipe.deferred import counts_of_all, parts_read, read_columns, sizes_of
 from semu.errors import ScheduleError
+from semu.masks.spans import Spans
 from semu.nn.model import Model
 from semu.nn.streams import changes_of
 from semu.schedule.stage_plan import StagePlan
@@ -231,7 +232,21 @@ def _part(item: Microbatch, streams: frozenset[str], items: tuple[int, int]) -> 
     """Some items of a microbatch, and nothing else."""
     first, last = items
     lengths = {name: own[first:last] if name in streams else own[:0] for name, own in item.lengths.items()}
-    return Microbatch.from_arrays(lengths, 0)
+    has_places = item.places is not None and "text" in streams and last > first
+    return Microbatch.from_arrays(lengths, 0, places=_PlacesOfPart(item, first, last) if has_places else None)
+
+
+@dataclass(frozen=True)
+class _PlacesOfPart:
+    """What stands where in some sequences of a microbatch: first to last - 1."""
+
+    whole: Microbatch
+    first: int
+    last: int
+
+    def spans(self) -> Spans:
+        """Its runs."""
+        return self.whole.spans().part(self.first, self.last)
 
 
 def _shared(

@@ -100,7 +100,8 @@ def some_deferred(
                 have = len(own.lengths[stream])
                 late = have // 4 if parts[number] == 2 else 0
                 cut[module][number].append([have - late, late][: parts[number]])
-                moved += int(own.lengths[f"{stream}_tokens"][have - late :].sum())
+                tokens = own.lengths.get(f"{stream}_tokens")  # None: they take no places in the text
+                moved += 0 if tokens is None else int(tokens[have - late :].sum())
             if moved:  # the first tokens of its text go to the end of the next one's
                 here, behind = number * dp + replica, (number + 1) * dp + replica
                 rest = np.diff(np.maximum(np.cumsum(own.lengths["text"]) - moved, 0), prepend=0)
@@ -122,7 +123,7 @@ def deferring_job(
         items: of all replicas. plan: of ``deferring_plan``. orders: of ``deferring_orders``; None: to choose them.
         count: microbatches of a replica.
     Raises:
-        ConfigError: a job whose microbatches cannot be cut.
+        ConfigError: a job whose microbatches cannot be cut, or whose schedule splits backwards.
     """
     overlap = replace(job.training.overlap, pipeline=job.overlaps_sends)
     planned = replace(job, training=replace(job.training, overlap=overlap))
@@ -139,18 +140,8 @@ def deferring_orders(prepared: JobCheckpoint, schedule: Schedule) -> Schedule:
     rank has. As many as memory allows is not shortest (``docs/assignment.md``).
 
     Args:
-        prepared: of ``deferring_job``, without orders. schedule: of the job without deferral.
-    Raises:
-        ConfigError: a schedule that splits backwards.
+        prepared: of ``deferring_job``, without orders. schedule: of the job without deferral, with whole backwards.
     """
-    if schedule.splits_backward:
-        raise ConfigError(
-            "deferral under a schedule that splits backwards is not modelled by this version",
-            where="training.schedule",
-            expected="a schedule with whole backwards",
-            got=schedule.name,
-            nearest="1f1b",
-        )
     shape, plan = prepared.pipeline_shape, prepared.layout.recipe.plan
     assert plan is not None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,12 +45,14 @@ class MicrobatchCosts:
 
     Attributes:
         all_s: forward and backward of all microbatches of all replicas together [s].
+        silent_s: of encoders that are replicated, forwards of all microbatches where no gradient arrives [s]; else 0.
         forward_s, backward_s: of one microbatch, the cheapest [s]. dearest_s: backward of the dearest [s].
         kept: what a forward leaves allocated at least, with what it hands on [bytes].
         handed: int64[num_sizes, num_blocks], what every block hands on at most [bytes].
     """
 
     all_s: F64
+    silent_s: F64
     forward_s: F64
     backward_s: F64
     dearest_s: F64
@@ -89,8 +92,6 @@ class BlockTable:
         own = job_at(job, point)
         if own.parallel.cuts_by_time:  # only where blocks lie depends on it
             own = replace(own, parallel=replace(own.parallel, partition="parameters"))
-        if own.parallel.segments == "replicated":  # each block once: the table serves all placements
-            own = replace(own, parallel=replace(own.parallel, segments="mixed", shares={}))
         if own.parallel.spreads_vocabulary or own.parallel.gathers_towers:  # each block once: no part of it is faster
             own = replace(
                 own, parallel=replace(own.parallel, vocabulary="ends", loss="head", segments="mixed", shares={})
@@ -100,7 +101,10 @@ class BlockTable:
             without = replace(own.training, recompute=Recompute.NONE, recompute_layers=None, recompute_method=None)
             own = replace(own, training=without)
         layout = build_layout(own, _nothing)
-        blocks = [block for chunk in layout.chunks[: layout.cut.num_stages] for block in chunk.blocks]
+        chunks = layout.chunks[: layout.cut.num_stages]
+        blocks = [block for chunk in chunks if not chunk.chunk.repeats for block in chunk.blocks]
+        silent = {chunk.module: [b.template for b in chunk.blocks] for chunk in chunks if chunk.chunk.repeats}
+        copies = [silent.get(chunk.module, [-1] * len(chunk.blocks)) for chunk in chunks if not chunk.chunk.repeats]
         model = cost_model_of(layout.library, own.profile, None)
         elements, trained = np.zeros((2, 2, len(blocks)), dtype=np.int64)
         seen: set[Parameter] = set()
@@ -111,7 +115,8 @@ class BlockTable:
                     elements[int(held.is_expert), number] += held.elements
                     if held.parameter.requires_grad:
                         trained[int(held.is_expert), number] += held.elements
-        costs = _costs(own, layout, model, [block.template for block in blocks], micro_batches)
+        templates = [(block.template, copy) for block, copy in zip(blocks, chain(*copies), strict=True)]
+        costs = _costs(own, layout, model, templates, micro_batches)
         if is_partial:
             costs = replace(costs, kept=np.zeros_like(costs.kept))
         return cls(
@@ -144,20 +149,26 @@ def _shapes(job: TrainingJob, layout: Layout, micro_batch: int) -> BatchShapes:
 
 
 def _costs(
-    job: TrainingJob, layout: Layout, model: CostModel, templates: Sequence[int], micro_batches: Sequence[int]
+    job: TrainingJob,
+    layout: Layout,
+    model: CostModel,
+    templates: Sequence[tuple[int, int]],
+    micro_batches: Sequence[int],
 ) -> MicrobatchCosts:
-    """For every size of a microbatch; the shapes of all sizes are costed in one go."""
+    """For every size of a microbatch; the shapes of all sizes are costed in one go. ``templates``: of every block, and
+    of its copy where no gradient arrives, -1: there is none."""
     shapes = [_shapes(job, layout, size) for size in micro_batches]
     joined = {name: np.concatenate([own.columns[name] for own in shapes]) for name in shapes[0].columns}
     by_shape = ShapeCosts(model, with_rounded(joined, layout.library.symbols))
-    numbers, block, count = np.unique(templates, return_inverse=True, return_counts=True)
-    floors = [_Floor.of(job, layout, by_shape, *of) for of in zip(numbers.tolist(), count.tolist(), strict=True)]
+    pairs, block, count = np.unique(templates, axis=0, return_inverse=True, return_counts=True)
+    block = block.reshape(-1)
+    floors = [_Floor.of(job, layout, by_shape, *of) for of in zip(pairs.tolist(), count.tolist(), strict=True)]
     last = np.cumsum([len(own.columns[next(iter(own.columns))]) for own in shapes]).tolist()
     sums = []  # of every size and distinct block
     for own, begin, end in zip(shapes, [0, *last[:-1]], last, strict=True):
         uses = np.bincount(own.index.ravel(), minlength=end - begin).astype(np.float64)
         sums.append([floor.over(uses, slice(begin, end)) for floor in floors])
-    columns = [np.array([[cell[k] for cell in row] for row in sums])[:, block] for k in range(6)]
+    columns = [np.array([[cell[k] for cell in row] for row in sums])[:, block] for k in range(7)]
     columns[:-1] = map(_running, columns[:-1])
     return MicrobatchCosts(*columns)
 
@@ -171,12 +182,14 @@ class _Floor:
     dearest_s: F64
     kept: I64
     handed: I64
+    silent_s: F64
 
     def over(self, uses: F64, shapes: slice) -> tuple[Any, ...]:
         """As the columns of ``MicrobatchCosts``, over the shapes of one size of a microbatch; ``uses``: of each."""
         used = np.flatnonzero(uses) + shapes.start
         return (
             uses @ (self.forward_s[shapes] + self.backward_s[shapes]),
+            uses @ self.silent_s[shapes],
             self.forward_s[used].min(),
             self.backward_s[used].min(),
             self.dearest_s[used].max(),
@@ -185,8 +198,9 @@ class _Floor:
         )
 
     @classmethod
-    def of(cls, job: TrainingJob, layout: Layout, by_shape: ShapeCosts, number: int, count: int) -> _Floor:
-        """Least times [s] and bytes of a block that a layout holds ``count`` times."""
+    def of(cls, job: TrainingJob, layout: Layout, by_shape: ShapeCosts, pair: tuple[int, int], count: int) -> _Floor:
+        """Least times [s] and bytes of a block that a layout holds ``count`` times. ``pair``: as in ``_costs``."""
+        number, copy = pair
         serial = not job.overlaps_tensor_parallel
         stages = [
             build_stages(layout.library, [number] * times, layout.streams, serial=serial)
@@ -207,7 +221,20 @@ class _Floor:
             dearest_s=costs[backward[0]].latency if backward else none,
             kept=first.net,
             handed=handed if len(handed) else np.zeros(len(first.latency), dtype=np.int64),
+            silent_s=cls._silent(job, layout, by_shape, copy, count),
         )
+
+    @staticmethod
+    def _silent(job: TrainingJob, layout: Layout, by_shape: ShapeCosts, copy: int, count: int) -> F64:
+        """Least time of the forward of a block's copy [s]: float64[num_shapes], 0 where there is none."""
+        if copy < 0:
+            return np.zeros(num_shapes(by_shape.symbols))
+        serial = not job.overlaps_tensor_parallel
+        programs = [
+            build_stages(layout.library, [copy] * times, layout.streams, serial=serial)[0]
+            for times in range(1, 1 + (REPEATS if count > 1 else 1))
+        ]
+        return _least(programs, dict(zip(programs, stage_costs(programs, by_shape, None), strict=True)))
 
 
 def _exchanged(layout: Layout, programs: Sequence[StageProgram], by_shape: ShapeCosts) -> F64:

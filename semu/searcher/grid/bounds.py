@@ -58,7 +58,8 @@ class _Cut:
 
     Attributes:
         first, last: int64[num_chunks], their blocks among all. rank, slot: int64[num_chunks].
-        entry: int64[num_ranks], the first chunk of every rank.
+        entry: int64[num_ranks], the first chunk of every rank. repeats: bool[num_chunks], copies of encoders whose
+            forwards nobody reads.
     """
 
     first: I64
@@ -66,6 +67,7 @@ class _Cut:
     rank: I64
     slot: I64
     entry: I64
+    repeats: NDArray[np.bool_]
 
     def of_chunks(self, running: NDArray[Any]) -> NDArray[Any]:
         """Sums over the blocks of every chunk: [..., num_blocks + 1] -> [..., num_chunks]."""
@@ -117,15 +119,12 @@ class Floors:
         training = self._job.training
         sizes = np.array(self._sizes[_policy(point)])
         rows = np.flatnonzero(training.global_batch % (point.dp * sizes) == 0)
-        if self._job.parallel.has_own_gpus:  # blocks cost what their module's sizes make of them
-            return dict.fromkeys(sizes[rows].tolist(), Floor(0.0, 0))
         table = self._table(point)
         costs = table.costs.of_rows(rows)
         cut = self._cut(point, table)
-        if point.segments == "replicated":  # copies of encoders run no backwards; the forward of one microbatch is sure
-            times, memories = costs.forward_s[:, -1], np.zeros(len(rows))
-        elif cut is None or point.placement.endswith("bidirectional"):
-            times, memories = costs.all_s[:, -1] / (point.dp * point.pp), np.zeros(len(rows))
+        if cut is None or point.placement.endswith("bidirectional"):
+            all_s = costs.all_s[:, -1] + (point.pp - 1) * costs.silent_s[:, -1]  # copies are on all ranks but one
+            times, memories = all_s / (point.dp * point.pp), np.zeros(len(rows))
         else:
             outer = self._outside(point, table, cut)
             times = self._times(point, costs, cut, outer)
@@ -137,7 +136,8 @@ class Floors:
     def _table(self, point: Point) -> BlockTable:
         etp = job_at(self._job, point).parallel.expert_tensor_ranks  # follows dp where it is left open
         context = point.attention_split, point.cp_kind, *_policy(point)
-        key = (point.tp, point.ep, etp, point.zero, point.recompute, *context)
+        is_replicated = point.segments == "replicated" and point.pp > 1
+        key = (point.tp, point.ep, etp, point.zero, point.recompute, is_replicated, *context)
         if key not in self._tables:
             self._tables[key] = BlockTable.of(self._job, point, self._sizes[_policy(point)])
         return self._tables[key]
@@ -149,7 +149,7 @@ class Floors:
             own = job_at(self._job, point)
             self._cuts[key] = None
             has_gangs = own.parallel.spreads_vocabulary or own.parallel.gathers_towers
-            if not (own.parallel.cuts_by_time or has_gangs or own.parallel.segments == "replicated"):
+            if not (own.parallel.cuts_by_time or has_gangs):
                 chunks = _chunks(own, table)
                 rank = np.array([chunk.rank for chunk in chunks])
                 offset = np.cumsum([0, *table.blocks_per_module])
@@ -160,6 +160,7 @@ class Floors:
                     rank,
                     np.array([chunk.slot for chunk in chunks]),
                     np.unique(rank, return_index=True)[1],
+                    np.array([chunk.repeats for chunk in chunks]),
                 )
         return self._cuts[key]
 
@@ -172,9 +173,10 @@ class Floors:
             trained = cut.of_ranks(cut.of_chunks(table.trained)).astype(np.int64)
             none = np.zeros(point.pp)
             known = not parallel.modules
+            alone = known and not cut.repeats.any()  # gradients of copies are summed over ranks
             self._outer[key] = _Outer(
-                self._reduce_s(point, table, parallel, trained) if known and self._knows_step and bounded else none,
-                self._step_s(point, table, parallel, trained) if known and self._knows_step else none,
+                self._reduce_s(point, table, parallel, trained) if alone and self._knows_step and bounded else none,
+                self._step_s(point, table, parallel, trained) if alone and self._knows_step else none,
                 self._static(point, table, cut, parallel, trained) if known and self._knows_static else none,
             )
         return self._outer[key]
@@ -183,16 +185,19 @@ class Floors:
     def _times(self, point: Point, costs: MicrobatchCosts, cut: _Cut, outer: _Outer) -> F64:
         """Time of an iteration at least, without what is outside of any device: float64[num_sizes] [s]."""
         post_validates = self._job.training.optimizer_post_validation
-        busy = cut.of_ranks(cut.of_chunks(costs.all_s)) / point.dp
+        read = np.where(cut.repeats, 0.0, cut.of_chunks(costs.all_s))
+        copied = cut.of_ranks(np.where(cut.repeats, cut.of_chunks(costs.silent_s), 0.0)) / point.dp
+        busy = cut.of_ranks(read) / point.dp
         if post_validates:
-            return cast("F64", (busy + outer.step_s).max(axis=1))
+            return cast("F64", (busy + copied + outer.step_s).max(axis=1))
         head = tail = np.zeros(point.pp)
         if self._is_chain:
             head = costs.forward_s[:, cut.first[cut.entry]]
             if ALL_SCHEDULES[point.schedule].is_bounded:
                 tail = costs.backward_s[:, cut.first[cut.entry]]
-        last = cut.of_ranks(cut.of_chunks(costs.dearest_s))
+        last = cut.of_ranks(np.where(cut.repeats, 0.0, cut.of_chunks(costs.dearest_s)))
         ends = np.maximum(head + busy + tail, head + busy - last + outer.reduce_s)
+        ends = np.maximum(ends, busy + copied)  # copies run before the head has passed, or behind all else
         return cast("F64", ends.max(axis=1) + outer.step_s.max())
 
     def _step_s(self, point: Point, table: BlockTable, parallel: Parallel, trained: I64) -> F64:
@@ -242,7 +247,7 @@ class Floors:
         steps = np.array([family.activations(p, count, v) for count in counts.tolist()], dtype=np.int64)[:, cut.rank]
         whole, rest = np.divmod(steps, p * v)  # p microbatches through one slot, the same through the next
         before = np.where(steps == m * v, m, whole * p + np.clip(rest - cut.slot * p, 0, p))  # the first backward
-        left = np.maximum(cut.of_chunks(costs.kept) - costs.handed[:, cut.last - 1], 0)
+        left = np.maximum(cut.of_chunks(costs.kept) - costs.handed[:, cut.last - 1], 0) * ~cut.repeats
         return cast("F64", (outer.static + cut.of_ranks(left * before)).max(axis=1))
 
     def _static(self, point: Point, table: BlockTable, cut: _Cut, parallel: Parallel, trained: I64) -> F64:

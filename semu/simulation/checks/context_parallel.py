@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from semu.costs.ranks import Ranked
 from semu.errors import ConfigError
 from semu.job import Attention, TrainingJob
 from semu.parallel.context import Balance
@@ -28,22 +27,6 @@ def check_attention(job: TrainingJob) -> None:
             expected="fused, or parallel.cp = 1",
             got=job.training.attention.value,
             nearest=Attention.FUSED.value,
-        )
-
-
-def refuse_ranked(job: TrainingJob, symbols: Iterable[str]) -> None:
-    """Sub-microbatches know no places in the text.
-
-    Raises:
-        ConfigError: a mask, a window or a policy whose tiles are counted.
-    """
-    if Ranked.of(job, symbols) is not None:
-        raise ConfigError(
-            "masks whose tiles are counted, in sub-microbatches, are not modelled by this version",
-            where="training.attention_mask",
-            expected="causal attention, or whole microbatches",
-            got=job.training.attention_mask,
-            nearest="causal",
         )
 
 

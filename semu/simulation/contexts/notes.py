@@ -35,7 +35,8 @@ def context_notes(costed: CostedJob, iteration_time_s: float) -> list[str]:
     blind = sum(plan.blind(item.spans()) for item in _items(job)) if kernels and plan.label == "file" else 0
     if blind:
         notes.append(blind_note(blind))
-    if not costed.evaluation.shapes.ranks:
+    recipe = costed.layout.recipe.plan
+    if not costed.evaluation.shapes.ranks or (recipe is not None and recipe.parts):
         return notes
     loads = Loads.of(costed)
     alone_s = max(len(costed.evaluation.shapes.index), 1) * job.parallel.pp * iteration_time_s

@@ -11,7 +11,6 @@ from searcher.assignment.jobs import draw_vlm, vlm_assigner
 import semu
 from semu.schedule.passes import defer_backward
 from semu.searcher.assignment.assigner import Assigner
-from semu.searcher.assignment.deferring import deferring_orders
 from semu.searcher.assignment.pipeline import Pipelines
 from semu.simulation.schedules.studies_under_plans import activation_room, planned_study
 
@@ -83,9 +82,10 @@ def test_the_study_of_a_planned_job_is_the_job() -> None:
     assert (room < estimate.capacity_bytes).all()
 
 
-def test_schedules_that_split_backwards_are_refused() -> None:
-    job = large_job()
-    prepared = deferred_pipelines(job)[1]
-    split = semu.prepare(replace(job, training=replace(job.training, schedule="zb-h1"))).schedule()
-    with pytest.raises(semu.ConfigError, match="splits backwards"):
-        deferring_orders(prepared, split)
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-auto"])
+def test_schedules_that_split_backwards_do_not_defer(schedule: str) -> None:
+    """By name it is refused; ``entrain`` goes without."""
+    assigner = vlm_assigner(2, 8, schedule)
+    assert not assigner(draw_vlm(90, 8), method="entrain").defers
+    with pytest.raises(semu.ConfigError, match="under a plan"):
+        assert assigner(draw_vlm(90, 8), method="entrain-literal").checkpoint

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from simulation.jobs import LANGUAGE, gpt, vlm, vlm_items
+from simulation.jobs import LANGUAGE, gpt, valm, valm_items, vlm, vlm_items
 
 from semu.errors import SemuError
 from semu.hardware.cluster import Cluster
@@ -84,6 +85,20 @@ def vision(**training: Any) -> TrainingJob:
     return TrainingJob(vlm(), CLUSTER, Parallel(dp=8), Training(**options), Packed(vlm_items(16, seed=4)))
 
 
+def voices(frozen: Sequence[str] = (), **training: Any) -> TrainingJob:
+    """Images, sounds and text on 8 GPUs."""
+    options = {"micro_batch": 1, "global_batch": 16, **training}
+    parallel = Parallel(dp=2, pp=4)
+    return TrainingJob(valm(frozen=frozen), CLUSTER, parallel, Training(**options), Packed(valm_items(16, seed=4)))
+
+
+def on_own_gpus(model: Model, items: Sequence[Microbatch], gpus: int, tp: int, modules: dict[str, Any]) -> TrainingJob:
+    """Modules on GPUs of their own."""
+    parallel = Parallel(tp=tp, segments="apart", modules=modules)
+    batch = Packed([*items])
+    return TrainingJob(model, Cluster("h800", 1, gpus), parallel, Training(micro_batch=1, global_batch=16), batch)
+
+
 def built(job: TrainingJob, point: Point) -> TrainingJob:
     """The job in a configuration, made of the constructors alone."""
     training = job.training
@@ -102,6 +117,8 @@ def built(job: TrainingJob, point: Point) -> TrainingJob:
         attention_split=point.attention_split,
         partition=point.partition,
         cp_kind=point.cp_kind,
+        modules=job.parallel.modules,
+        shares=job.parallel.shares if job.parallel.has_own_gpus else {},
     )
     own = replace(
         training,

@@ -8,12 +8,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from searcher.grid.cases import built, dense, documents, experts, packed, vision
+from searcher.grid.cases import built, dense, documents, experts, on_own_gpus, packed, vision, voices
+from simulation.jobs import valm, valm_items, vlm, vlm_items
 
 import semu_models
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.parallel.config import Overlap, Parallel
+from semu.parallel.modules import ModuleParallel
 from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Space
@@ -25,6 +27,9 @@ PLACED = {**SCHEDULES, "placement": None, "recompute": None}
 CONTEXT = {"cp_balance": None, "attention_split": None, "micro_batch": (1, 2, 4)}
 NEAR = ("zigzag", "local", "hybrid")
 SEGMENTS = {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "placement": None, "micro_batch": (1, 2)}
+PLACES = {"segments": ("apart", "colocated", "replicated"), "pp": (3, 4), "micro_batch": (1, 2, 4), "recompute": None}
+PLACES |= {"schedule": ("1f1b", "gpipe", "zb-h1", "eager-1f1b")}
+OWN = {"micro_batch": None, "recompute": None, "schedule": ("1f1b", "gpipe", "zb-h1"), "zero": (0, 1)}
 CUTS = {"partition": ("parameters", "latency", "forward"), "segments": None, "pp": (1, 2, 4), "micro_batch": (1, 2)}
 HIDDEN = {"overlap": Overlap(grad_reduce=True, param_gather=True, tensor_parallel=True, pipeline=True)}
 COMBINED = {"overlap": Overlap(expert_parallel=True, delayed_weight_gradients=True)}
@@ -45,7 +50,35 @@ def check(job: TrainingJob, vary: Any, count: int, seed: int) -> list[tuple[floa
     return found
 
 
+VIT, AUDIO, LLM = ("vit.embedding", "vit.layers"), ("audio.embedding", "audio.layers"), ModuleParallel(pp=2)
+GPUS = {
+    "own-narrow": partial(
+        on_own_gpus, vlm(), vlm_items(16, seed=4), 8, 2, {"vit": ModuleParallel(gpus=4, tp=1), "llm": LLM}
+    ),
+    "own-wide": partial(
+        on_own_gpus,
+        vlm(frozen=VIT),
+        vlm_items(16, seed=4),
+        8,
+        1,
+        {"vit": ModuleParallel(gpus=4, tp=4), "llm": ModuleParallel(tp=2, pp=2)},
+    ),
+    "own-three": partial(
+        on_own_gpus,
+        valm(frozen=(*VIT, *AUDIO)),
+        valm_items(16, seed=4),
+        7,
+        2,
+        {"vit": ModuleParallel(gpus=2, tp=1), "audio": ModuleParallel(gpus=1, tp=1), "llm": LLM},
+    ),
+}
 CASES = {
+    "places": (voices, PLACES),
+    "places-frozen": (partial(voices, (*VIT, *AUDIO)), PLACES),
+    "places-vision": (vision, {**PLACES, "pp": (2, 4), "tp": (1, 2)}),
+    "places-hidden": (partial(vision, **HIDDEN), {**PLACES, "pp": (2, 4), "tp": (1, 2)}),
+    "places-by-time": (partial(voices, (*VIT, *AUDIO)), {**PLACES, "partition": ("latency",)}),
+    **{name: (make, OWN) for name, make in GPUS.items()},
     "dense": (dense, EVERYTHING),
     "hidden": (partial(dense, **HIDDEN), EVERYTHING),
     "shown": (partial(dense, **SHOWN), EVERYTHING),

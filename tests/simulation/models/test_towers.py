@@ -60,6 +60,11 @@ CASES = [
     pytest.param("1f1b", {}, id="1f1b"),
     pytest.param("gpipe", {"dp": 1, "pp": 3}, id="gpipe, towers of two and one ranks"),
     pytest.param("priority in-flight=2*p", {"dp": 1, "tp": 2}, id="a rule, tensor parallel"),
+    pytest.param("interleaved", {"dp": 1, "vpp": 2}, id="virtual stages of towers"),
+    pytest.param(
+        "priority in-flight=p*v", {"dp": 1, "vpp": 3, "pp": 3, "shares": {"vision": 2, "text": 1}}, id="three"
+    ),
+    pytest.param("greedy", {"dp": 2, "vpp": 2, "placement": "v-shape"}, id="a V of each tower"),
     pytest.param("eager-1f1b", {"dp": 4, "pp": 2, "zero": 0}, id="a rank for each tower"),
 ]
 
