@@ -77,6 +77,19 @@ def test_where_no_sample_is_large_all_modules_are_even():
         assert found.replica_balance <= 1.01
 
 
+def test_even_evens_every_module():
+    """Encoder and language model, of which the pipeline waits for the encoder alone."""
+    for seed in range(5):
+        samples = draw_vlm(300, 200 + seed).taken(np.arange(250, dtype=np.int64))
+        if int(samples.lengths.sum()) > 0.95 * 16 * SEQ_LEN:
+            samples = samples.taken(np.arange(200, dtype=np.int64))
+        even, coupled = (vlm_assigner()(samples, method=name) for name in ("even", "coupled"))
+        if max(even.balance_bound.values()) <= 1:
+            assert even.balance["vit"] <= 1.02
+            assert even.balance["llm"] <= 1.05
+        assert even.balance["llm"] <= max(1.02 * even.balance_bound["llm"], coupled.balance["llm"])
+
+
 def test_a_limit_that_greedy_dealing_misses_is_kept():
     """Samples of more than half of a microbatch, and as many that just fit beside them."""
     large = np.full(16, SEQ_LEN * 5 // 8)

@@ -14,7 +14,16 @@ def deal_coupled(problem: AssignmentProblem) -> Dealt:
 
     Where a limit of tokens leaves samples without room, samples begin in their own order.
     """
-    count, load, base = problem.num_microbatches, problem.columns, problem.base
+    return dealt_by(problem, problem.columns, problem.base)
+
+
+def dealt_by(problem: AssignmentProblem, load: I64, base: I64) -> Dealt:
+    """``deal_coupled`` by other loads.
+
+    Args:
+        load: int64[n, num_columns] [ticks]. base: int64[num_columns] [ticks], of a microbatch without samples.
+    """
+    count = problem.num_microbatches
     replica = to_replicas(problem, problem.by_size, load, base * count, count)
     bins = None if replica is None else to_microbatches(problem, replica, problem.by_size, load, base, count)
     if replica is None or bins is None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from semu.searcher.assignment.methods.coupled import deal_coupled
 from semu.searcher.assignment.methods.disttrain import deal_disttrain
 from semu.searcher.assignment.methods.entrain import deal_entrain
+from semu.searcher.assignment.methods.even import deal_even
 from semu.searcher.assignment.methods.in_order import deal_in_order
 from semu.searcher.assignment.methods.literal import deal_literal
 from semu.searcher.assignment.methods.shuffled import deal_at_random
@@ -36,6 +37,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "disttrain": Method(deal_disttrain, "sizes to replicas, microbatches reordered (2408.04275)"),
         "stratified": Method(deal_stratified, "even encoder loads (001 §4.5.1)", needs_encoder=True),
         "entrain-literal": Method(deal_literal, "stratified, then deferral (001 alg. 4)", needs_encoder=True),
+        "even": Method(deal_even, "even loads of encoders and of the backbone, each by itself", needs_encoder=True),
         "coupled": Method(deal_coupled, "even loads of all pipeline ranks"),
         "entrain": Method(deal_entrain, "coupled, deferring where the simulated iteration gains"),
     }
