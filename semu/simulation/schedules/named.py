@@ -85,7 +85,7 @@ def check_schedule_options(job: TrainingJob) -> None:
 def _check_apart(job: TrainingJob) -> None:
     """1F1B, interleaved, turns over one row of chunks; unequal modules on ranks of their own would wait in a circle."""
     parallel, training = job.parallel, job.training
-    if parallel.segments != "apart" or parallel.vpp == 1 or parallel.towers_meet or training.schedule_file:
+    if parallel.segments != "apart" or parallel.vpp == 1 or parallel.gathers_towers or training.schedule_file:
         return
     if schedule_family(training.schedule, "training.schedule").alternates:
         raise ConfigError(
