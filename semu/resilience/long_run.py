@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 
 from semu.checks import check_number
 from semu.errors import SemuError
@@ -102,12 +101,15 @@ def situation_of(job: TrainingJob, figures: JobFigures, options: Resilience, mtb
                 known[key] = None
         return known[key]
 
-    @cache
+    planned: list[TemplateSet | SemuError] = []
+
     def _templates() -> TemplateSet | SemuError:
-        try:
-            return pipeline_templates(job, options.faults)
-        except SemuError as error:
-            return error
+        if not planned:
+            try:
+                planned.append(pipeline_templates(job, options.faults))
+            except SemuError as error:
+                planned.append(error)
+        return planned[0]
 
     return Situation(job, figures, options, mtbf_s, _iteration_of, _templates)
 

@@ -247,6 +247,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "cp_kind": ContextKind.ALL_GATHER,
     "cp_levels": (CommGroup("cp_group", 2, 1), CommGroup("cp", 2, 2)),
     "keep_products": True,
+    "transpose_weights": True,
     "cross_entropy": "fused",
     "fused_accumulation": False,
     "sums_gradients_twice": True,

@@ -291,7 +291,7 @@ def test_every_number_that_changes_a_latency_changes_the_keys() -> None:
     before = keys_of([layer_template()], [0] * 4, profile)
     deciding = []
     for name, number in dict(profile.numbers()).items():
-        at_least_one = name.endswith((".p", ".switch", ".cached", ".partial_tile", "training_products"))
+        at_least_one = name.endswith((".p", ".switch", ".cached", ".partial_tile", ".between", "training_products"))
         factor = 1.25 if name.startswith("software.") or at_least_one else 2 if name == "fp8_layouts" else 0.75
         changed = profile.override({name: number.value * factor if math.isfinite(number.value) else 3.0})
         if (CostModel(library, changed).latencies(columns) != plain).any():

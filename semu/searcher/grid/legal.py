@@ -175,7 +175,7 @@ def legal_points(
                 if space.layouts is not None and layout_of(point) not in space.layouts:
                     cuts.add(Rule.LAYOUT, 1)
                     continue
-                if is_odd[point.schedule] or sizes.placement != "circular":
+                if is_odd[point.schedule] or sizes.placement != "circular" or (vpp > 1 and sizes.segments == "apart"):
                     error = _refusal(job, point)
                     if error is not None:
                         cuts.add(Rule.SCHEDULE, 1, error)

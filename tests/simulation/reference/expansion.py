@@ -114,7 +114,7 @@ class Expansion:
     """What the reference says of a job: its cut model, replicas, and what each rank stores all the time.
 
     Attributes:
-        waited_s: per replica and rank, how much longer stages last because their parameters are gathered once, outside.
+        waited_s: per replica and rank, how much longer stages last because their parameters are gathered outside.
     """
 
     model: CutModel
@@ -158,12 +158,13 @@ def expand(
     expansion = Expansion(model, replicas, static)
     if holds_all(job):
         wholes = timed(expansion)
-        for number, (replica, own) in enumerate(zip(replicas, symbols, strict=True)):
+        for replica, own in zip(replicas, symbols, strict=True):
             replica.memory = memory_of(model, replica, own, spans(expansion, replica, wholes))
-            free = Writer(model, number, own, {}, orders).write()
-            expansion.waited_s.append(
-                [sum(_length(replica, s) - _length(free, s) for s in order) for order in replica.orders]
-            )
+    for number, (replica, own) in enumerate(zip(replicas, symbols, strict=True)) if gather_ready else ():
+        free = Writer(model, number, own, {}, orders).write()
+        expansion.waited_s.append(
+            [sum(_length(replica, s) - _length(free, s) for s in order) for order in replica.orders]
+        )
     return expansion
 
 

@@ -27,7 +27,8 @@ def lost_s(expansion: Expansion, rank: int, spans: list[tuple[float, float]], ga
     if job.training.launches:  # what hides inside stages is counted as if hosts were never late
         from simulation.reference.expansion import expand
 
-        inside = expand(replace(job, training=replace(job.training, launch=False)))
+        unlaunched = replace(job, training=replace(job.training, launch=False))
+        inside = expand(unlaunched, orders=expansion.replicas[0].orders)
     for number, replica in enumerate(expansion.replicas):
         done = max((replica.span(stage)[1] for stage in replica.orders[rank]), default=0.0)
         hidden = max(sum(_hidden_in(inside.replicas[number], stage) for stage in replica.orders[rank]), 0.0)

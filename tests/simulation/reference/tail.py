@@ -129,8 +129,11 @@ def tail_of(expansion: Expansion) -> Tail:
     _tie(expansion, held, ends, tail)
     barrier = max([*ends, *(piece.end_s for slices in tail.slices for piece in slices)])
     lost: list[Slice] = []
+    is_before = parallel.zero in (1, 2) and overlap.param_gather and is_cut and expansion.waited_s
+    before = gather_times(expansion) if is_before else {}
     for rank, slices in enumerate(tail.slices):
         total = sum(piece.end_s - piece.start_s for piece in gathered.get(rank, ())) if overlap.param_gather else 0.0
+        total += max((before.get(block.number, 0.0) for block in model.blocks if block.rank == rank), default=0.0)
         beside = [max(total - waited[rank], 0.0) for waited in expansion.waited_s] or 0.0
         loss = lost_s(expansion, rank, [(piece.start_s, piece.end_s) for piece in slices], beside)
         begin = max([ends[rank], *(piece.end_s for piece in slices)])

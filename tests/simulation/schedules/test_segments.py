@@ -173,7 +173,6 @@ def test_a_model_of_one_module_is_cut_as_ever(segments: str, vpp: int) -> None:
         ({"segments": "separate"}, "parallel.segments", "separated"),
         ({"segments": "separated"}, "parallel.vpp", 2),
         ({"segments": "apart", "pp": 1}, "parallel.pp", 2),
-        ({"segments": "apart", "vpp": 2}, "parallel.vpp", 1),
         ({"segments": "separated", "vpp": 2, "pp": 6}, "parallel.pp", 5),
         ({"segments": "separated", "vpp": 6}, "parallel.vpp", 4),
         ({"shares": {"vit": 1}}, "parallel.shares", "separated"),
