@@ -56,11 +56,12 @@ def links_of(profile: DeviceProfile, kind: OpKind, group: CommGroup) -> Links:
     local, nic = (port_peak(profile, port) * profile.links[port].of(kind).net for port in (group.local_port, Port.NIC))
     local = min(local, _between_sockets(profile, kind, group))
     is_whole = group.local_port is Port.NVLINK and group.num_ranks == profile.nvlink_gpus.value > 2
+    peak = port_peak(profile, group.port) / (group.nic_slowdown if group.port is Port.NIC else 1.0)
     transfer_s = profile.transfer_s if kind is OpKind.P2P and group.name == PIPELINE else 0.0
     return Links(
         local,
         nic / group.nic_slowdown,
-        port_peak(profile, group.port),
+        peak,
         is_whole and group.num_nodes == 1,
         transfer_s,
         profile.has_trees,

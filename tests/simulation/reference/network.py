@@ -37,7 +37,8 @@ def collective_seconds(profile: DeviceProfile, kind: OpKind, group: CommGroup, n
     at_once = group.num_ranks - 1 if kind is OpKind.ALL_TO_ALL else 1
     if kind in RINGS and group.num_nodes > 1:
         at_once = group.ranks_per_node
-    port = _peak(profile, Port.NIC if group.num_nodes > 1 else group.local_port)
+    over_nodes = group.num_nodes > 1
+    port = _peak(profile, Port.NIC if over_nodes else group.local_port) / (group.nic_slowdown if over_nodes else 1.0)
     for steps, rate in ways(profile, kind, group):
         waits = sum(steps)
         moves = moving_seconds(profile, kind, group, net_bytes) / rate
