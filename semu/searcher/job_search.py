@@ -18,7 +18,7 @@ from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import fitted, settled
-from semu.searcher.kept_places import keeps_places, keeps_ranks, kept_job, kept_problem
+from semu.searcher.kept_places import keeps_places, keeps_ranks, kept_job, kept_partition, kept_problem
 from semu.searcher.memory import check_limits
 from semu.searcher.orders.budgeted import SearchResult, search_problem
 from semu.searcher.orders.levels import search_levels
@@ -132,7 +132,10 @@ def search(
     others = [*(named_baselines(given) if is_kept else []), *(one for one, _ in beside if is_cut), *explored]
     compared, more = (others, None if segments or is_kept else again) if is_least else ([], None)
     plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
-    like = partition(job, sub_batch=sub_batch, segments=segments) if isinstance(plain, Exception) else plain.partition
+    if not isinstance(plain, Exception):
+        like = plain.partition
+    else:
+        like = kept_partition(prepare(job)) if is_kept else partition(job, sub_batch=sub_batch, segments=segments)
     starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
     asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}
     start, first = _searchable(starts, asked)

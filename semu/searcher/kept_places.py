@@ -20,7 +20,7 @@ from semu.searcher.memory import check_limits
 from semu.searcher.partitioning import ModulePartition, Partition
 from semu.searcher.plain_jobs import refuse_unsearched, without_strategies
 from semu.searcher.problem.build import JobProblem, build_problem
-from semu.simulation import prepare
+from semu.simulation import JobCheckpoint, prepare
 
 
 def keeps_places(job: TrainingJob) -> bool:
@@ -35,14 +35,16 @@ def keeps_ranks(job: TrainingJob) -> bool:
 
 
 def placed(job: TrainingJob) -> Baseline:
-    """The job as it is placed and recomputed, under 1F1B."""
-    training = {**NO_SCHEDULE, "schedule": "1f1b"}
+    """The job as it is placed and recomputed, under 1F1B; virtual stages apart, which 1F1B does not order, greedily."""
+    parallel = job.parallel
+    has_stages_apart = parallel.segments == "apart" and parallel.vpp > 1 and not parallel.gathers_towers
+    training = {**NO_SCHEDULE, "schedule": "greedy" if has_stages_apart else "1f1b"}
     return Baseline.of("placed", "Cornstarch (a dissertation's chapter 3), §3.3", job, parallel={}, training=training)
 
 
 def kept_job(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object]]:
-    """The job under 1F1B, and what was changed; layers are neither recomputed nor offloaded where a plan can say which
-    are.
+    """The job as ``placed`` has it, and what was changed; layers are neither recomputed nor offloaded where a plan can
+    say which are.
 
     Raises:
         ConfigError: as ``refuse_unsearched``.
@@ -83,18 +85,23 @@ def kept_problem(
         plan = candidate_variants(job, plan, strategies=strategies, most=candidates)
     built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
     check_limits(built.problem)
-    chunks = built.checkpoint.layout.chunks
+    return kept_partition(built.checkpoint), built
+
+
+def kept_partition(checkpoint: JobCheckpoint) -> Partition:
+    """The chunks of a job as they are."""
+    job, chunks = checkpoint.job, checkpoint.layout.chunks
     whole = tuple((1,) * job.parallel.replicas for _ in range(job.num_microbatches))
     found = []
     for module in job.model.modules:
         mine = [chunk for chunk in chunks if chunk.module == module.name]
-        seconds = sum(_mean_seconds(built, chunk.chunk.index) for chunk in mine if not chunk.chunk.repeats)
+        seconds = sum(_mean_seconds(checkpoint, chunk.chunk.index) for chunk in mine if not chunk.chunk.repeats)
         layers = tuple(sum(block.is_layer for block in chunk.blocks) for chunk in mine)
         found.append(ModulePartition(module.name, None, (), seconds, 1, layers, whole))
-    return Partition(tuple(found), job.parallel.pp), built
+    return Partition(tuple(found), job.parallel.pp)
 
 
-def _mean_seconds(built: JobProblem, chunk: int) -> float:
+def _mean_seconds(checkpoint: JobCheckpoint, chunk: int) -> float:
     """Forward and backward of a chunk on the mean microbatch, without recomputation [s]."""
-    own = built.checkpoint.evaluation.chunks[chunk]
+    own = checkpoint.evaluation.chunks[chunk]
     return float(sum(stage.latency.mean() for stage in (own.forward, own.backward) if stage is not None))

@@ -99,6 +99,30 @@ def test_no_named_schedule_is_faster(sizes: dict[str, Any]) -> None:
     verify(compile_plan(found.job, found.plan))
 
 
+@pytest.mark.parametrize("loss", ["towers", "towers-async"])
+def test_the_bound_is_not_above_what_runs(loss: str) -> None:
+    """Two ranks, one microbatch: what is simulated in the end is the search's length, and the bound is no longer."""
+    found = semu.search(job(1, pp=2, loss=loss), rollouts=8)
+    taken = max(stage.end_s for rank in found.report.timeline.ranks for stage in rank.stages)
+    assert found.solution.makespan_s == pytest.approx(taken, rel=1e-9)
+    assert found.solution.lower_bound_s <= taken * (1 + 1e-9)
+
+
+def test_too_little_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", "clip-vit-b-32", "--cluster", "h100:1x2", "--parallel", "pp2", "--rollouts", "4"]
+    words += ["--set", "parallel.segments=apart", "--set", "parallel.loss=towers", "--memory-limit", "0.2GiB"]
+    assert main(words) == 3
+    assert "missing" in capsys.readouterr().err
+
+
+def test_virtual_stages_apart_are_searched() -> None:
+    """1F1B does not order them; the search begins with what does, and is not slower than that."""
+    own = semu.load_run("vlm-s", ["parallel.segments=apart", "parallel.vpp=2", "training.schedule=greedy"])
+    found = semu.search(own, rollouts=8)
+    assert found.job.parallel == own.parallel
+    assert found.report.iteration_time_s <= semu.evaluate(own).iteration_time_s
+
+
 def test_the_searched_order_meets_as_the_slow_reference() -> None:
     found = semu.search(job(), rollouts=32)
     assert found.plan.orders is not None

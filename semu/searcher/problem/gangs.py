@@ -38,7 +38,7 @@ def without_meetings(graph: PipelineGraph, transfer_s: F64) -> tuple[PipelineGra
         The pipeline, and the same by its own edges: what a gang gathers takes no time beside its stage.
     """
     shape = graph.shape
-    if not shape.chunk_gang:
+    if all(gang < 0 for gang in shape.meeting):  # nothing meets: features are sent, gradients stay on their own ranks
         return graph, transfer_s
     sources = list(shape.sources)
     for members in shape.gangs:
