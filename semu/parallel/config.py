@@ -190,7 +190,7 @@ class Parallel(ParallelSizes):
         object.__setattr__(self, "cp_kind", kind)
         self._check_levels()
         balance = check_balance(self.cp_balance, self.cp_block, self.attention_split)
-        object.__setattr__(self, "cp_slack", check_number(self.cp_slack, "parallel.cp_slack"))
+        object.__setattr__(self, "cp_slack", check_number(self.cp_slack, "parallel.cp_slack", most=1e6))
         object.__setattr__(self, "cp_balance", balance)
         check_exchange(self.cp, kind.value, balance, self.cp_overlap, self.cp_gather_heads, self.cp_inner)
         self._check_modules()

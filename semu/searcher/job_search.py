@@ -132,10 +132,7 @@ def search(
     others = [*(named_baselines(given) if is_kept else []), *(one for one, _ in beside if is_cut), *explored]
     compared, more = (others, None if segments or is_kept else again) if is_least else ([], None)
     plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
-    if not isinstance(plain, Exception):
-        like = plain.partition
-    else:
-        like = kept_partition(prepare(job)) if is_kept else partition(job, sub_batch=sub_batch, segments=segments)
+    like = plain.partition if not isinstance(plain, Exception) else _cut_like(job, sub_batch, segments)
     starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
     asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}
     start, first = _searchable(starts, asked)
@@ -203,6 +200,13 @@ def _is_as_asked(found: Partition, like: Partition, sub_batch: Container[str], s
         and (own.name not in segments or own.segments == asked.segments)
         for own, asked in zip(found.modules, like.modules, strict=True)
     )
+
+
+def _cut_like(job: TrainingJob, sub_batch: Mapping[str, int] | None, segments: Mapping[str, int] | None) -> Partition:
+    """How a job is cut whose heuristic schedule cannot be."""
+    if keeps_places(job):
+        return kept_partition(prepare(job))
+    return partition(job, sub_batch=sub_batch, segments=segments)
 
 
 def _heuristic(

@@ -213,11 +213,12 @@ class SearchReport(Tabular):
         pipeline = f"pipeline {makespan:.4f} s"
         if makespan != counted:  # several replicas, sends that do not overlap, waits for parameters
             pipeline += f"; as the search counts it (sends overlap, stages as on the slowest replica) {counted:.4f} s"
+        so_counted = ", so counted" if makespan != counted else ""
         return [
             *lines,
             pipeline,
             f"at most {100 * self.gap:.2f} % above the best order of this cut into stages with these candidates "
-            f"(no such order is faster than {self.bound:.4f} s); other cuts are not bounded",
+            f"(no such order is faster than {self.bound:.4f} s{so_counted}); other cuts are not bounded",
         ]
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:

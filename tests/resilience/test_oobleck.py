@@ -201,3 +201,27 @@ def test_too_few_nodes_wait(tmp_path: Path) -> None:
     assert row.refusal is None
     refused = semu.goodput(small_job(zero=1), failures=path, strategies="oobleck", days=0.01).strategies[0]
     assert refused.refusal is not None and "parallel.zero" in refused.refusal and refused.goodput == 0
+
+
+@pytest.mark.parametrize("microbatches", [6, 8, 16, 64])
+def test_templates_do_not_hang_on_the_batch(microbatches: int) -> None:
+    """Planned for many microbatches: few of them change no stage sizes that are tried, and reward no slow stage."""
+    job = small_job(4)
+    job = replace(
+        job, cluster=semu.Cluster("h200", nodes=4, gpus_per_node=2), parallel=semu.Parallel(tp=2, pp=4, zero=0)
+    )
+    found = semu.pipeline_templates(replace(job, training=replace(job.training, global_batch=microbatches)), faults=0)
+    assert found.templates[0].nodes == 1
+    for one in found.templates:
+        layers = [stage.last - stage.first for stage in one.stages]
+        assert max(layers) <= 2 * min(layers) + 2
+    pace = [one.speed.period_s * one.nodes for one in found.templates]
+    assert max(pace) <= 1.3 * min(pace)
+
+
+def test_a_batch_too_small_for_templates_is_one_strategys_refusal() -> None:
+    job = replace(small_job(5), training=replace(small_job(5).training, global_batch=1))
+    report = semu.goodput(job, failures="3h", strategies=("checkpoint", "oobleck"), days=0.1, seeds=1)
+    checkpoint, oobleck = report.strategies
+    assert checkpoint.refusal is None and checkpoint.goodput > 0
+    assert oobleck.refusal is not None and "microbatch" in oobleck.refusal

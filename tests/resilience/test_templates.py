@@ -189,3 +189,15 @@ def test_survival_of_eight_losses_in_three_times_four_nodes() -> None:
         held = {node: frozenset((node % 4,)) for node in range(12) if node not in lost}
         kept += not lost_layers(held, 4)
     assert kept == 81
+
+
+def test_fewer_microbatches_than_the_smallest_pipelines() -> None:
+    """Eight pipelines of a node would be fastest and have seven microbatches: larger ones are taken; none: refused."""
+    speeds = [Speed(n, 0.1 * n, 1.0 / n) for n in (1, 2, 3, 4)]
+    assert sum(compose_counts(speeds, 8, 64, 2)) >= 4
+    for microbatches in (7, 5, 3, 2):
+        counts = compose_counts(speeds, 8, microbatches, 2)
+        assert 2 <= sum(counts) <= microbatches
+        assert sum(count * one.nodes for count, one in zip(counts, speeds, strict=True)) == 8
+    with pytest.raises(ConfigError, match="pipelines"):
+        compose_counts(speeds, 8, 1, 1)

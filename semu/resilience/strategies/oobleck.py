@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import SemuError
+from semu.errors import ConfigError, SemuError
 from semu.resilience.events import NodeChange, NodeEvents, to_us
 from semu.resilience.machine import Conduct, Machine, Tier, table_of
 from semu.resilience.options import Reconfiguration
@@ -47,7 +47,7 @@ class Oobleck(Strategy):
 
     def __init__(self, situation: Situation) -> None:
         super().__init__(situation)
-        self._sets: dict[int, PipelineSet] = {}
+        self._sets: dict[int, PipelineSet | None] = {}
         self._runs = self._broken = 0
 
     @property
@@ -64,9 +64,12 @@ class Oobleck(Strategy):
 
     @property
     def refusal(self) -> str | None:
-        """Why there are no templates."""
-        found = self.situation.templates_of()
-        return str(found) if isinstance(found, SemuError) else None
+        """Why there are no templates, or none that all nodes are composed into."""
+        try:
+            self.templates.compose(self.nodes)
+        except SemuError as error:
+            return str(error)
+        return None
 
     @property
     def _is_paper(self) -> bool:
@@ -92,11 +95,12 @@ class Oobleck(Strategy):
         return {**found, **super().settings()}
 
     def pipelines(self, alive: int) -> PipelineSet | None:
-        """What so many nodes are composed into; None: they are too few."""
-        if alive < self.templates.fewest_nodes:
-            return None
+        """What so many nodes are composed into; None: they are too few, or the microbatches for them."""
         if alive not in self._sets:
-            self._sets[alive] = self.templates.compose(alive)
+            try:
+                self._sets[alive] = self.templates.compose(alive)
+            except ConfigError:
+                self._sets[alive] = None
         return self._sets[alive]
 
     def conduct(self, alive: int) -> Conduct:
@@ -146,7 +150,7 @@ class Oobleck(Strategy):
             return Arrangement(None, groups, held, Copies(0.0, 0.0))
         found = three_steps(groups, held, sizes[0], sizes[-1])
         self._broken += len(found) <= self.templates.faults
-        if not found:
+        if not 0 < len(found) <= self.templates.num_microbatches:
             return Arrangement(None, groups, held, Copies(0.0, 0.0))
         pipelines = self.templates.of_sizes([len(group) for group in found])
         wanted = pipelines.places(self.situation.figures.gpus_per_node)

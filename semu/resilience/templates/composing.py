@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +58,8 @@ def compose_counts(speeds: Sequence[Speed], nodes: int, microbatches: int, least
         speeds: of the templates. nodes: N', all are used. microbatches: of an iteration, at least one for each
             pipeline. least: f + 1 pipelines, at least.
     Returns:
-        Counts, in the order of the templates.
+        Counts, in the order of the templates. Where the fastest are more than the microbatches, the fastest of the
+        templates but the smallest.
     Raises:
         ConfigError: no such set holds all the nodes; fewer microbatches than pipelines.
     """
@@ -86,6 +88,9 @@ def compose_counts(speeds: Sequence[Speed], nodes: int, microbatches: int, least
         else:
             low = middle
     counts = [int(one) for one in found[:-1]]
+    if sum(counts) > microbatches and len(speeds) > 1:  # larger ones are fewer
+        with suppress(ConfigError):
+            return [0, *compose_counts(speeds[1:], nodes, microbatches, least)]
     if sum(counts) > microbatches:
         raise ConfigError(
             f"{sum(counts)} pipelines, {microbatches} microbatches",

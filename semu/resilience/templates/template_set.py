@@ -206,7 +206,7 @@ class TemplateSet(Tabular):
                 got=nodes,
                 nearest=self.fewest_nodes,
             )
-        counts = compose_counts([one.speed for one in self.templates], nodes, self._microbatches, self.faults + 1)
+        counts = compose_counts([one.speed for one in self.templates], nodes, self.num_microbatches, self.faults + 1)
         return self._dealt([one for one, count in zip(self.templates, counts, strict=True) for _ in range(count)][::-1])
 
     def of_sizes(self, sizes: Sequence[int]) -> PipelineSet:
@@ -230,11 +230,12 @@ class TemplateSet(Tabular):
         return self._dealt([by_size[size] for size in sizes])
 
     @property
-    def _microbatches(self) -> int:
+    def num_microbatches(self) -> int:
+        """Of an iteration."""
         return self.job.training.global_batch // self.job.training.micro_batch
 
     def _dealt(self, chosen: Sequence[PipelineTemplate]) -> PipelineSet:
-        dealt = distribute([one.speed for one in chosen], self._microbatches)
+        dealt = distribute([one.speed for one in chosen], self.num_microbatches)
         return PipelineSet(tuple(chosen), tuple(dealt), self._reduction_s(chosen), self.job.training.micro_batch)
 
     def _reduction_s(self, pipelines: Sequence[PipelineTemplate]) -> float:
@@ -378,8 +379,9 @@ def _layer_table(job: TrainingJob) -> tuple[LayerTable, np.ndarray[Any, Any], An
         if per_node % degree:
             continue
         parallel = replace(job.parallel, dp=per_node // degree, tp=degree, pp=1, vpp=1, layout=None)
+        training = replace(job.training, global_batch=parallel.dp * job.training.micro_batch)
         try:
-            found = layer_costs(replace(job, cluster=cluster, parallel=parallel), job.batch, 1)
+            found = layer_costs(replace(job, cluster=cluster, parallel=parallel, training=training), job.batch, 1)
         except SemuError as error:  # heads that so many ranks do not divide
             refused = error
             continue
@@ -409,19 +411,26 @@ def _template(
 ) -> PipelineTemplate | None:
     """The fastest pipeline of so many nodes; None: none fits."""
     per_node = job.cluster.gpus_per_node
-    cuts = cut_pipeline(table, nodes, per_node, microbatches, SLACK)[:MOST_FINALISTS]
+    enough = max(microbatches, 4 * min(table.num_layers, nodes * per_node))  # T is of many more than there are stages
+    cuts = cut_pipeline(table, nodes, per_node, enough, SLACK)[:MOST_FINALISTS]
     best: PipelineTemplate | None = None
     for planned, stages in cuts:
         speed, is_timed = _time(job, modules, nodes, stages, microbatches)
         if speed is None:
             if is_timed:
                 continue  # the engine says that it does not fit
-            period = planned / microbatches  # stages of different sizes: the planner's word
-            speed = Speed(nodes, 0.0, period)
+            speed = _planned_speed(table, nodes, stages)
         one = PipelineTemplate(speed, stages, planned, is_timed)
         if best is None or speed.time_s(microbatches) < best.speed.time_s(microbatches):
             best = one
     return best
+
+
+def _planned_speed(table: LayerTable, nodes: int, stages: Sequence[Stage]) -> Speed:
+    """Of stages of different sizes, by the planner's costs: the slowest stage sets the pace."""
+    time_of = dict(zip(table.degrees.tolist(), table.time_s, strict=True))
+    times = [float(time_of[one.gpus][one.first : one.last].sum()) for one in stages]
+    return Speed(nodes, sum(times) - max(times), max(times))
 
 
 def _time(

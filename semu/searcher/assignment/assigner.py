@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,8 @@ class Assigner:
         asked = self._asked(samples, ids, bounds)
         start = METHODS[DEFAULT_METHOD].deal(asked.problem)
         found = solve_exactly(asked.problem, asked.features, asked.pipelines, start, seconds=seconds)
-        return asked.answered("exact", found.dealt), found
+        best = asked.answered("exact", found.dealt)
+        return best, replace(found, bound_s=max(found.bound_s, min(best.bound_s, found.time_s)))
 
     def _asked(self, samples: Samples, ids: Sequence[str | int] | None, bounds: I64 | None) -> _Asked:
         """What a method is asked.

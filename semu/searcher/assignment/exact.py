@@ -7,6 +7,7 @@ defer. Durations are rounded down to ticks, so that the solver's bound holds for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,9 @@ class _Model:
         for own in self._has:
             self._model.add_exactly_one(own)
         self._fill()
+        if defers:  # what defers nothing is the other model's
+            deferred = [c.reader != c.microbatch for c in self._choices]
+            self._model.add_at_least_one(has for own in self._has for has, d in zip(own, deferred, strict=True) if d)
         largest = int(problem.load.max(axis=1).argmax())  # replicas are alike: the largest sample is in the first
         for choice, has in zip(self._choices, self._has[largest], strict=True):
             if choice.replica:
@@ -194,7 +198,7 @@ class _Model:
             if ticks[number, item]
         ]
         fixed = int(np.floor(times.costs.fixed_s[row] / self._tick_s))
-        if column < times.num_microbatches:
+        if column < times.num_microbatches or fixed < 0:
             terms.append(fixed)
         elif fixed > 0:  # of what a plan added, nothing runs without samples
             runs = model.new_bool_var("")
@@ -223,6 +227,8 @@ class _Model:
         solver.parameters.random_seed = 0
         solver.parameters.relative_gap_limit = _GAP / 2
         status = solver.solve(self._model)
+        if status == cp_model.INFEASIBLE:
+            return None, math.inf
         bound = max(0.0, solver.best_objective_bound) * self._tick_s
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None, bound
