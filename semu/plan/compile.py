@@ -145,7 +145,7 @@ def _compiled(
             memory=contents.memory(),
             buffer_bytes=_buffers(stages, order, largest[order.transfer]),
         ),
-        reads={} if layout.recipe.plan is None else layout.recipe.plan.reads,
+        reads={} if layout.recipe.plan is None else dict(layout.recipe.plan.reads),
     )
 
 

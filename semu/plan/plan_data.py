@@ -94,7 +94,7 @@ class PlanData:
                 )
 
     def _check_reads(self) -> None:
-        object.__setattr__(self, "reads", checked_reads(self.reads, "plan.reads"))
+        object.__setattr__(self, "reads", dict(checked_reads(self.reads, "plan.reads")))  # processes are sent plans
         modules = [chunk.module for chunk in self.chunks]
         for name, reads in self.reads.items():
             check_word(name, modules, "module", f"plan.reads.{name}")

@@ -87,6 +87,8 @@ def compare(seed: int) -> str | None:
         job = random_job(random)
         if random.random() < 0.7:
             job = job_for(job, name)
+        if job.parallel.segments == "apart" and job.parallel.vpp > 1:
+            return None  # the slow reference has one chunk of a module on a rank of its own
         checkpoint = prepare(job)
         schedule = checkpoint.schedule()
     except SemuError as error:
