@@ -25,6 +25,7 @@ def _study(
     *,
     per_iteration: int | None = None,
     iteration: int = 0,
+    window: int = 1,
     seed: int = 0,
     exact_s: float | None = None,
     progress: Callable[[str], None] | None = None,
@@ -33,19 +34,20 @@ def _study(
 
     Args:
         job: what trains. samples: a JSONL file. methods: words of ``METHODS``; None: all that suit the model.
-        per_iteration, iteration, seed: as ``semu.assign``. exact_s: time for the exact solver as well [s]; None: none.
+        per_iteration, iteration, seed: as ``semu.assign``. window: iterations among which samples may change places;
+            every method deals its own; 1: none. exact_s: time for the exact solver as well [s]; None: none.
         progress: called with what is done.
     Returns:
         The study; ``repr`` is its table.
     Raises:
-        ConfigError: as ``semu.assign``; too many samples for the exact solver.
+        ConfigError: as ``semu.assign``; too many samples for the exact solver, or a window beside it.
     """
     if exact_s is not None:
         check_number(exact_s, "exact", is_above=True)
     if progress is not None:
         progress("reading samples")
     source = SampleSource.read(job, samples, per_iteration)
-    return study_methods(Assigner(job, seed=seed), source, methods, iteration, progress, exact_s=exact_s)
+    return study_methods(Assigner(job, seed=seed), source, methods, iteration, progress, window=window, exact_s=exact_s)
 
 
 def _workload(

@@ -13,6 +13,8 @@ from searcher.assignment.jobs import draw_text, draw_vlm, write_samples
 
 import semu
 from semu.cli.command import main
+from semu.searcher.assignment.assigner import Assigner, SampleSource
+from semu.searcher.assignment.reordering import assigned_iterations
 
 VLM = ["vlm-s", "--cluster", "h800:2x8", "--parallel", "dp2-tp2-pp4", "--set", "training.global_batch=16"]
 TEXT = ["llama3-8b", "--cluster", "h100:2x8", "--parallel", "dp2-tp2-pp4", "--set", "training.global_batch=16"]
@@ -174,3 +176,20 @@ def test_the_optimum_stands_beside_the_methods(tmp_path, capsys):
     assert found["exact"]["bound_s"] <= rows["exact"] <= 1.001 * found["exact"]["bound_s"]
     code, found = run(capsys, *VLM, "--samples", str(path), "--count", "100", "--exact", "0")
     assert code == 2
+
+
+def test_iterations_of_a_window_are_those_of_a_loader(tmp_path, capsys):
+    path = write_samples(tmp_path / "samples.jsonl", draw_vlm(300, 2))
+    ids = []
+    for number in ("0", "1"):
+        out = tmp_path / number
+        words = [*VLM, "--samples", str(path), "--count", "100", "--iteration", number, "--window", "2"]
+        assert run(capsys, *words, "--method", "coupled", "--out", str(out))[0] == 0
+        lines = (out / "assignment.jsonl").read_text().splitlines()
+        ids.append({name for line in lines for name in json.loads(line)["ids"]})
+    job = semu.load_run(VLM[0], VLM[6:], cluster=VLM[2], parallel=VLM[4])
+    source = SampleSource.read(job, path, 100)
+    dealt = assigned_iterations(Assigner(job, "coupled", samples=source.samples), source, 2)
+    assert ids == [set(found.ids) for (_, found), _ in zip(dealt, ids, strict=False)]
+    code, found = run(capsys, *VLM, "--samples", str(path), "--count", "100", "--window", "2", "--exact", "1")
+    assert (code, found["error"]["where"].endswith("assignment.window"), found["error"]["nearest"]) == (2, True, 1)

@@ -64,7 +64,10 @@ def test_a_loop_goes_on_behind_assigned_iterations(path: Path, tmp_path: Path, c
 @pytest.mark.parametrize(
     ("words", "where"),
     [
+        (("--iterations", "1", "--assign", "coupled"), "--assign"),
+        (("--window", "2"), "--window"),
         (("--assign", "coupled"), "--assign"),
+        (("--stream", "FILE", "--assign", "coupled", "--set", "assignment.window=0"), "assignment.window"),
         (("--stream", "FILE", "--assign", "cupled"), "assignment.method"),
         (("--stream", "FILE", "--window", "2"), "--window"),
         (("--stream", "FILE", "--assign", "coupled", "--window", "0"), "--window"),
@@ -73,6 +76,27 @@ def test_a_loop_goes_on_behind_assigned_iterations(path: Path, tmp_path: Path, c
 )
 def test_bad_input_is_named(words: tuple[str, ...], where: str, path: Path, capsys) -> None:
     given = [str(path) if word == "FILE" else word for word in words]
-    code, found = run(capsys, *given, "--iterations", "1")
+    code, found = run(capsys, *given)
     assert code == 2
     assert where in found["error"]["where"]
+
+
+def test_a_window_of_no_stream_says_what_it_wants(capsys) -> None:
+    code, found = run(capsys, "--window", "2")
+    assert (code, found["error"]["expected"]) == (2, "--iterations N or --stream FILE")
+    code, found = run(capsys, "--window", "2", "--iterations", "1")
+    assert (code, found["error"]["expected"]) == (2, "with --stream FILE --assign METHOD")
+
+
+def test_options_of_the_run_file_are_those_of_the_command_line(path: Path, capsys) -> None:
+    given = ("--stream", str(path), "--assign", "coupled", "--iterations", "1")
+    code, by_flag = run(capsys, *given, "--window", "2")
+    assert code == 0
+    code, by_key = run(capsys, *given, "--set", "assignment.window=2")
+    assert code == 0
+    assert by_key["rows"] == by_flag["rows"]
+    code, counted = run(capsys, *given, "--set", "assignment.count=20")
+    assert code == 0
+    job = semu.load_run("vlm-s", ["training.global_batch=4"], **WHERE)
+    samples = SampleSource.read(job, str(path), 20).iteration(0)[0]
+    assert counted["rows"][0]["items"]["vision"] == len(samples.items["vision"].lengths)

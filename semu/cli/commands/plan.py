@@ -26,7 +26,7 @@ _OF_RUNS = (
     *("strict", "dump_config", "assignments"),
 )
 _OF_PLANS = ("schedule", "show", "verify", "output", "rank", "picture", "torch_csv", "strict")
-_OF_LOOPS = ("deadline", "speed", "sleep", "resume", "write_stream", "out")
+_OF_LOOPS = ("assign", "window", "deadline", "speed", "sleep", "resume", "write_stream", "out")
 _FILES = (".json", ".csv", ".txt")
 
 

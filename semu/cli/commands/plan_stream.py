@@ -44,7 +44,8 @@ def stream_command(arguments: argparse.Namespace) -> int:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
-        stream = _stream(job, arguments.stream, arguments.assign, arguments.window or 1)
+        with run.places.located():
+            stream = _stream(run, job, arguments)
         count = arguments.iterations
         if count is None:
             count = DEFAULT_ITERATIONS if arguments.stream is None else (1 << 31)
@@ -170,16 +171,21 @@ def _line(row: Any, count: int) -> str:
     return f"iteration {row.index + 1}{of}: {row.outcome.value} in {row.latency_s:.2f} s{gain}"
 
 
-def _stream(job: TrainingJob, path: str | None, method: str | None, window: int) -> Iterator[AbstractBatch]:
-    """The batches to train; ``method``: that assigns the samples of a metadata file, within ``window`` iterations."""
+def _stream(run: RunConfig, job: TrainingJob, arguments: argparse.Namespace) -> Iterator[AbstractBatch]:
+    """The batches to train; with ``--assign`` the samples of a metadata file, assigned as ``[assignment]`` has it."""
     from semu.searcher.assignment.assigner import Assigner, SampleSource
+    from semu.searcher.assignment.options import AssignmentOptions
     from semu.searcher.planner.own_stream import assigned_batches, own_batches
 
-    if method is not None:
+    path = arguments.stream
+    if arguments.assign is not None:
         if path is None:
             raise ConfigError("nothing to assign", where="--assign", expected="--stream FILE, a metadata file")
-        source = SampleSource.read(job, path)
-        return assigned_batches(Assigner(job, method, samples=source.samples), source, window)
+        table = run.config.get("assignment", {})
+        asked = AssignmentOptions.of(table, method=arguments.assign, window=arguments.window)
+        source = SampleSource.read(job, path, asked.count)
+        assigner = Assigner(job, asked.method, samples=source.samples, seed=asked.seed)
+        return assigned_batches(assigner, source, asked.window)
     if path is None:
         return own_batches(job)
     count, training = job.num_microbatches * job.parallel.replicas, job.training
@@ -212,7 +218,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.window is not None:
         check_integer(arguments.window, "--window", "a number of iterations")
         if arguments.assign is None:
-            raise ConfigError("nothing to exchange", where="--window", expected="with --assign METHOD")
+            raise ConfigError("nothing to exchange", where="--window", expected="with --stream FILE --assign METHOD")
     for flag, value in (("--speed", arguments.speed), ("--deadline", arguments.deadline)):
         if value is not None:
             check_number(value, flag, "a number", is_above=True)

@@ -14,12 +14,13 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class AssignmentOptions:
-    """What ``semu assign`` and ``semu workload`` are asked; a command line's words come before it.
+    """What ``semu assign``, ``semu workload`` and ``semu plan --assign`` are asked; a command line's words come first.
 
     Attributes:
         samples: path of a JSONL file of samples, from the current folder; None: the command line says it.
         method: a word of ``METHODS``, several with commas, or ``all``.
         count: samples of an iteration; None: as many as the job's packed sequences hold.
+        window: iterations among which samples may change places; 1: none.
         seed: of the random order, and of packs and draws.
     Raises:
         ConfigError: an unknown method, a number out of range.
@@ -28,6 +29,7 @@ class AssignmentOptions:
     samples: str | None = None
     method: str = "entrain"
     count: int | None = None
+    window: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -37,6 +39,7 @@ class AssignmentOptions:
             find_named("method of assignment", word.strip(), METHODS, where="assignment.method")
         if self.count is not None:
             check_count(self.count, "assignment.count")
+        check_count(self.window, "assignment.window")
         check_seed(self.seed, "assignment.seed")
 
     @classmethod

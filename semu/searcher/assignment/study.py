@@ -16,6 +16,7 @@ from semu.searcher.assignment.costs import SampleCosts
 from semu.searcher.assignment.exact import ExactAssignment
 from semu.searcher.assignment.export import figures
 from semu.searcher.assignment.methods.table import METHODS
+from semu.searcher.assignment.reordering import assigned_iterations
 from semu.units import GIB, fit_columns
 
 
@@ -102,6 +103,7 @@ def study_methods(
     iteration: int = 0,
     progress: Callable[[str], None] | None = None,
     *,
+    window: int = 1,
     exact_s: float | None = None,
 ) -> AssignmentStudy:
     """Assign the samples of an iteration by every method, and simulate each.
@@ -109,10 +111,20 @@ def study_methods(
     Args:
         assigner: whose job and costs. source: of samples. methods: words of ``METHODS``; None: all that the model can
             use. iteration: which one of the source. progress: called with what is done.
+        window: iterations among which samples may change places, as ``assigned_iterations``.
         exact_s: time for the exact solver [s]; None: it is not asked.
     Raises:
-        ConfigError: a method that is asked for by name and cannot be used; too many samples for the exact solver.
+        ConfigError: a method that is asked for by name and cannot be used; too many samples for the exact solver, or a
+            window beside it.
     """
+    if window != 1 and exact_s is not None:
+        raise ConfigError(
+            "the exact solver assigns the samples of one iteration as the file has them",
+            where="assignment.window",
+            expected="1 beside --exact",
+            got=window,
+            nearest=1,
+        )
     say = progress if progress is not None else lambda _: None
     own, ids, bounds = source.iteration(iteration)
     say("fitting costs of samples")
@@ -128,7 +140,11 @@ def study_methods(
             continue
         say(f"assigning by {name}")
         began = time.perf_counter()
-        found = assigner(own, ids, bounds=bounds, method=name)
+        if window == 1:
+            found = assigner(own, ids, bounds=bounds, method=name)
+        else:
+            dealing = Assigner(assigner.job, name, costs=costs, seed=assigner.seed)
+            _, found = next(assigned_iterations(dealing, source, window, iteration))
         seconds = time.perf_counter() - began
         say(f"simulating {name}")
         found.estimate  # noqa: B018  # once, here, where progress is said

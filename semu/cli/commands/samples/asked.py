@@ -72,7 +72,7 @@ def asked_of(arguments: argparse.Namespace, run: RunConfig) -> tuple[AssignmentO
     """
     from semu.searcher.assignment.options import AssignmentOptions
 
-    given = {name: getattr(arguments, name, None) for name in ("samples", "method", "count", "seed")}
+    given = {name: getattr(arguments, name, None) for name in ("samples", "method", "count", "window", "seed")}
     with run.places.located():
         options = AssignmentOptions.of(run.config.get("assignment", {}), **given)
     if options.samples is None:

@@ -31,6 +31,7 @@ def assign_command(arguments: argparse.Namespace) -> int:
             options.methods,
             per_iteration=options.count,
             iteration=arguments.iteration,
+            window=options.window,
             seed=options.seed,
             exact_s=arguments.exact,
             progress=progress,
