@@ -93,7 +93,7 @@ def schedules() -> str:
     """The picture of a model under some schedules, and what zero bubble would need there."""
     memory = {own["name"]: max(own["peak_memory_bytes"]) for own in run_json(SCHEDULES_VLM)["schedules"]}
     return f"""\
-![VLM-L under five schedules on one time axis](../examples/pictures/schedules_vlm.png)
+![VLM-L under five schedules on one time axis](../../examples/pictures/schedules_vlm.png)
 
 Ranks 0 and 1 hold the image encoder: two chunks per rank spread it over four ranks; zero bubble (`zb-v`) would need \
 {memory["zb-v"] / GIB:.0f} GiB, because under full recomputation a
@@ -109,7 +109,7 @@ def grid() -> str:
 configurations it simulates {len(found["rows"])}; the others
 surely do not fit, or are surely slower than the best ten.
 
-![All configurations of GPT-3 175B on 512 A100: time against memory](../examples/pictures/grid.png)
+![All configurations of GPT-3 175B on 512 A100: time against memory](../../examples/pictures/grid.png)
 """
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from semu.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-"""The pages whose parts and pictures are made by commands."""
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+"""The pages whose code, parts and pictures tests and ``make readme`` look after."""
 PICTURES_FOLDER = ROOT / "examples" / "pictures"
 DIGESTS = PICTURES_FOLDER / "inputs.json"
 

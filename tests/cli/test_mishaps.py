@@ -244,7 +244,7 @@ def test_what_schedules_offer_is_listed() -> None:
 
 
 def test_two_schedules_of_the_documents_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "checkpoints.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "checkpoints.md").read_text()
     code = text[text.index("state = semu.prepare(") :].partition("```")[0]
     exec(code, {"semu": semu, "semu_models": semu_models})
     first, second, _ = capsys.readouterr().out.splitlines()

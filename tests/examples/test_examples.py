@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from benchmarks.readme._weave import PAGES, ROOT
+
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 SLOW = ("08_search", "09_execute", "10_planner", "11_grid")
 """Examples that take more than a few seconds."""
@@ -68,8 +69,7 @@ def test_published_figures_are_met_where_the_paper_leaves_nothing_open(tmp_path:
 
 @pytest.mark.slow
 def test_python_in_the_readme_runs(tmp_path: Path) -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    text = "".join(page.read_text() for page in pages)
+    text = "".join(page.read_text() for page in PAGES)
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert len(blocks) >= 4
     for number, block in enumerate(blocks):
@@ -78,10 +78,10 @@ def test_python_in_the_readme_runs(tmp_path: Path) -> None:
         run(script, tmp_path)
 
 
-def test_the_readme_shows_the_picture_of_its_rule(tmp_path: Path) -> None:
+def test_the_tutorial_shows_the_picture_of_its_rule(tmp_path: Path) -> None:
     """The grid that the example draws last, line by line; and the time that it says."""
     output = run(ROOT / "examples" / "12_rules.py", tmp_path)
-    shown = (ROOT / "README.md").read_text()
+    shown = (ROOT / "docs" / "tutorials" / "own-schedule.md").read_text()
     lines = [line for line in output.splitlines() if line.startswith("rank ")]
     assert len(lines) == 8
     assert "\n".join(lines[4:]) in shown

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from validation.nsys_reports import write_gpu_trace
 
+from benchmarks.readme._weave import PAGES, ROOT
 from semu.cli.options.every import COMMANDS
 
-ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 INSTANCES = ROOT / "benchmarks" / "instances" / "first_minutes"
 MEGATRON = ROOT / "tests" / "imports" / "megatron" / "files"
 

@@ -46,7 +46,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--log",
         metavar="FILE",
-        help="training log of Megatron-LM, torchtitan or another program (docs/programs.md), plain or gzip",
+        help="training log of Megatron-LM, torchtitan or another program (docs/guides/programs.md), plain or gzip",
     )
     own.add_argument(
         "--trace",

@@ -20,7 +20,7 @@ _TRAINING = re.compile(r"(pretrain|train|finetune|main)\w*\.py")
 _OTHERS = re.compile(r"(pretrain|train)_(bert|t5|mamba|hybrid|retro|ict|realm|vlm|vision\w*)\.py")
 """Programs of Megatron-LM whose models are not GPTs, although most of their arguments have the same names."""
 MODEL_ALONE = "sizes of a model for Megatron-LM"
-_WAYS_OUT = {"pretrain_vlm.py": "a run file with [model.encoder] and [model.llm], as docs/models.md has it"}
+_WAYS_OUT = {"pretrain_vlm.py": "a run file with [model.encoder] and [model.llm], as docs/guides/models.md has it"}
 """Program -> how its model is described instead."""
 
 

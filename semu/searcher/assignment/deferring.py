@@ -137,7 +137,7 @@ def deferring_orders(prepared: JobCheckpoint, schedule: Schedule) -> Schedule:
     First the schedule's, in which an encoder's backward of what waits comes after that of the microbatch that it waits
     for. As these backwards come late, orders with further forwards ahead are tried, which leave room for them (eager
     forwards, 001 §4.5.3): two and three times 1F1B's, and those of a list scheduler, each within the memory that its
-    rank has. As many as memory allows is not shortest (``docs/assignment.md``).
+    rank has. As many as memory allows is not shortest (``docs/explanation/assignment.md``).
 
     Args:
         prepared: of ``deferring_job``, without orders. schedule: of the job without deferral, with whole backwards.

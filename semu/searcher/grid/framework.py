@@ -2,7 +2,7 @@
 
 Torch's schedules were read in torch 2.13 (``torch.distributed.pipelining.schedules``) and are tested against it. All
 else is believed, as of 2026-11: it was written without Megatron-LM's and torchtitan's sources at hand and is of no
-particular release; a source says where to look. docs/grid.md has the same table, and what is left out of it.
+particular release; a source says where to look. docs/explanation/grid.md has the same table, and what is left out.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from semu.nn.model import Model
 from semu.searcher.grid.framework import RULES, TORCH_SCHEDULES, Framework, framework_rule
 from semu.searcher.grid.space import Axis, Point, own_value
 
-PAGE = Path(__file__).parents[3] / "docs" / "grid.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "grid.md"
 
 
 def job_of(model: Model, parallel: dict[str, Any] | None = None, **training: Any) -> semu.TrainingJob:
