@@ -8,13 +8,13 @@ from pathlib import Path
 
 from semu.door.runs import of_runs
 from semu.files import make_folder, write_file, write_text
-from semu.resilience.templates import template_set
+from semu.resilience.templates import making
 from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet
 from semu.resilience.templates.together import JointReport
 
 _MOST_KINDS = 6
 """Kinds of pipelines in a picture, the largest first."""
-pipeline_templates = of_runs(template_set.pipeline_templates)
+pipeline_templates = of_runs(making.pipeline_templates)
 
 
 def save_templates(

@@ -18,7 +18,8 @@ from semu.resilience.options import RECONFIGURE_S, FailureKind, Resilience
 from semu.resilience.report import GoodputReport, Help, StrategyResult
 from semu.resilience.strategies.registry import chosen_strategies
 from semu.resilience.strategies.strategy import Situation, Strategy
-from semu.resilience.templates.template_set import TemplateSet, pipeline_templates
+from semu.resilience.templates.making import pipeline_templates
+from semu.resilience.templates.template_set import TemplateSet
 from semu.simulation import simulate
 from semu.simulation.estimate import evaluate
 

@@ -20,8 +20,9 @@ from semu.hardware.kinds import OpKind
 from semu.hardware.network.cost import collective_latency
 from semu.hardware.network.group import CommGroup
 from semu.resilience.templates.composing import Speed
+from semu.resilience.templates.making import pipeline_job
 from semu.resilience.templates.planner import Stage
-from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet, pipeline_job
+from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet
 from semu.resilience.templates.together import reduce_together, simulate_pipelines
 from semu.simulation import prepare
 

@@ -28,7 +28,8 @@ from semu.frames import Tabular
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.present.report import Report
-from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet, pipeline_job
+from semu.resilience.templates.making import pipeline_job
+from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet
 from semu.simulation import prepare, simulate
 from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan

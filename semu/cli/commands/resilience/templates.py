@@ -21,7 +21,7 @@ def templates_command(arguments: argparse.Namespace) -> int:
             return dump_run(run, is_json=arguments.json)
         from semu.door.long_runs import options_of
         from semu.door.templates import save_templates
-        from semu.resilience.templates.template_set import pipeline_templates
+        from semu.resilience.templates.making import pipeline_templates
         from semu.resilience.templates.together import simulate_pipelines
 
         say_notes(run)
