@@ -72,6 +72,15 @@ class Communicator(Protocol):
             TimeoutError, ConnectionError: as ``Handle.wait``.
         """
 
+    def connect(self, groups: Sequence[Sequence[int]]) -> None:
+        """Make groups of pipeline ranks that will sum over one another; every rank calls it with the same list.
+
+        Groups that overlap must be made so; others are also made by their members when they first meet.
+
+        Raises:
+            TimeoutError, ConnectionError: as ``Handle.wait``.
+        """
+
     def sum_over_ranks(self, tensors: Sequence[torch.Tensor], ranks: Sequence[int], timeout_s: float) -> None:
         """Replace tensors by their sums over some pipeline ranks of this replica, this one among them.
 

@@ -1,4 +1,6 @@
-"""``sum_copies``: gradients of layers that bidirectional pipelines hold twice, on two ranks or on one."""
+"""``sum_copies``: gradients of layers that are there more than once: in both directions of a bidirectional pipeline, on
+two ranks or on one; in pipelines that share a batch, each cut in its own way.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from semu.errors import ExecutorError
+from semu.executor.chunk import LayerChunk
 from semu.executor.communicator import Communicator, Operation
 from semu.executor.model import PipelineModel
 from semu.plan.plan import ExecutionPlan
@@ -16,13 +19,19 @@ _FIRST_TAG = 1 << 24
 
 
 def sum_copies(plan: ExecutionPlan, model: PipelineModel, communicator: Communicator, timeout_s: float) -> None:
-    """Give both copies of every chunk the sum of their gradients; nothing to do where the model is there once.
+    """Give all copies of every layer the sum of their gradients; nothing to do where the model is there once.
+
+    Of pipelines that share a batch (``ExecutionPlan.weights``) gradients count with their pipeline's weight.
 
     Args:
-        plan: with chunks of two flows. model: the rank's. communicator, timeout_s: to the other ranks.
+        plan: with chunks of several flows. model: the rank's. communicator, timeout_s: to the other ranks.
     Raises:
-        ExecutorError: more than two copies. TimeoutError, ConnectionError: as ``Handle.wait``.
+        ExecutorError: more than two copies without weights; pipelines that cut layers into other shards, or chunks that
+            are not made of layers. TimeoutError, ConnectionError: as ``Handle.wait``.
     """
+    if plan.weights:
+        _sum_pipelines(plan, model, communicator, timeout_s)
+        return
     flows = sorted({chunk.flow for chunk in plan.chunks})
     if len(flows) == 1:
         return
@@ -51,6 +60,58 @@ def sum_copies(plan: ExecutionPlan, model: PipelineModel, communicator: Communic
             handle.wait(timeout_s)
         for mine, other in zip(own, other_own, strict=True):
             mine += other
+
+
+def reducing_ranks(plan: ExecutionPlan) -> list[tuple[int, ...]]:
+    """Ranks of each reduction of a plan, each group once, in order."""
+    groups = [tuple(sorted(plan.chunks[chunk].rank for chunk in one.chunks)) for one in plan.reductions]
+    return [ranks for ranks in dict.fromkeys(groups) if len(ranks) > 1]
+
+
+def _sum_pipelines(plan: ExecutionPlan, model: PipelineModel, communicator: Communicator, timeout_s: float) -> None:
+    """The plan's reductions that this rank takes part in, in the plan's order."""
+    for number, one in enumerate(plan.reductions):
+        held = [chunk for chunk in one.chunks if plan.chunks[chunk].rank == communicator.rank]
+        if not held:
+            continue
+        if len(set(one.shards)) > 1:
+            raise ExecutorError(
+                "pipelines that cut layers into other shards",
+                where=f"plan.reductions[{number}].shards",
+                expected="the same number everywhere: shards are not put together here",
+                got=list(one.shards),
+            )
+        own = gradients_of(parameters_of_layer(plan, model, held[0], one.layer))
+        for gradient in own:
+            gradient *= plan.weights[plan.chunks[held[0]].flow]
+        ranks = sorted(plan.chunks[chunk].rank for chunk in one.chunks)
+        if not own or len(ranks) == 1:
+            continue
+        dense = [gradient.contiguous() for gradient in own]
+        communicator.sum_over_ranks(dense, ranks, timeout_s)
+        for gradient, total in zip(own, dense, strict=True):
+            if total is not gradient:
+                gradient.copy_(total)
+
+
+def parameters_of_layer(plan: ExecutionPlan, model: PipelineModel, chunk: int, layer: int) -> list[torch.nn.Parameter]:
+    """Parameters of a layer of one of the rank's chunks; numbers as ``PlanReduction.layer``.
+
+    Raises:
+        ExecutorError: the chunk is not made of layers.
+    """
+    place, found = plan.chunks[chunk], model.chunks[chunk]
+    if not isinstance(found, LayerChunk):
+        raise ExecutorError(
+            "a chunk that is one module has no layers to sum one by one",
+            where=f"chunk {chunk} ({place.module})",
+            expected="semu.executor.LayerChunk, as split_model makes it",
+            got=type(found).__name__,
+        )
+    if 0 <= layer - place.first_layer < len(found.layers):
+        return list(found.layers[layer - place.first_layer].parameters())
+    end = found.stem if layer < 0 else found.head
+    return [] if end is None else list(end.parameters())
 
 
 def gradients_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:

@@ -198,6 +198,9 @@ class FakeCommunicator:
             tensors[number].copy_(total)
         self._synchronize()
 
+    def connect(self, groups: Sequence[Sequence[int]]) -> None:
+        """Threads meet without it."""
+
     def sum_over_ranks(self, tensors: Sequence[torch.Tensor], ranks: Sequence[int], timeout_s: float) -> None:
         """Sum in order of the ranks, so that all have the same bits."""
         for number, parts in enumerate(zip(*self._met(tensors, ranks, timeout_s), strict=True)):

@@ -147,8 +147,9 @@ def _rank_timeline(plan: ExecutionPlan, one: Recording) -> RankTimeline:
     stages, outer = [], []
     for action, start, end in zip(one.actions, one.start_s, one.end_s, strict=True):
         if action < 0:
-            if plan.num_replicas > 1:
-                outer.append(OuterSlice("reduce gradients", OpKind.ALL_REDUCE, "dp", start, end, 0, plan.num_replicas))
+            copies = max(plan.num_replicas, len(plan.weights))
+            if copies > 1:
+                outer.append(OuterSlice("reduce gradients", OpKind.ALL_REDUCE, "dp", start, end, 0, copies))
             continue
         kind, target = KINDS[actions.kind[action]], int(actions.target[action])
         if kind.is_stage:

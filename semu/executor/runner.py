@@ -10,7 +10,7 @@ import torch
 
 from semu.errors import ExecutorError, SemuError
 from semu.executor.communicator import Communicator, Handle, Operation, Tensors
-from semu.executor.copies import gradients_of, sum_copies
+from semu.executor.copies import gradients_of, reducing_ranks, sum_copies
 from semu.executor.edges import Edge, Stage
 from semu.executor.model import PipelineModel, Shape
 from semu.executor.program import End, Program, Step, make_program
@@ -101,7 +101,9 @@ class Runner:
                 expected=f"{mine.num_ranks} pipeline ranks x {mine.num_replicas} replicas",
                 got=f"{plan.num_ranks} x {plan.num_replicas}",
             )
-        return make_program(plan, self.model, mine.rank, mine.replica)
+        program = make_program(plan, self.model, mine.rank, mine.replica)
+        mine.connect(reducing_ranks(plan))
+        return program
 
     def run(self, plan: ExecutionPlan | Program) -> IterationResult:
         """Run one iteration.

@@ -152,6 +152,21 @@ class TorchCommunicator:
             if total is not tensor:
                 tensor.copy_(total)
 
+    def connect(self, groups: Sequence[Sequence[int]]) -> None:
+        """Groups of torch.distributed, each made by all processes: made by its members alone, a group is named by how
+        many groups each of them is in, which differs where groups overlap."""
+        try:
+            for members in map(tuple, groups):
+                made = [
+                    dist.new_group([self._world(rank, replica) for rank in members], timeout=self._limit)
+                    for replica in range(self.num_replicas)
+                    if members not in self._gangs
+                ]
+                if made:
+                    self._gangs[members] = made[self.replica]
+        except RuntimeError as error:
+            raise _lost(error) from error
+
     def sum_over_ranks(self, tensors: Sequence[torch.Tensor], ranks: Sequence[int], timeout_s: float) -> None:
         """All-reduce, tensor after tensor."""
         try:

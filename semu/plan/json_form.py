@@ -25,7 +25,15 @@ import numpy as np
 from semu.checks import check_word
 from semu.errors import ConfigError, ScheduleError
 from semu.plan.plan_data import PlanData
-from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
+from semu.plan.tables import (
+    PlanChunk,
+    PlanEstimates,
+    PlanMemory,
+    PlanMessages,
+    PlanPairs,
+    PlanReduction,
+    RankActions,
+)
 
 _Plan = TypeVar("_Plan", bound=PlanData)
 
@@ -37,7 +45,8 @@ _WORDS = ("F", "B", "I", "W", "s", "ws", "r", "wr", "x", "xg")
 _ACTION = re.compile(r"(F|B|I|W|ws|wr|s|r|xg|x)(0|[1-9]\d{0,8})(?:@(0|[1-9]\d{0,8}))?")
 _CHUNK = ("module", "rank", "layers", "has_backward", "variants", "flow", "sources", "gang", "repeats")
 _PLAN = ("format", *(item.name for item in fields(PlanData)))
-_NEEDED = tuple(key for key in _PLAN if key not in ("problem", "estimates", "limit_bytes", "reads"))
+_OPTIONAL = ("problem", "estimates", "limit_bytes", "reads", "weights", "reductions")
+_NEEDED = tuple(key for key in _PLAN if key not in _OPTIONAL)
 
 
 def plan_json(plan: PlanData) -> str:
@@ -55,6 +64,8 @@ def plan_json(plan: PlanData) -> str:
         "pairs": _columns(plan.pairs),
         "messages": _columns(plan.messages),
         "reads": {name: [list(map(list, own)) for own in rows] for name, rows in plan.reads.items()} or None,
+        "weights": list(plan.weights) or None,
+        "reductions": [vars(one) for one in plan.reductions] or None,
         "actions": [action_words(own) for own in plan.actions],
         "estimates": None if plan.estimates is None else _columns(plan.estimates),
     }
@@ -65,7 +76,7 @@ def plan_json(plan: PlanData) -> str:
         if isinstance(value, dict):
             inner = ",\n".join(f"  {json.dumps(name)}: {_dumps(its)}" for name, its in value.items())
             lines.append(f" {json.dumps(key)}: {{\n{inner}\n }}" if inner else f" {json.dumps(key)}: {{}}")
-        elif isinstance(value, list) and value and not isinstance(value[0], int):
+        elif isinstance(value, list) and value and not isinstance(value[0], int | float):
             inner = ",\n".join(f"  {_dumps(its)}" for its in value)
             lines.append(f" {json.dumps(key)}: [\n{inner}\n ]")
         else:
@@ -192,6 +203,11 @@ def _read(kind: type[_Plan], table: Mapping[str, Any]) -> _Plan:
         problem=problem,
         estimates=None if estimates is None else _estimates(estimates),
         reads=reads or {},
+        weights=tuple(_list(table.get("weights", []), "plan.weights", "numbers")),
+        reductions=tuple(
+            _reduction(own, f"plan.reductions[{number}]")
+            for number, own in enumerate(_list(table.get("reductions", []), "plan.reductions"))
+        ),
     )
 
 
@@ -255,6 +271,14 @@ def _chunk(table: object, where: str) -> PlanChunk:
     except ScheduleError as error:
         error.where = where + (error.where or "").removeprefix("plan.chunks")
         raise
+
+
+def _reduction(table: object, where: str) -> PlanReduction:
+    names = [item.name for item in fields(PlanReduction)]
+    _check_keys(table, names, names, where)
+    assert isinstance(table, dict)
+    lists = {name: tuple(_list(table[name], f"{where}.{name}")) for name in ("chunks", "shards")}
+    return PlanReduction(table["module"], table["layer"], **lists)
 
 
 def _actions(line: object, where: str) -> RankActions:

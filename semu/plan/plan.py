@@ -20,7 +20,15 @@ from dataclasses import dataclass
 from semu.files import write_text
 from semu.plan.json_form import plan_json, plan_of_json, read_plan
 from semu.plan.plan_data import PlanData
-from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
+from semu.plan.tables import (
+    PlanChunk,
+    PlanEstimates,
+    PlanMemory,
+    PlanMessages,
+    PlanPairs,
+    PlanReduction,
+    RankActions,
+)
 from semu.plan.text import plan_summary, plan_text
 
 __all__ = [
@@ -30,6 +38,7 @@ __all__ = [
     "PlanMemory",
     "PlanMessages",
     "PlanPairs",
+    "PlanReduction",
     "RankActions",
     "model_hash_of",
 ]

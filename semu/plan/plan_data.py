@@ -10,10 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.checks import check_int32, check_integers, check_range, check_text, check_word
+from semu.checks import check_int32, check_integers, check_range, check_text, check_times, check_word
 from semu.errors import ScheduleError
 from semu.plan.action import ActionKind
-from semu.plan.tables import PlanChunk, PlanEstimates, PlanMemory, PlanMessages, PlanPairs, RankActions
+from semu.plan.tables import (
+    PlanChunk,
+    PlanEstimates,
+    PlanMemory,
+    PlanMessages,
+    PlanPairs,
+    PlanReduction,
+    RankActions,
+)
 from semu.schedule.stage_plan import Reads, checked_reads
 
 I64 = NDArray[np.int64]
@@ -31,6 +39,10 @@ class PlanData:
         problem: what it was made for, as ``JobCheckpoint.described`` says. estimates: None: not said.
         reads: module -> the (microbatch, part) of it that every microbatch of its readers reads (``StagePlan``),
             where these are not those of the same microbatch: samples that are deferred.
+        weights: of pipelines that share a batch, each a copy of the model with ranks and microbatches of its own: share
+            of the batch's samples that each copy (``PlanChunk.flow``) runs, the factor of its gradients. Empty: no such
+            pipelines; gradients of copies are summed as they are.
+        reductions: of these pipelines, in the order in which every rank takes part, behind its actions.
     Raises:
         ScheduleError: numbers of chunks, pairs, messages or ranks that there are not; arrays that do not go together.
     """
@@ -48,6 +60,8 @@ class PlanData:
     problem: Mapping[str, Any] | None = None
     estimates: PlanEstimates | None = None
     reads: Mapping[str, Reads] = field(default_factory=dict)
+    weights: tuple[float, ...] = ()
+    reductions: tuple[PlanReduction, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("name", "model_hash"):
@@ -77,6 +91,7 @@ class PlanData:
         self._check_messages()
         self._check_actions()
         self._check_estimates()
+        self._check_reductions()
 
     def _check_gangs(self) -> None:
         for number, gang in enumerate(self.gangs):
@@ -206,6 +221,28 @@ class PlanData:
             raise ScheduleError(
                 "no such replica", where=f"{where}.replica", expected=f"0 to {self.num_replicas - 1}", got=found.replica
             )
+
+    def _check_reductions(self) -> None:
+        weights = check_times(self.weights, "plan.weights", (None,))
+        object.__setattr__(self, "weights", tuple(weights.tolist()))
+        object.__setattr__(self, "reductions", tuple(self.reductions))
+        flows = sorted({chunk.flow for chunk in self.chunks})
+        if self.weights and flows != list(range(len(self.weights))):
+            raise ScheduleError(
+                "not a weight for every pipeline",
+                where="plan.weights",
+                expected=f"{len(flows)} numbers, for the copies 0 to {len(flows) - 1}",
+                got=len(self.weights),
+            )
+        for number, one in enumerate(self.reductions):
+            for chunk in one.chunks:
+                if chunk >= len(self.chunks):
+                    raise ScheduleError(
+                        "no such chunk",
+                        where=f"plan.reductions[{number}].chunks",
+                        expected=f"0 to {len(self.chunks) - 1}",
+                        got=chunk,
+                    )
 
     # -- queries -----------------------------------------------------------------------------------------------------
     @cached_property

@@ -32,7 +32,7 @@ class PlanChunk:
         module: modality module. rank: pipeline rank that holds it. first_layer, num_layers: its layers, counted within
             the module. has_backward: whether gradients pass through it, or are made in it.
         variants: memory strategies of its layers (``semu.schedule.stage_plan.STRATEGIES``), one list per variant.
-        flow: which copy of the model it is part of (bidirectional pipelines).
+        flow: which copy of the model it is part of (bidirectional pipelines; pipelines that share a batch).
         gang: number of the gang whose member it is, chunks of the same layers on several ranks; -1: of none.
         repeats: an encoder that another rank has too, and whose forwards nobody reads; it has no backward.
         sources: chunks whose forward results it reads, for every (sub-)microbatch that both run; None: not said.
@@ -82,6 +82,39 @@ class PlanChunk:
         if self.sources is not None:
             places = tuple(check_int32(source, f"{where}.sources") for source in self.sources)
             object.__setattr__(self, "sources", places)
+
+
+@dataclass(frozen=True)
+class PlanReduction:
+    """Gradients of a layer, summed over the pipelines that share a batch, each times its pipeline's weight.
+
+    Attributes:
+        module: modality module. layer: within it; -1: what runs before its first layer (an embedding), the number of
+            its layers: what runs behind the last (a norm, a head).
+        chunks: that hold it, one in every pipeline. shards: parts into which each of them cuts it (tensor parallelism).
+    Raises:
+        ScheduleError: numbers that are no counts; not a number of shards for every chunk.
+    """
+
+    module: str
+    layer: int
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        where = "plan.reductions"
+        check_text(self.module, f"{where}.module")
+        object.__setattr__(self, "layer", check_int32(self.layer, f"{where}.layer", least=-1))
+        for name, least in (("chunks", 0), ("shards", 1)):
+            found = tuple(check_int32(one, f"{where}.{name}", least=least) for one in getattr(self, name))
+            object.__setattr__(self, name, found)
+        if len(self.shards) != len(self.chunks):
+            raise ScheduleError(
+                "not a number of shards for every chunk",
+                where=f"{where}.shards",
+                expected=f"{len(self.chunks)} numbers",
+                got=len(self.shards),
+            )
 
 
 @dataclass(frozen=True, eq=False)

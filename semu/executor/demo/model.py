@@ -201,7 +201,7 @@ class DemoModel:
             module = found[name] = ModuleStages(
                 sources=sources,
                 load=_Load(self, name, replica),
-                loss=None if is_read else _loss,
+                loss=None if is_read else _MeanLoss(self.plan) if self.plan.weights else _loss,
                 rows=_Rows(self, name, replica),
                 layers=[Layer(self.width) for _ in range(sum(chunk.num_layers for chunk in chunks))],
                 stem=stem,
@@ -279,6 +279,24 @@ def _loss(output: torch.Tensor, microbatch: int, first: int, _last: int) -> torc
     return ((output - pattern_of(items, rows, width, microbatch, first, output)) ** 2).mean((1, 2)).sum()
 
 
+class _MeanLoss:
+    """The demo's loss in pipelines that share a batch: the mean over the pipeline's own microbatches."""
+
+    def __init__(self, plan: ExecutionPlan) -> None:
+        counts = microbatches_by_flow(plan)
+        self._scale = {microbatch: 1.0 / len(own) for own in counts for microbatch in own}
+
+    def __call__(self, output: torch.Tensor, microbatch: int, first: int, last: int) -> torch.Tensor:
+        """As ``semu.executor.model.Loss``."""
+        return _loss(output, microbatch, first, last) * self._scale[microbatch]
+
+
+def microbatches_by_flow(plan: ExecutionPlan) -> list[list[int]]:
+    """Microbatches that each copy of the model runs."""
+    flow = np.array([chunk.flow for chunk in plan.chunks])[plan.pairs.chunk]
+    return [np.unique(plan.pairs.microbatch[flow == own]).tolist() for own in range(int(flow.max()) + 1)]
+
+
 @dataclass(frozen=True)
 class Reference:
     """Loss and gradients of the model in one piece. ``gradients``, ``parameters``: by name."""
@@ -289,7 +307,8 @@ class Reference:
 
 
 def run_unpipelined(model: DemoModel, trained: Mapping[str, torch.Tensor] | None = None) -> Reference:
-    """Every microbatch of every replica through the whole model, in this process; gradients averaged over replicas.
+    """Every microbatch of every replica through the whole model, in this process; gradients averaged over replicas, in
+    pipelines that share a batch over its microbatches.
 
     Args:
         model: the model. trained: other parameters than those that it begins with, by name.
@@ -318,7 +337,9 @@ def run_unpipelined(model: DemoModel, trained: Mapping[str, torch.Tensor] | None
                 for layer in module.layers:
                     x = layer(x)
                 made[name, microbatch] = x = module.head(x)
-                if module.loss is not None:
+                if module.loss is not None and plan.weights:
+                    losses.append(_loss(x, microbatch, 0, count) / plan.num_microbatches)
+                elif module.loss is not None:
                     losses.append(module.loss(x, microbatch, 0, count))
         if losses:
             loss = torch.stack(losses).sum()

@@ -243,11 +243,19 @@ def _work(communicator: Communicator, plans: Any, width: int, timeout_s: float) 
     return {"loss": loss, "gradients": gradients, "recordings": recordings}
 
 
+def weights_of_ranks(plan: ExecutionPlan) -> list[float]:
+    """Per world rank, by what its losses count in the batch's: its pipeline's share of the samples, else 1."""
+    if not plan.weights:
+        return [1.0] * (plan.num_ranks * plan.num_replicas)
+    flows = {chunk.rank: chunk.flow for chunk in plan.chunks}
+    return [plan.weights[flows[rank]] for rank in range(plan.num_ranks)]
+
+
 def _report(
     plan: ExecutionPlan, model: DemoModel, backend: str, iterations: int, found: Sequence[dict[str, Any]]
 ) -> DemoReport:
     reference = run_unpipelined(model)
-    loss = sum(rank["loss"] for rank in found)
+    loss = sum(rank["loss"] * weight for rank, weight in zip(found, weights_of_ranks(plan), strict=True))
     scale = max((float(one.abs().max()) for one in reference.gradients.values()), default=1.0) or 1.0
     worst, seen = 0.0, set()
     for rank in found:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from semu.plan.plan import ExecutionPlan, PlanChunk, model_hash_of
+from semu.plan.plan import ExecutionPlan, PlanChunk, PlanReduction, model_hash_of
+from semu.plan.verification.reductions import holders_of
 
 
 def with_fewer_layers(plan: ExecutionPlan, divisor: int) -> ExecutionPlan:
     """Chunks of one layer for every ``divisor`` of theirs, at least one where they have any.
 
-    Every ``divisor``-th layer stands for its neighbours, with its memory strategy; estimates are dropped.
+    Every ``divisor``-th layer stands for its neighbours, with its memory strategy; estimates are dropped. In pipelines
+    that share a batch all have the same layers: as many of each module, and chunks with layers keep one, so that the
+    divisor is a smaller one where a chunk has fewer.
     """
+    if plan.weights:
+        return _joined_with_fewer(plan, min([divisor, *(one.num_layers for one in plan.chunks if one.num_layers)]))
     begun: dict[tuple[str, int], int] = {}
     chunks: list[PlanChunk] = []
     for chunk in plan.chunks:
@@ -23,3 +28,22 @@ def with_fewer_layers(plan: ExecutionPlan, divisor: int) -> ExecutionPlan:
         if not chunk.repeats:
             begun[key] = first + count
     return replace(plan, chunks=tuple(chunks), model_hash=model_hash_of(chunks, plan.num_ranks), estimates=None)
+
+
+def _joined_with_fewer(plan: ExecutionPlan, divisor: int) -> ExecutionPlan:
+    """A cut behind layer n is one behind layer n / divisor, rounded up, in every pipeline."""
+    chunks = []
+    for chunk in plan.chunks:
+        first, end = (-(-one // divisor) for one in (chunk.first_layer, chunk.first_layer + chunk.num_layers))
+        variants = tuple(words[: end - first] for words in chunk.variants)
+        chunks.append(replace(chunk, first_layer=first, num_layers=end - first, variants=variants))
+    sizes = {(one.module, one.layer): one for one in plan.reductions}
+    model_hash = model_hash_of(chunks, plan.num_ranks)
+    found = replace(plan, chunks=tuple(chunks), model_hash=model_hash, estimates=None, reductions=())
+    reductions = []
+    for (module, layer), holders in holders_of(found).items():
+        some = next(one for (name, _), one in sizes.items() if name == module)
+        shards = {plan.chunks[chunk].flow: count for chunk, count in zip(some.chunks, some.shards, strict=True)}
+        parts = tuple(shards[plan.chunks[chunk].flow] for chunk in holders)
+        reductions.append(PlanReduction(module, layer, holders, parts))
+    return replace(found, reductions=tuple(reductions))

@@ -5,7 +5,8 @@ part of a microbatch runs each layer once and items belong to one part; that mes
 none too few or too many, with the right peers, tags, sizes and items; that every stage runs once, on its rank, in an
 order that its results allow; that every message is launched and waited for once at both ends, after it is computed,
 before it is used (so that every buffer is freed); that the ranks of a gang meet before each of its stages; that sends
-and receives of two ranks pair up by order alone; that nothing deadlocks under rendezvous sends (``dry_run`` tells why
+and receives of two ranks pair up by order alone; that pipelines that share a batch sum the gradients of every layer
+among all its holders, weighted by samples; that nothing deadlocks under rendezvous sends (``dry_run`` tells why
 one run shows it); that memory suffices. Sources: PipeWeaver §7.3, DIP §6.3.
 """
 
@@ -23,6 +24,7 @@ from semu.plan.verification.actions import check_batches, check_communication, c
 from semu.plan.verification.dry_runs import DryRun, Streams, dry_run
 from semu.plan.verification.memory import check_memory
 from semu.plan.verification.messages import check_messages
+from semu.plan.verification.reductions import check_reductions
 from semu.plan.verification.tables import check_pairs
 from semu.plan.verification.wait_cycle import deadlock_of
 from semu.units import fit_lines, format_bytes
@@ -94,6 +96,7 @@ def verify(plan: ExecutionPlan, *, streams: Streams = Streams.DIRECTION) -> Veri
     check_communication(columns)
     check_exchanges(columns, flow)
     check_batches(columns)
+    check_reductions(plan)
     run = _runs(columns, streams)
     peaks = check_memory(columns)
     return Verified(
