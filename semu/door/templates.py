@@ -21,12 +21,13 @@ def save_templates(
     found: TemplateSet, composed: PipelineSet | None, together: JointReport | None, folder: str | os.PathLike[str]
 ) -> list[Path]:
     """Write ``templates.json``, ``templates.png``; of a composition ``pipelines.png``, of its iteration
-    ``iteration.png``; the files.
+    ``iteration.png`` and ``trace.json``, a Chrome trace of all pipelines; the files.
 
     Raises:
         ConfigError: a folder or a file that cannot be written.
     """
     from semu.present.plots.templates import PipelineRow, draw_pipelines, draw_together
+    from semu.present.traces import write_trace
 
     path, per_node = make_folder(Path(folder)), found.job.cluster.gpus_per_node
     document = found.to_json() | ({} if composed is None else {"composition": composed.to_json()})
@@ -60,4 +61,6 @@ def save_templates(
         ]
         said = f"an iteration takes {together.iteration_time_s:.4g} s, MFU {together.mfu:.1%}"
         files.append(write_file(path / "iteration.png", lambda file: draw_together(file, found.title, said, named)))
+        write_trace(path / "trace.json", together.timeline(), title=found.title, metadata=document["simulated"])
+        files.append(path / "trace.json")
     return files

@@ -1,8 +1,8 @@
 """``join_plans``: plans of pipelines that share a batch as one plan: copies of the model on ranks of their own.
 
 Pipelines may have any cuts and numbers of microbatches. Their ranks, chunks, pairs, messages and microbatches follow
-one another; each is a copy of the model (``PlanChunk.flow``), as those of bidirectional pipelines are. Behind all stages the
-gradients of every layer are summed among its holders (Oobleck §2.6.1), weighted by samples.
+one another; each is a copy of the model (``PlanChunk.flow``), like those of bidirectional pipelines. Behind all stages
+the gradients of every layer are summed among its holders (Oobleck §2.6.1), weighted by samples.
 """
 
 from __future__ import annotations

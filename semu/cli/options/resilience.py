@@ -66,6 +66,7 @@ Optimizer state must not be sharded across pipelines (parallel.zero=0): it would
 examples:
   semu templates run.toml --faults 1 --nodes 13 --out out
   semu templates qwen3-8b --cluster h100:8x8 --set parallel.zero=0
+  semu templates run.toml --nodes 13 --plan plan.json && semu run plan.json --demo
 
 exit codes: 0 ok, 2 bad input, too few nodes among it, 3 no template fits, 70 a defect in semu
 """
@@ -78,7 +79,8 @@ def _add_templates(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--nodes", type=int, metavar="N", help="compose so many nodes into pipelines")
     add_changes(parser, seed="of the batch")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", metavar="DIR", help="write templates.json, templates.png and pipelines.png")
+    output.add_argument("--plan", metavar="FILE", help="with --nodes: write the pipelines' execution plan, verified")
+    output.add_argument("--out", metavar="DIR", help="write templates.json, pictures, and with --nodes trace.json")
     add_dump(output)
 
 

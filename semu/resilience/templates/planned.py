@@ -7,7 +7,8 @@ from collections.abc import Callable
 from semu.plan.compile import compile_plan
 from semu.plan.joined import join_plans
 from semu.plan.plan import ExecutionPlan
-from semu.resilience.templates.template_set import PipelineSet, TemplateSet, pipeline_job
+from semu.resilience.templates.making import pipeline_job
+from semu.resilience.templates.template_set import PipelineSet, TemplateSet
 from semu.resilience.templates.together import JointReport, simulate_pipelines
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from semu.engine.timeline import OuterSlice
+from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline
 from semu.errors import ConfigError
 from semu.frames import Tabular
 from semu.hardware.kinds import OpKind
@@ -76,6 +76,28 @@ class JointReport(Tabular):
     def fits(self) -> bool:
         """Whether every rank fits in memory."""
         return all(one.report.fits for one in self.pipelines)
+
+    def timeline(self, most: int = 16) -> IterationTimeline:
+        """All pipelines on one time axis, kind after kind, each with ranks and microbatches of its own.
+
+        Args:
+            most: pipelines of each kind, equal to one another, that are in it.
+        """
+        ranks: list[RankTimeline] = []
+        first = 0
+        for one in self.pipelines:
+            width = one.template.stages[0].gpus
+            for _ in range(min(one.count, most)):
+                shift = len(ranks)
+                for rank in one.report.timeline.ranks:
+                    number = shift + rank.rank
+                    stages = tuple(
+                        replace(stage, rank=number, microbatch=first + stage.microbatch) for stage in rank.stages
+                    )
+                    ranks.append(replace(rank, rank=number, gpu=number * width, replica=0, stages=stages))
+                first += one.microbatches
+        makespan_s = max(one.report.makespan_s for one in self.pipelines)
+        return IterationTimeline(tuple(ranks), self.iteration_time_s, makespan_s)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A record for each kind of pipeline."""
