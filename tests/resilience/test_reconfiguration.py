@@ -155,7 +155,7 @@ def test_nearby_batch(periods: list[float], total: int) -> None:
         dealt = distribute(speeds, count)
         return (max(one.time_s(m) for one, m in zip(speeds, dealt, strict=True)) + 0.2) / count
 
-    pipelines = tuple(PipelineTemplate(one, (Stage(0, 1, 1),), 1.0, True) for one in speeds)
+    pipelines = tuple(PipelineTemplate(one, (Stage(0, 1, 1),), 1.0) for one in speeds)
     found = PipelineSet(pipelines, tuple(distribute(speeds, total)), 0.2, 4)
     batch, less = found.nearby_batch
     near = [count for count in range(len(speeds), 2 * total) if 0.9 * total <= count <= int(1.1 * total)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,11 @@ from semu.baselines.costs_of_layers import layer_costs
 from semu.checks import check_integer
 from semu.errors import ConfigError, MemoryLimitError, SemuError
 from semu.job import Optimizer, Recompute, TrainingJob
-from semu.parallel.layout import PipelineLayout
 from semu.resilience.templates.composing import Speed
 from semu.resilience.templates.cover import is_covered, sizes
 from semu.resilience.templates.planner import LayerTable, Stage, cut_pipeline
 from semu.resilience.templates.template_set import PipelineTemplate, TemplateSet
-from semu.simulation.estimate import evaluate
+from semu.resilience.templates.timed import time_pipeline
 from semu.simulation.memory.reserved import device_room
 
 SLACK = 0.05
@@ -158,66 +157,28 @@ def _template(
     cuts = cut_pipeline(table, nodes, per_node, enough, SLACK)[:MOST_FINALISTS]
     best: PipelineTemplate | None = None
     for planned, stages in cuts:
-        speed, is_timed = _time(job, modules, nodes, stages, microbatches)
-        if speed is None:
-            if is_timed:
-                continue  # the engine says that it does not fit
-            speed = _planned_speed(table, nodes, stages)
-        one = PipelineTemplate(speed, stages, planned, is_timed)
+        speed = _time(job, modules, nodes, stages, microbatches)
+        if speed is None:  # the engine says that it does not fit
+            continue
+        one = PipelineTemplate(speed, stages, planned)
         if best is None or speed.time_s(microbatches) < best.speed.time_s(microbatches):
             best = one
     return best
 
 
-def _planned_speed(table: LayerTable, nodes: int, stages: Sequence[Stage]) -> Speed:
-    """Of stages of different sizes, by the planner's costs: the slowest stage sets the pace."""
-    time_of = dict(zip(table.degrees.tolist(), table.time_s, strict=True))
-    times = [float(time_of[one.gpus][one.first : one.last].sum()) for one in stages]
-    return Speed(nodes, sum(times) - max(times), max(times))
-
-
 def _time(
     job: TrainingJob, modules: np.ndarray[Any, Any], nodes: int, stages: tuple[Stage, ...], microbatches: int
-) -> tuple[Speed | None, bool]:
-    """How fast a pipeline is by the engine, and whether the engine can say: stages of equal size."""
-    if len({one.gpus for one in stages}) > 1:
-        return None, False
+) -> Speed | None:
+    """How fast a pipeline is by the engine; None: it does not fit or is not legal."""
     few, many = max(2, min(len(stages), microbatches)), max(microbatches, len(stages)) + 4
     times = []
     for m in (few, many):
         try:
-            found = evaluate(pipeline_job(job, modules, nodes, stages, m))
+            time_s = time_pipeline(job, modules, nodes, stages, m).alone_s()
         except SemuError:
-            return None, True
-        if not found.fits:
-            return None, True
-        times.append(found.iteration_time_s)
+            return None
+        if time_s is None:
+            return None
+        times.append(time_s)
     period = (times[1] - times[0]) / (many - few)
-    return Speed(nodes, times[0] - few * period, period), True
-
-
-def pipeline_job(
-    job: TrainingJob,
-    module_of: np.ndarray[Any, np.dtype[np.int64]],
-    nodes: int,
-    stages: Sequence[Stage],
-    microbatches: int,
-) -> TrainingJob:
-    """A pipeline as a job of one replica under 1F1B.
-
-    Args:
-        job: what is trained. module_of: int64[L], number of the modality module of each layer. nodes: that it has.
-        stages: on as many GPUs each. microbatches: that it runs.
-    """
-    names = [module.name for module in job.model.modules]
-    lists = {
-        name: tuple(int((module_of[one.first : one.last] == k).sum()) for one in stages) for k, name in enumerate(names)
-    }
-    layout = PipelineLayout(layers=lists[names[0]]) if len(names) == 1 else PipelineLayout(modules=lists)
-    count = len(stages)
-    return replace(
-        job,
-        cluster=replace(job.cluster, nodes=nodes),
-        parallel=replace(job.parallel, dp=1, tp=stages[0].gpus, pp=count, vpp=1, layout=layout if count > 1 else None),
-        training=replace(job.training, global_batch=microbatches * job.training.micro_batch, schedule="1f1b"),
-    )
+    return Speed(nodes, times[0] - few * period, period)

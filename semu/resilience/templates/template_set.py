@@ -29,15 +29,13 @@ class PipelineTemplate:
     """A pipeline for a number of nodes.
 
     Attributes:
-        speed: its size, and how long microbatches take it. stages: in order; every GPU of its nodes is in one.
-        planned_s: the planner's time. is_timed: ``speed`` is the engine's; else, where stages have different numbers
-            of GPUs, the planner's.
+        speed: its size, and how long microbatches take it, of the engine. stages: in order; every GPU of its nodes is
+            in one. planned_s: the planner's time.
     """
 
     speed: Speed
     stages: tuple[Stage, ...]
     planned_s: float
-    is_timed: bool
 
     @property
     def nodes(self) -> int:
@@ -65,7 +63,7 @@ class PipelineTemplate:
             "fill_s": self.speed.fill_s,
             "period_s": self.speed.period_s,
             "planned_s": self.planned_s,
-            "is_timed": self.is_timed,
+            "is_timed": True,
         }
 
 
@@ -89,11 +87,6 @@ class PipelineSet:
     def nodes(self) -> int:
         """Nodes of all pipelines."""
         return sum(one.nodes for one in self.pipelines)
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the engine can time all of them, see ``PipelineTemplate``."""
-        return all(one.is_timed for one in self.pipelines)
 
     @property
     def times_s(self) -> list[float]:

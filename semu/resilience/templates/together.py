@@ -3,8 +3,8 @@
 Every pipeline is a job of one replica, timed by the engine. A layer's gradients are ready where it ends its last
 backward; their all-reduce starts when all pipelines have them and the ranks that hold them reduce no other layer
 (Oobleck §2.6.1, Fig. 2.9), hidden behind backwards where ``overlap.grad_reduce`` says so. The layer that can start
-first goes first: in the order of the layers unequal pipelines would wait for one another from end to end. Where
-pipelines have tensor-parallel sizes of their own, a layer is reduced in as many shards as their least common multiple,
+first goes first: in the order of the layers unequal pipelines would wait for one another from end to end. Where the
+stages that hold a layer have different numbers of GPUs, it is reduced in as many shards as their least common multiple,
 each among the ranks that hold it. Then all ranks step together. Gradients are weighted by samples, which is no work of
 its own: every microbatch's loss is divided by those of the whole batch.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -23,20 +23,19 @@ from typing import Any
 import numpy as np
 
 from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline
-from semu.errors import ConfigError
 from semu.frames import Tabular
+from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.present.report import Report
-from semu.resilience.templates.making import pipeline_job
 from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet
-from semu.simulation import prepare, simulate
+from semu.resilience.templates.timed import TimedPipeline, pipeline_job, time_pipeline
+from semu.simulation import simulate
 from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan
 from semu.simulation.data_parallel.gradient_times import pipeline_gradients
 from semu.simulation.data_parallel.reduce import Reductions, tied_reductions
-from semu.simulation.iteration import time_iteration
-from semu.simulation.results.assemble import assemble_report
+from semu.simulation.iteration import Iteration
 from semu.simulation.transfers import collective, timed_operator
 from semu.units import align_columns, fit_lines, format_bytes
 
@@ -150,26 +149,15 @@ def simulate_pipelines(
         templates: where the pipelines come from. pipelines: what ``compose`` or ``of_sizes`` returned.
         progress: called with what is done.
     Raises:
-        ConfigError: stages of different numbers of GPUs in one pipeline, which the engine cannot time.
+        ConfigError: as ``semu.simulate``.
     """
     tell = progress or (lambda _text: None)
     kinds = Counter(zip(pipelines.pipelines, pipelines.microbatches, strict=True))
-    for template, _ in kinds:
-        sizes = sorted({one.gpus for one in template.stages})
-        if len(sizes) > 1:
-            raise ConfigError(
-                f"the pipeline of {template.nodes} nodes has stages of {' and '.join(map(str, sizes))} GPUs",
-                where="nodes",
-                expected="templates whose stages have as many GPUs each; this one's time is the planner's",
-            )
-    jobs = [
-        pipeline_job(templates.job, templates.module_of, template.nodes, template.stages, count)
-        for template, count in kinds
-    ]
     title, gpus = templates.title, pipelines.nodes * templates.job.cluster.gpus_per_node
-    if len(kinds) == 1:
+    ((template, microbatches), count), *others = kinds.items()
+    if not others and len({one.gpus for one in template.stages}) == 1:
         tell("simulating equal pipelines")
-        ((template, microbatches), count), (job,) = next(iter(kinds.items())), jobs
+        job = pipeline_job(templates.job, templates.module_of, template.nodes, template.stages, microbatches)
         report = simulate(
             replace(
                 job,
@@ -182,19 +170,31 @@ def simulate_pipelines(
         found = (PipelineResult(template, microbatches, count, report),)
         return JointReport(title, found, report.iteration_time_s, gpus, report.mfu, waits)
     timed = []
-    for (template, microbatches), job in zip(kinds, jobs, strict=True):
+    for template, microbatches in kinds:
         tell(f"a pipeline of {template.nodes} nodes, {microbatches} microbatches")
-        timed.append(prepare(job).timed())
-    reductions = reduce_together(timed, list(kinds.values()), templates.job.cluster.gpus_per_node)
-    iterations = [time_iteration(one, own) for one, own in zip(timed, reductions, strict=True)]
-    time_s = max(one.time_s for one in iterations)
+        timed.append(time_pipeline(templates.job, templates.module_of, template.nodes, template.stages, microbatches))
+    iterations = _iterations(templates, timed, list(kinds.values()))
+    time_s = _time_s(iterations)
     results, work = [], 0.0
-    for ((template, microbatches), count), iteration in zip(kinds.items(), iterations, strict=True):
-        report = assemble_report(iteration)
+    for ((template, microbatches), count), one, own in zip(kinds.items(), timed, iterations, strict=True):
+        report = one.report(own)
         results.append(PipelineResult(template, microbatches, count, report))
-        work += count * report.mfu * report.iteration_time_s * iteration.job.cluster.num_gpus
+        work += count * report.mfu * report.iteration_time_s * one.gpus
     slowest = max(results, key=lambda one: one.report.makespan_s).report
     return JointReport(title, tuple(results), time_s, gpus, work / (gpus * time_s), time_s - slowest.makespan_s)
+
+
+def _iterations(
+    templates: TemplateSet, timed: Sequence[TimedPipeline], counts: Sequence[int]
+) -> list[dict[int, Iteration]]:
+    """Views of every kind with what follows its stages."""
+    reductions = reduce_together(timed, counts, templates.job.cluster)
+    return [one.iterations(own) for one, own in zip(timed, reductions, strict=True)]
+
+
+def _time_s(iterations: Sequence[Mapping[int, Iteration]]) -> float:
+    """Until all ranks have stepped [s]."""
+    return max(view.time_s for one in iterations for view in one.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,57 +202,65 @@ class _LayerOf:
     """A layer's gradients on one kind of pipeline.
 
     Attributes:
-        rank: that holds it. ready_s: when they are complete there [s]. elements: local.
+        rank: that holds it. ready_s: when they are complete there [s]. elements: local. gpus: of the rank.
     """
 
     rank: int
     ready_s: float
     elements: int
+    gpus: int
 
 
-def reduce_together(timed: Sequence[TimedJob], counts: Sequence[int], gpus_per_node: int) -> list[Reductions]:
+def reduce_together(timed: Sequence[TimedPipeline], counts: Sequence[int], cluster: Cluster) -> list[Reductions]:
     """All-reduces of the gradients of every layer among all pipelines, and when they run on each kind of pipeline.
 
     Args:
-        timed: a pipeline of each kind, of the same model. counts: how many there are. gpus_per_node: of the cluster.
+        timed: a pipeline of each kind, of the same model. counts: how many there are. cluster: of the job.
     Returns:
         The reductions of each kind, those of tied parameters within it behind them.
     """
     layers = [_layers_of(one) for one in timed]
-    nodes = [one.job.cluster.nodes for one in timed]
-    starts = [0, *accumulate(n for n, count in zip(nodes, counts, strict=True) for _ in range(count))]
-    cluster = replace(timed[0].job.cluster, nodes=starts[-1])
+    starts = [0, *accumulate(one.nodes for one, count in zip(timed, counts, strict=True) for _ in range(count))]
     kind_of = [k for k, count in enumerate(counts) for _ in range(count)]
-    shards = math.lcm(*(one.job.parallel.tp for one in timed))
+    per_node, together = cluster.gpus_per_node, replace(cluster, nodes=starts[-1])
     ready = {path: max(own[path].ready_s for own in layers) for path in layers[0]}
     places = {path: [(k, own[path].rank) for k, own in enumerate(layers)] for path in ready}
-    turns = max(shards // own.job.parallel.tp for own in timed)
     free: dict[tuple[int, int], float] = {}
-    pieces: list[list[list[tuple[OuterSlice, CommGroup, float]]]] = [[[] for _ in one.run.rank_ends] for one in timed]
-    left = set(ready)
+    pieces: list[list[list[tuple[OuterSlice, CommGroup, float]]]] = [[[] for _ in one.stages] for one in timed]
+    base, left = timed[0].base, set(ready)
     while left:
         begins = {path: max(ready[path], *(free.get(place, 0.0) for place in places[path])) for path in left}
         path = min(left, key=lambda path: (begins[path], ready[path], path))
         left.remove(path)
         mine = [own[path] for own in layers]
         members = [
-            first * gpus_per_node + timed[kind].layout.mesh.gpu(pp=mine[kind].rank)
+            first * per_node + timed[kind].first_gpu[mine[kind].rank]
             for first, kind in zip(starts, kind_of, strict=False)
         ]
-        group = cluster.place_group("dp", members)
-        parts = [-(-one.elements * own.job.parallel.tp // shards) for one, own in zip(mine, timed, strict=True)]
-        size = max(parts) * timed[0].job.training.grad_dtype.size_bytes
-        one = collective(timed[0].cost_model, f"gradients {path}", OpKind.ALL_REDUCE, group, size, 0.0)
-        lasts = turns * (one.end_s - one.start_s)
+        group = together.place_group("dp", members)
+        shards = math.lcm(*(one.gpus for one in mine))
+        size = max(-(-one.elements * one.gpus // shards) for one in mine) * base.job.training.grad_dtype.size_bytes
+        one = collective(base.cost_model, f"gradients {path}", OpKind.ALL_REDUCE, group, size, 0.0)
+        lasts = max(shards // held.gpus for held in mine) * (one.end_s - one.start_s)
         end = begins[path] + lasts
         for k, rank in places[path]:
             free[k, rank] = end
             pieces[k][rank].append((timed_operator(one, begins[path], end), group, lasts))
-    return [_reductions(own, of_ranks) for own, of_ranks in zip(timed, pieces, strict=True)]
+    return [_reductions(own.base, of_ranks) for own, of_ranks in zip(timed, pieces, strict=True)]
 
 
-def _layers_of(timed: TimedJob) -> dict[str, _LayerOf]:
-    """Path of a layer -> its gradients; where nothing overlaps they are complete with the rank's last stage."""
+def _layers_of(timed: TimedPipeline) -> dict[str, _LayerOf]:
+    """Path of a layer -> its gradients, of the ranks' own views."""
+    found: dict[str, _LayerOf] = {}
+    for gpus, view in timed.views.items():
+        ranks = [rank for rank, stage in enumerate(timed.stages) if stage.gpus == gpus]
+        found |= _layers_of_ranks(view, gpus, ranks)
+    return found
+
+
+def _layers_of_ranks(timed: TimedJob, gpus: int, ranks: Sequence[int]) -> dict[str, _LayerOf]:
+    """Path of a layer on some ranks -> its gradients; where nothing overlaps they are complete with the rank's last
+    stage."""
     gradients, layout = pipeline_gradients(timed), timed.layout
     trained = gradients.trained
     ready = np.empty(len(trained.keys))
@@ -261,14 +269,15 @@ def _layers_of(timed: TimedJob) -> dict[str, _LayerOf]:
         ready[:] = np.array(timed.run.rank_ends)[trained.rank]
     number = {(int(rank), key): k for k, (rank, key) in enumerate(zip(trained.rank, trained.keys, strict=True))}
     found: dict[str, _LayerOf] = {}
-    for rank in range(layout.cut.num_ranks):
+    for rank in ranks:
         for chunk, block, held in layout.held_by(rank):
             k = number.get((rank, held.parameter))
             if k is None:
                 continue
             path = layout.chunks[chunk].blocks[block].path
-            before = found.get(path, _LayerOf(rank, 0.0, 0))
-            found[path] = _LayerOf(rank, max(before.ready_s, float(ready[k])), before.elements + trained.elements[k])
+            before = found.get(path, _LayerOf(rank, 0.0, 0, gpus))
+            elements = before.elements + trained.elements[k]
+            found[path] = _LayerOf(rank, max(before.ready_s, float(ready[k])), elements, gpus)
     return found
 
 

@@ -6,6 +6,8 @@ is (the same multi-tensor kernels), and for what must be known everywhere an all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
@@ -19,11 +21,14 @@ SCALAR_BYTES = 4
 """One fp32 number: the sum of squares, or whether anything is infinite."""
 
 
-def gradient_checks(costed: CostedJob, begin_s: float) -> tuple[list[tuple[OuterSlice, ...]], float]:
+def gradient_checks(
+    costed: CostedJob, begin_s: float, of_ranks: Sequence[CostedJob] | None = None
+) -> tuple[list[tuple[OuterSlice, ...]], float]:
     """What happens to the gradients before the step.
 
     Args:
-        begin_s: when every rank's gradients are reduced.
+        begin_s: when every rank's gradients are reduced. of_ranks: where ranks have different numbers of GPUs, the job
+            in which each is as it is.
     Returns:
         Operators of each pipeline rank, and when the step may begin [s].
     Source:
@@ -34,7 +39,8 @@ def gradient_checks(costed: CostedJob, begin_s: float) -> tuple[list[tuple[Outer
     layout, model = costed.layout, costed.cost_model
     ranks = range(layout.job.parallel.pp)
     sweeps = _sweeps(costed.job.training)
-    gradients = [_gradient_bytes(costed, rank) for rank in ranks] if sweeps else []
+    own = of_ranks or [costed] * len(ranks)
+    gradients = [_gradient_bytes(own[rank], rank) for rank in ranks] if sweeps else []
     if not any(gradients):
         return [()] * len(ranks), begin_s
     operators: list[list[OuterSlice]] = [[] for _ in ranks]

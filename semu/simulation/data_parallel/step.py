@@ -107,8 +107,14 @@ class RankTail:
         return max([self.step.end_s, *self.reductions.end_s, *(piece.end_s for piece in before)])
 
 
-def rank_tails(timed: TimedJob, collectives: Reductions | Sequence[Reduction]) -> list[RankTail]:
-    """Reductions, optimizer and gathers of every pipeline rank."""
+def rank_tails(
+    timed: TimedJob, collectives: Reductions | Sequence[Reduction], of_ranks: Sequence[CostedJob] | None = None
+) -> list[RankTail]:
+    """Reductions, optimizer and gathers of every pipeline rank.
+
+    Args:
+        timed: the job under a schedule. collectives: its reductions. of_ranks: as ``gradient_checks``.
+    """
     reductions = by_rank(timed.layout, collectives)
     losses = interferences(timed, reductions)
     if timed.job.training.optimizer_post_validation:
@@ -117,8 +123,10 @@ def rank_tails(timed: TimedJob, collectives: Reductions | Sequence[Reduction]) -
         [float(timed.run.makespan().max()), 0.0, *(slices.end_s[-1] for slices in reductions if slices.end_s)]
     )
     barrier = max([barrier, *(loss.end_s for loss in losses if loss is not None)])
-    checks, barrier = gradient_checks(timed, barrier)
+    checks, barrier = gradient_checks(timed, barrier, of_ranks)
     steps = rank_steps(timed)
+    if of_ranks is not None:
+        steps = [rank_steps(own)[rank] for rank, own in enumerate(of_ranks)]
     begun = {id(step): step.after(barrier) for step in steps}
     return [
         RankTail(slices, begun[id(step)], checks[rank], losses[rank])

@@ -37,7 +37,7 @@ def templates_command(arguments: argparse.Namespace) -> int:
             found = pipeline_templates(run.job(), faults, progress=progress)
             composed = None if arguments.nodes is None else found.compose(arguments.nodes)
             together = None
-            if composed is not None and composed.is_timed:
+            if composed is not None:
                 together = simulate_pipelines(found, composed, progress=progress)
             plan = None
             if arguments.plan is not None and composed is not None:
