@@ -290,7 +290,9 @@ def test_stages_of_different_sizes_by_hand(
         seen = sorted((piece.start_s, piece.end_s) for piece in found.timeline.ranks[rank].stages)
         assert [end for pair in seen for end in pair] == pytest.approx([t for pair in of_rank for t in pair], rel=1e-6)
         on = cut[rank][1]
-        assert found.peak_memory_bytes[rank] == reports[on].peak_memory_bytes[rank]
+        assert found.static_memory_bytes[rank] == reports[on].static_memory_bytes[rank]
+        # what has arrived and is not yet read differs by when neighbours send
+        assert found.peak_memory_bytes[rank] == pytest.approx(reports[on].peak_memory_bytes[rank], rel=1e-3)
         assert found.memory[rank].optimizer == reports[on].memory[rank].optimizer
     busy = sum(on * (end - begin) for (_, on), of_rank in zip(cut, expected, strict=True) for begin, end in of_rank)
     assert found.bubble_ratio == pytest.approx(1 - busy / (gpus * found.makespan_s), rel=1e-6)
