@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from semu.errors import ConfigError
 from semu.plan.compile import compile_plan
 from semu.plan.joined import join_plans
 from semu.plan.plan import ExecutionPlan
-from semu.resilience.templates.making import pipeline_job
 from semu.resilience.templates.template_set import PipelineSet, TemplateSet
+from semu.resilience.templates.timed import pipeline_job
 from semu.resilience.templates.together import JointReport, simulate_pipelines
 
 
@@ -28,6 +29,14 @@ def compile_pipelines(
         ConfigError: stages of different numbers of GPUs in one pipeline; memory strategies that a plan cannot say.
     """
     tell = progress or (lambda _text: None)
+    for template in pipelines.pipelines:
+        sizes = sorted({one.gpus for one in template.stages})
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"the pipeline of {template.nodes} nodes has stages of {' and '.join(map(str, sizes))} GPUs",
+                where="nodes",
+                expected="templates whose stages have as many GPUs each; others are simulated, not planned",
+            )
     found = together or simulate_pipelines(templates, pipelines, progress=progress)
     plans = {}
     for one in found.pipelines:

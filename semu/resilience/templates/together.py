@@ -83,9 +83,9 @@ class JointReport(Tabular):
             most: pipelines of each kind, equal to one another, that are in it.
         """
         ranks: list[RankTimeline] = []
-        first = 0
+        first = gpu = 0
         for one in self.pipelines:
-            width = one.template.stages[0].gpus
+            gpus = list(accumulate((stage.gpus for stage in one.template.stages), initial=0))
             for _ in range(min(one.count, most)):
                 shift = len(ranks)
                 for rank in one.report.timeline.ranks:
@@ -93,8 +93,9 @@ class JointReport(Tabular):
                     stages = tuple(
                         replace(stage, rank=number, microbatch=first + stage.microbatch) for stage in rank.stages
                     )
-                    ranks.append(replace(rank, rank=number, gpu=number * width, replica=0, stages=stages))
+                    ranks.append(replace(rank, rank=number, gpu=gpu + gpus[rank.rank], replica=0, stages=stages))
                 first += one.microbatches
+                gpu += gpus[-1]
         makespan_s = max(one.report.makespan_s for one in self.pipelines)
         return IterationTimeline(tuple(ranks), self.iteration_time_s, makespan_s)
 
