@@ -19,7 +19,8 @@ from semu.resilience.report import GoodputReport, Help, StrategyResult
 from semu.resilience.strategies.registry import chosen_strategies
 from semu.resilience.strategies.strategy import Situation, Strategy
 from semu.resilience.templates.making import pipeline_templates
-from semu.resilience.templates.template_set import TemplateSet
+from semu.resilience.templates.template_set import PipelineSet, TemplateSet
+from semu.resilience.templates.together import iteration_s
 from semu.simulation import simulate
 from semu.simulation.estimate import evaluate
 
@@ -27,6 +28,8 @@ LLAMA3_PER_GPU_S = 419 / (54 * 86400.0 * 16384)
 """Interruptions per second and GPU of Llama 3 405B's training: 419 unexpected ones in 54 days on 16,384 H100
 (2407.21783 §3.3.4)."""
 
+MOST_TOGETHER = 64
+"""Compositions of Oobleck's pipelines that a long run has the engine simulate together."""
 _CURVE_FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
 _CURVE_SEEDS = 4
 """Runs of each point of a curve, at most."""
@@ -58,7 +61,7 @@ def simulate_long_run(
     mtbf_s, said = _mtbf(options, figures)
     if options.failures.trace is not None:
         mtbf_s = _mtbf_of_trace(options, figures)
-    situation = situation_of(job, figures, options, mtbf_s)
+    situation = situation_of(job, figures, options, mtbf_s, tell)
     results = []
     for kind in kinds:
         tell(f"running {kind.name}")
@@ -81,12 +84,20 @@ def simulate_long_run(
     return replace(found, against_mtbf=_against_mtbf(found, situation, kinds, tell))
 
 
-def situation_of(job: TrainingJob, figures: JobFigures, options: Resilience, mtbf_s: float) -> Situation:
+def situation_of(
+    job: TrainingJob,
+    figures: JobFigures,
+    options: Resilience,
+    mtbf_s: float,
+    progress: Callable[[str], None] | None = None,
+) -> Situation:
     """What strategies know; iteration times and templates are found once for all that share it.
 
     Args:
-        job: what is trained. figures: of it. options: what is asked. mtbf_s: as ``Situation`` has it [s].
+        job: what is trained. figures: of it. options: what is asked. mtbf_s: as ``Situation`` has it [s]. progress:
+            called with what is done.
     """
+    tell = progress or (lambda _text: None)
     known: dict[tuple[object, ...], float | None] = {}
 
     def _iteration_of(other: TrainingJob) -> float | None:
@@ -95,6 +106,7 @@ def situation_of(job: TrainingJob, figures: JobFigures, options: Resilience, mtb
         sizes = (other.cluster.nodes, parallel.dp, parallel.pp, parallel.vpp, parallel.layout is None)
         key = (*sizes, training.global_batch, training.recompute)
         if key not in known:  # strategies change nothing else of the job
+            tell(f"an iteration on {other.cluster.nodes} nodes, {parallel.label()}")
             try:
                 found = evaluate(other)
                 known[key] = found.iteration_time_s if found.fits else None
@@ -107,12 +119,32 @@ def situation_of(job: TrainingJob, figures: JobFigures, options: Resilience, mtb
     def _templates() -> TemplateSet | SemuError:
         if not planned:
             try:
-                planned.append(pipeline_templates(job, options.faults))
+                planned.append(pipeline_templates(job, options.faults, progress=progress))
             except SemuError as error:
                 planned.append(error)
         return planned[0]
 
-    return Situation(job, figures, options, mtbf_s, _iteration_of, _templates)
+    together: dict[tuple[tuple[int, int], ...], float] = {}
+    ratios: list[tuple[int, float]] = []
+
+    def _together_s(pipelines: PipelineSet) -> float:
+        """Of the engine; beyond ``MOST_TOGETHER`` compositions the estimate, times what the engine says of that of the
+        most similar number of nodes over its estimate."""
+        sizes = (one.nodes for one in pipelines.pipelines)
+        key = tuple(zip(sizes, pipelines.microbatches, strict=True))
+        if key not in together:
+            if len(ratios) < MOST_TOGETHER:
+                templates = _templates()
+                assert isinstance(templates, TemplateSet)
+                tell(f"simulating {len(key)} pipelines on {pipelines.nodes} nodes")
+                together[key] = iteration_s(templates, pipelines)
+                ratios.append((pipelines.nodes, together[key] / pipelines.iteration_s))
+            else:
+                nearest = min(ratios, key=lambda one: abs(one[0] - pipelines.nodes))
+                together[key] = pipelines.iteration_s * nearest[1]
+        return together[key]
+
+    return Situation(job, figures, options, mtbf_s, _iteration_of, _templates, _together_s)
 
 
 def run_strategy(strategy: Strategy, log_events: bool = False) -> StrategyResult:

@@ -16,12 +16,17 @@ import semu
 import semu_models
 from semu.cli.command import main
 from semu.errors import ConfigError, MemoryLimitError
-from semu.resilience.options import CheckpointOptions
+from semu.resilience import long_run
+from semu.resilience.job_figures import JobFigures
+from semu.resilience.long_run import situation_of
+from semu.resilience.options import CheckpointOptions, Resilience
+from semu.resilience.strategies.oobleck import Oobleck
 from semu.resilience.templates.composing import Speed
 from semu.resilience.templates.cover import sizes
 from semu.resilience.templates.holding import lost_layers, reassign
 from semu.resilience.templates.planner import Stage
 from semu.resilience.templates.template_set import PipelineTemplate, TemplateSet
+from semu.resilience.templates.together import iteration_s
 
 LAYERS = 12
 
@@ -159,7 +164,7 @@ def test_a_failure_costs_an_iteration_and_a_reconfiguration(templates: TemplateS
     report = semu.goodput(job, failures=path, strategies="oobleck", days=4000 / 86400)
     (row,) = report.strategies
     (outcome,) = row.outcomes
-    before, after = templates.compose(5).iteration_s, templates.compose(4).iteration_s
+    before, after = (semu.simulate_pipelines(templates, templates.compose(nodes)).iteration_time_s for nodes in (5, 4))
     shares = row.shares()
     copy_s = shares[semu_account("copy")] * 4000 * 5 / 4
     assert shares[semu_account("reconfigure")] * 4000 * 5 / 4 == pytest.approx(30.0, abs=1e-4)
@@ -168,6 +173,24 @@ def test_a_failure_costs_an_iteration_and_a_reconfiguration(templates: TemplateS
     assert abs(outcome.iterations - expected) <= 1
     assert shares[semu_account("lost")] * 4000 * 5 == pytest.approx(5 * (1000 % before), rel=1e-2)
     assert outcome.from_start == 0
+
+
+def test_long_runs_take_the_times_of_pipelines_together(
+    templates: TemplateSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the engine, not the composition's estimate; beyond so many compositions the estimate, scaled."""
+    job = small_job()
+    figures = JobFigures.of(job, semu.simulate(job))
+    strategy = Oobleck(situation_of(job, figures, Resilience(), 3600.0))
+    for nodes in (5, 4):
+        composed = templates.compose(nodes)
+        together = semu.simulate_pipelines(templates, composed).iteration_time_s
+        assert strategy.conduct(nodes).iteration_s == together == iteration_s(templates, composed)
+        assert together != composed.iteration_s
+    monkeypatch.setattr(long_run, "MOST_TOGETHER", 1)
+    few = Oobleck(situation_of(job, figures, Resilience(), 3600.0))
+    ratio = few.conduct(5).iteration_s / templates.compose(5).iteration_s
+    assert few.conduct(4).iteration_s == pytest.approx(ratio * templates.compose(4).iteration_s)
 
 
 def semu_account(name: str) -> Any:

@@ -14,7 +14,10 @@ import semu_models
 from semu.errors import SemuError
 from semu.job import Recompute
 from semu.resilience.accounts import Account
-from semu.resilience.options import CheckpointOptions
+from semu.resilience.job_figures import JobFigures
+from semu.resilience.long_run import situation_of
+from semu.resilience.options import CheckpointOptions, Resilience
+from semu.resilience.strategies.varuna import Varuna
 
 CHECKPOINT = CheckpointOptions(every_s=100.0, save_s=5.0, restart_s=60.0, load_s=7.0)
 
@@ -68,6 +71,27 @@ def test_varuna(tmp_path: Path) -> None:
     per_save_left = max(1, round(100.0 / left))
     cycles = after / (per_save_left * left + 5.0) * per_save_left
     assert outcome.iterations == pytest.approx(saves * per_save + cycles, abs=per_save_left + 1)
+
+
+@pytest.mark.parametrize("name", ["lm-7b", "qwen3-8b"])
+def test_varuna_finds_the_fastest_of_all_grids(name: str) -> None:
+    """Of 16 nodes, then of fewer, which are known in part from those before; few grids are simulated."""
+    job = replace(job_of(), model=semu_models.build(name))
+    job = replace(job, cluster=semu.Cluster("h100", nodes=16, gpus_per_node=1), parallel=semu.Parallel(pp=16, zero=0))
+    job = replace(job, training=replace(job.training, global_batch=48))
+    grids = {(dp, pp): time_of(job, dp, pp) for dp in range(1, 17) for pp in range(1, 17) if dp * pp <= 16}
+    situation = situation_of(job, JobFigures.of(job, semu.simulate(job)), Resilience(), 3600.0)
+    asked: list[int] = []
+
+    def iteration_of(one: semu.TrainingJob) -> float | None:
+        asked.append(one.cluster.nodes)
+        return situation.iteration_of(one)
+
+    varuna = Varuna(replace(situation, iteration_of=iteration_of))
+    for alive in (16, 15, 13, 11, 16):
+        best = min(time for (dp, pp), time in grids.items() if dp * pp <= alive)
+        assert varuna.conduct(alive).iteration_s == pytest.approx(best, rel=1e-12)
+    assert len(asked) < 2 * len(grids)  # of five times as many
 
 
 def test_varuna_saves_for_a_node_that_gives_notice(tmp_path: Path) -> None:

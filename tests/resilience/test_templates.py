@@ -191,6 +191,29 @@ def test_survival_of_eight_losses_in_three_times_four_nodes() -> None:
     assert kept == 81
 
 
+@pytest.mark.parametrize("seed", range(25))
+def test_composition_of_few_microbatches_is_the_best_of_all(seed: int) -> None:
+    """Fewer microbatches than the smallest pipelines that the nodes hold, so that some sets are not legal."""
+    draw = random.Random(seed)
+    smallest, faults = draw.randint(1, 3), draw.randint(0, 2)
+    nodes = draw.randint((faults + 2) * smallest + 2, 30 if smallest > 1 else 14)
+    speeds = speeds_of(draw, smallest, min(least_largest(smallest, faults) + 3, nodes))
+    microbatches = draw.randint(faults + 1, max(faults + 1, nodes // smallest - 1))
+    legal = [c for c in sets_of([one.nodes for one in speeds], nodes) if faults < sum(c) <= microbatches]
+    if not legal:
+        with pytest.raises(ConfigError, match="pipelines or more"):
+            compose_counts(speeds, nodes, microbatches, faults + 1)
+        return
+
+    def _time(counts: Sequence[int]) -> float:
+        pipelines = [one for one, count in zip(speeds, counts, strict=True) for _ in range(count)]
+        return max(one.time_s(m) for one, m in zip(pipelines, distribute(pipelines, microbatches), strict=True))
+
+    counts = compose_counts(speeds, nodes, microbatches, faults + 1)
+    assert tuple(counts) in legal
+    assert _time(counts) == pytest.approx(min(map(_time, legal)), rel=1e-6)
+
+
 def test_fewer_microbatches_than_the_smallest_pipelines() -> None:
     """Eight pipelines of a node would be fastest and have seven microbatches: larger ones are taken; none: refused."""
     speeds = [Speed(n, 0.1 * n, 1.0 / n) for n in (1, 2, 3, 4)]

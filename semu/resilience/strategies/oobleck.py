@@ -113,7 +113,7 @@ class Oobleck(Strategy):
         if pipelines is None:
             return Conduct(0.0, 0, detect_s=detect, keeps_progress=keeps)
         return Conduct(
-            pipelines.iteration_s,
+            self.situation.together_s(pipelines),
             pipelines.nodes,
             detect_s=detect,
             reconfigure_s=float(options.reconfigure_s),

@@ -16,7 +16,7 @@ from semu.resilience.events import NodeEvents
 from semu.resilience.job_figures import JobFigures
 from semu.resilience.machine import STOPPED, Conduct, Machine, Tier, table_of
 from semu.resilience.options import Resilience
-from semu.resilience.templates.template_set import TemplateSet
+from semu.resilience.templates.template_set import PipelineSet, TemplateSet
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Situation:
             that the job uses, together [s]; infinity: nothing fails.
         iteration_of: the iteration time [s] of a job, remembered.
         templates_of: pipeline templates of the job, or why it has none, remembered.
+        together_s: the iteration time of pipelines simulated together [s], remembered.
     """
 
     job: TrainingJob
@@ -36,6 +37,7 @@ class Situation:
     mtbf_s: float
     iteration_of: Callable[[TrainingJob], float | None] = field(repr=False, compare=False)
     templates_of: Callable[[], TemplateSet | SemuError] = field(repr=False, compare=False)
+    together_s: Callable[[PipelineSet], float] = field(repr=False, compare=False)
 
     def every_s(self, given: float | str, stall_s: float, at_least_s: float = 0.0) -> float:
         """An interval between saves: as given, else the best for what training waits for a save; ``at_least_s``: a

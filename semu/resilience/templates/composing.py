@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,19 +51,18 @@ def compose_counts(speeds: Sequence[Speed], nodes: int, microbatches: int, least
     """How many pipelines of each size make the shortest iteration.
 
     The time is found by bisection: a time is enough if the pipelines that take most microbatches in it, a knapsack over
-    nodes, take all of them.
+    nodes, take all of them. Where the fastest are more than the microbatches, the knapsack also counts pipelines.
 
     Args:
         speeds: of the templates. nodes: N', all are used. microbatches: of an iteration, at least one for each
             pipeline. least: f + 1 pipelines, at least.
     Returns:
-        Counts, in the order of the templates. Where the fastest are more than the microbatches, the fastest of the
-        templates but the smallest.
+        Counts, in the order of the templates.
     Raises:
         ConfigError: no such set holds all the nodes; fewer microbatches than pipelines.
     """
     sizes = np.array([one.nodes for one in speeds], dtype=np.int64)
-    if (most_work(sizes, np.ones(len(sizes), dtype=np.int64), nodes, least))[-1] < 0:
+    if (most_work(sizes, np.ones(len(sizes), dtype=np.int64), nodes, least, 0))[-1] < 0:
         raise ConfigError(
             f"no set of at least {least} templates uses {nodes} nodes",
             where="nodes",
@@ -73,13 +71,35 @@ def compose_counts(speeds: Sequence[Speed], nodes: int, microbatches: int, least
             nearest=max(nodes, least * int(sizes.min())),
         )
 
+    counts = _fastest(speeds, nodes, microbatches, least, 0)
+    if counts is None or sum(counts) > microbatches:
+        fewer = _fastest(speeds, nodes, microbatches, least, microbatches) if microbatches >= least else None
+        if fewer is None:
+            fewest = max(least, -(-nodes // int(sizes.max())))
+            raise ConfigError(
+                f"{fewest} pipelines or more, {microbatches} microbatches",
+                where="training.global_batch",
+                expected="a microbatch for each pipeline",
+                got=microbatches,
+                nearest=fewest,
+            )
+        return fewer
+    return counts
+
+
+def _fastest(speeds: Sequence[Speed], nodes: int, microbatches: int, least: int, most: int) -> list[int] | None:
+    """As ``compose_counts``, of at most ``most`` pipelines (0: of any number); None: there is no such set."""
+    sizes = np.array([one.nodes for one in speeds], dtype=np.int64)
+
     def _best(time_s: float) -> NDArray[np.int64]:
         capacity = np.array([min(one.within(time_s), microbatches) for one in speeds], dtype=np.int64)
-        return most_work(sizes, capacity, nodes, least)
+        return most_work(sizes, capacity, nodes, least, most)
 
     high = max(one.time_s(microbatches) for one in speeds)
     low = 0.0
     found = _best(high)
+    if found[-1] < microbatches:
+        return None
     while high - low > 1e-9 * high:
         middle = 0.5 * (low + high)
         tried = _best(middle)
@@ -87,19 +107,7 @@ def compose_counts(speeds: Sequence[Speed], nodes: int, microbatches: int, least
             high, found = middle, tried
         else:
             low = middle
-    counts = [int(one) for one in found[:-1]]
-    if sum(counts) > microbatches and len(speeds) > 1:  # larger ones are fewer
-        with suppress(ConfigError):
-            return [0, *compose_counts(speeds[1:], nodes, microbatches, least)]
-    if sum(counts) > microbatches:
-        raise ConfigError(
-            f"{sum(counts)} pipelines, {microbatches} microbatches",
-            where="training.global_batch",
-            expected="a microbatch for each pipeline",
-            got=microbatches,
-            nearest=sum(counts),
-        )
-    return counts
+    return [int(one) for one in found[:-1]]
 
 
 def distribute(pipelines: Sequence[Speed], microbatches: int) -> list[int]:

@@ -58,42 +58,46 @@ def fill_cuts(
 
 
 @kernel
-def most_work(sizes: I64, capacity: I64, nodes: int, least: int) -> I64:
+def most_work(sizes: I64, capacity: I64, nodes: int, least: int, most: int) -> I64:
     """How many pipelines of each size take the most microbatches in a time: all nodes are used, at least ``least``
     pipelines, and of equals the fewest pipelines.
 
     Args:
         sizes: int64[p], nodes of a template. capacity: int64[p], microbatches that it takes; 0: none, it is not used.
-        nodes: N'. least: f + 1.
+        nodes: N'. least: f + 1. most: pipelines at most; 0: as many as there are room for.
     Returns:
         int64[p + 1]: the counts, then the microbatches; -1: there is no such set.
     """
     p = len(sizes)
     scale = nodes + 1
     none = -(1 << 62)
-    value = zeros((least + 1, nodes + 1), np.int64)
-    pick = zeros((least + 1, nodes + 1), np.int64)
+    last = least if most == 0 else most
+    value = zeros((last + 1, nodes + 1), np.int64)
+    pick = zeros((last + 1, nodes + 1), np.int64)
     value[:] = none
     value[0, 0] = 0
     for n in range(1, nodes + 1):
-        for k in range(1, least + 1):
+        for k in range(1, last + 1):
             for i in range(p):
                 if sizes[i] > n or capacity[i] <= 0:
                     continue
-                for before in (k - 1, k) if k == least else (k - 1, k - 1):
+                for before in (k - 1, k) if k == last and most == 0 else (k - 1, k - 1):
                     if value[before, n - sizes[i]] == none:
                         continue
                     found = value[before, n - sizes[i]] + capacity[i] * scale - 1
                     if found > value[k, n]:
                         value[k, n] = found
-                        pick[k, n] = i * (least + 1) + before
+                        pick[k, n] = i * (last + 1) + before
     counts = zeros(p + 1, np.int64)
-    if value[least, nodes] == none:
+    k, n = least, nodes
+    for other in range(least + 1, last + 1):
+        if value[other, nodes] > value[k, nodes]:
+            k = other
+    if value[k, nodes] == none:
         counts[p] = -1
         return counts
-    k, n = least, nodes
     while n > 0:
-        i, before = pick[k, n] // (least + 1), pick[k, n] % (least + 1)
+        i, before = pick[k, n] // (last + 1), pick[k, n] % (last + 1)
         counts[i] += 1
         counts[p] += capacity[i]
         n -= sizes[i]

@@ -27,6 +27,7 @@ from semu.frames import Tabular
 from semu.hardware.cluster import Cluster
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet
 from semu.resilience.templates.timed import TimedPipeline, pipeline_job, time_pipeline
@@ -35,6 +36,7 @@ from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan
 from semu.simulation.data_parallel.gradient_times import pipeline_gradients
 from semu.simulation.data_parallel.reduce import Reductions, tied_reductions
+from semu.simulation.estimate import evaluate
 from semu.simulation.iteration import Iteration
 from semu.simulation.transfers import collective, timed_operator
 from semu.units import align_columns, fit_lines, format_bytes
@@ -155,18 +157,11 @@ def simulate_pipelines(
     tell = progress or (lambda _text: None)
     kinds = Counter(zip(pipelines.pipelines, pipelines.microbatches, strict=True))
     title, gpus = templates.title, pipelines.nodes * templates.job.cluster.gpus_per_node
-    ((template, microbatches), count), *others = kinds.items()
-    if not others and len({one.gpus for one in template.stages}) == 1:
+    job = _replicas(templates, pipelines, kinds)
+    if job is not None:
         tell("simulating equal pipelines")
-        job = pipeline_job(templates.job, templates.module_of, template.nodes, template.stages, microbatches)
-        report = simulate(
-            replace(
-                job,
-                cluster=replace(job.cluster, nodes=pipelines.nodes),
-                parallel=replace(job.parallel, dp=count, rank_order="tp-cp-pp-dp"),
-                training=replace(job.training, global_batch=count * job.training.global_batch),
-            )
-        )
+        ((template, microbatches), count) = next(iter(kinds.items()))
+        report = simulate(job)
         waits = report.iteration_time_s - report.makespan_s
         found = (PipelineResult(template, microbatches, count, report),)
         return JointReport(title, found, report.iteration_time_s, gpus, report.mfu, waits)
@@ -183,6 +178,39 @@ def simulate_pipelines(
         work += count * report.mfu * report.iteration_time_s * one.gpus
     slowest = max(results, key=lambda one: one.report.makespan_s).report
     return JointReport(title, tuple(results), time_s, gpus, work / (gpus * time_s), time_s - slowest.makespan_s)
+
+
+def iteration_s(templates: TemplateSet, pipelines: PipelineSet) -> float:
+    """``iteration_time_s`` of ``simulate_pipelines``, without the reports [s].
+
+    Raises:
+        ConfigError: as ``semu.simulate``.
+    """
+    kinds = Counter(zip(pipelines.pipelines, pipelines.microbatches, strict=True))
+    job = _replicas(templates, pipelines, kinds)
+    if job is not None:
+        return evaluate(job).iteration_time_s
+    timed = [
+        time_pipeline(templates.job, templates.module_of, template.nodes, template.stages, microbatches)
+        for template, microbatches in kinds
+    ]
+    return _time_s(_iterations(templates, timed, list(kinds.values())))
+
+
+def _replicas(
+    templates: TemplateSet, pipelines: PipelineSet, kinds: Mapping[tuple[PipelineTemplate, int], int]
+) -> TrainingJob | None:
+    """Equal pipelines of equal stages as a job with so many replicas; None: they are not."""
+    ((template, microbatches), count), *others = kinds.items()
+    if others or len({one.gpus for one in template.stages}) > 1:
+        return None
+    job = pipeline_job(templates.job, templates.module_of, template.nodes, template.stages, microbatches)
+    return replace(
+        job,
+        cluster=replace(job.cluster, nodes=pipelines.nodes),
+        parallel=replace(job.parallel, dp=count, rank_order="tp-cp-pp-dp"),
+        training=replace(job.training, global_batch=count * job.training.global_batch),
+    )
 
 
 def _iterations(
