@@ -5,25 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
-from semu.compiled import kernel, part, zeros
+from semu.compiled import kernel, part, trailing_zeros, zeros
 from semu.searcher.kernels.times import Flow, Group, time_run
 from semu.searcher.problem.problem_arrays import I32, I64, U8
-
-
-def _generate_trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Types and code of ``_trailing_zeros``."""
-
-    def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
-
-    return types.uint64(types.uint64), _generate
-
-
-_trailing_zeros: Any = intrinsic(_generate_trailing_zeros)
-"""Number of zeros below the lowest one of a word that is not zero."""
 
 
 @part
@@ -211,7 +196,7 @@ def run_dual_queue(
                     word += 1
                 low[r, kind] = word
                 mask = bits[r, kind, word]
-                stage = stage_at[r, kind, (word << 6) + np.int64(_trailing_zeros(mask))]
+                stage = stage_at[r, kind, (word << 6) + np.int64(trailing_zeros(mask))]
                 if not is_limited[r]:
                     chosen = stage
                     break
@@ -249,7 +234,7 @@ def run_dual_queue(
                         mask = bits[r, kind, word]
                     if mask == 0:
                         break
-                    stage = stage_at[r, kind, (word << 6) + np.int64(_trailing_zeros(mask))]
+                    stage = stage_at[r, kind, (word << 6) + np.int64(trailing_zeros(mask))]
             if chosen < 0:
                 key[r] = ready[pending[head[r]]] if head[r] < tail[r] else np.inf
                 continue
@@ -323,7 +308,7 @@ def run_dual_queue(
                     for word in range(words):
                         mask = bits[r, kind, word]
                         while mask != 0:
-                            stage = stage_at[r, kind, (word << 6) + np.int64(_trailing_zeros(mask))]
+                            stage = stage_at[r, kind, (word << 6) + np.int64(trailing_zeros(mask))]
                             mask &= mask - np.uint64(1)
                             excess = level[r] + peak[stage] - room[r]
                             if excess > 0 and (missing[b, 0] < 0 or excess < missing[b, 1]):
