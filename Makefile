@@ -16,7 +16,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-extras lint format types contracts bench-quick page readme clean
+.PHONY: help demo test test-extras lint format types contracts bench-quick bench-compare page readme clean
 
 help:
 	@echo "make demo         simulate one training iteration, write out/"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint         ruff: rules and format        make format     ruff: mend both"
 	@echo "make types        mypy --strict                 make contracts  import-linter"
 	@echo "make bench-quick  every benchmark and every script of benchmarks/paper, in its quick form; with the extras"
+	@echo "make bench-compare REF=COMMIT   speed of this tree beside another commit, in turns"
 	@echo "make page         vendored scripts and types of report.html; needs npm"
 	@echo "make readme       README.md: figures and pictures that commands of seconds make"
 	@echo "make clean        remove the environments, caches and out/"
@@ -82,6 +83,10 @@ bench-quick: $(EXTRAS)/.installed
 		$(EXTRAS)/bin/python $$script --quick || exit 1; \
 	done
 	$(EXTRAS)/bin/python -m benchmarks.paper --all --quick --out out/paper-quick
+
+# REF: the other commit; BENCH_ARGS: see benchmarks/_compare.py.
+bench-compare: $(VENV)/.installed
+	@$(BIN)/python benchmarks/_compare.py $(or $(REF),$(error name the other commit: make bench-compare REF=...)) $(BENCH_ARGS)
 
 # Needs npm: the page's library as the registry has it, and its scripts' types.
 page:

@@ -48,12 +48,13 @@ class Compiled(Generic[P, R]):
     @property
     def dispatcher(self) -> Any:
         """numba's function."""
-        with _looking:
-            if self._dispatcher is None:
-                from semu.dispatchers import make_dispatcher
+        if self._dispatcher is None:
+            from semu.dispatchers import make_dispatcher
 
-                self._dispatcher = make_dispatcher(self.py_func, self._options, compile_kernel)
-            return self._dispatcher
+            made = make_dispatcher(self.py_func, self._options, compile_kernel)
+            with _looking:  # of two threads that make one at once, one wins
+                self._dispatcher = self._dispatcher or made
+        return self._dispatcher
 
     @property
     def _numba_type_(self) -> Any:
@@ -66,6 +67,7 @@ class Compiled(Generic[P, R]):
         return getattr(self.dispatcher, name)
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
+        """Run, as the Python function would."""
         for fits, run in self._known:
             if fits(args):
                 return run(*args)  # type: ignore[no-any-return]
@@ -78,7 +80,7 @@ class Compiled(Generic[P, R]):
                 if not self._is_read and self._dispatcher is None:
                     self._known = stored.read(self.py_func)
                 self._is_read = True
-            return self(*args, **named)  # type: ignore[arg-type]
+            return self(*args, **named)
         found: R = self.dispatcher(*args, **named)
         if not named:
             self._note(args)
@@ -89,7 +91,7 @@ class Compiled(Generic[P, R]):
         from semu.dispatchers import called_with
 
         called = called_with(self.dispatcher, args)
-        if called is None or called[0] is None:
+        if called is None:
             return
         spec, run, code = called
         with _looking:

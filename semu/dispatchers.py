@@ -131,15 +131,16 @@ def compile_types(dispatcher: Any, text: str) -> None:
     dispatcher.compile(sigutils.normalize_signature(f"({text},)")[0])
 
 
-def called_with(dispatcher: Any, args: tuple[Any, ...]) -> tuple[Spec | None, Callable[..., Any], Code | None] | None:
-    """What a call with some arguments has run: what they are, the function, and its machine code; None: they were
-    converted first."""
+def called_with(dispatcher: Any, args: tuple[Any, ...]) -> tuple[Spec, Callable[..., Any], Code | None] | None:
+    """What a call with some arguments has run: what they are, the function, and its machine code, once; None: they were
+    converted first, or ``stored`` has no words for what they are."""
     kinds = tuple(dispatcher.typeof_pyval(value) for value in args)
     result = dispatcher.overloads.get(kinds)
-    if result is None:
+    spec = _spec(types.Tuple(kinds))
+    if result is None or spec is None:
         return None
     codes = getattr(getattr(dispatcher._cache, "_impl", None), "codes", {})
-    return _spec(types.Tuple(kinds)), result.entry_point, codes.pop(kinds, None)
+    return spec, result.entry_point, codes.pop(kinds, None)
 
 
 def _spec(kind: Any) -> Spec | None:

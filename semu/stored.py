@@ -94,10 +94,12 @@ def write(function: Callable[..., Any], spec: Spec, code: Code) -> None:
     linker = _linker()
     if linker is None:
         return
-    with suppress(OSError, ValueError, EOFError, TypeError):
+    with suppress(OSError):
         path, stamp = _file(function), _stamp(function, linker)
-        kept = path.read_bytes() if path.exists() else b""
-        before = marshal.loads(kept[32:]) if kept[:32] == stamp else []
+        before: list[Any] = []
+        with suppress(OSError, ValueError, EOFError, TypeError):
+            kept = path.read_bytes()
+            before = marshal.loads(kept[32:]) if kept[:32] == stamp else []
         entries = [entry for entry in before if entry[0] != spec] + [(spec, _fits_code(spec), tuple(code))]
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -187,7 +189,9 @@ class _Linker:
         self._functions = _extension(folder, "_dynfunc")
         runtime = _extension(folder, "core.runtime._nrt_python")
         helpers = _extension(folder, "_helperlib")
-        symbols = {f"numba_{name}": place for own in (helpers, self._functions) for name, place in own.c_helpers.items()}
+        symbols = {
+            f"numba_{name}": place for own in (helpers, self._functions) for name, place in own.c_helpers.items()
+        }
         symbols |= {name if name[0] == "_" else f"NRT_{name}": place for name, place in runtime.c_helpers.items()}
         symbols |= {
             f"PyExc_{kind.__name__}": id(kind)

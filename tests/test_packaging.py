@@ -129,7 +129,7 @@ def test_a_name_that_semu_does_not_have_is_an_attribute_error() -> None:
 
 def test_numba_is_used_only_in_kernel_files() -> None:
     users = [module_name(file) for file in source_files() if "numba" in imported_names(file)]
-    assert [name for name in users if not is_kernel_module(name)] == ["semu.compiled"]
+    assert [name for name in users if not is_kernel_module(name)] == ["semu.dispatchers"]
 
 
 def committed_files() -> list[Path]:

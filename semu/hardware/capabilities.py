@@ -29,7 +29,7 @@ from semu.hardware.efficiency import (
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
-from semu.hardware.software import FACTORS, Software, SoftwareFactors
+from semu.hardware.software import FACTORS, NEUTRAL_FACTORS, Software, SoftwareFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +206,7 @@ class DeviceProfile:
 
     def software_factors(self, software: Software) -> SoftwareFactors:
         """Factors of a framework, or of the one whose kernels it runs; neutral where the profile has neither."""
-        neutral = SoftwareFactors.of({})
-        return self.software.get(software) or self.software.get(software.kernels) or neutral
+        return self.software.get(software) or self.software.get(software.kernels) or NEUTRAL_FACTORS
 
     def attention_factors(self, kernel: AttentionKernel | None) -> AttentionFactors:
         """Factors of an attention kernel, or of its relative; 1 where the profile has neither, and for None."""

@@ -105,6 +105,10 @@ class SoftwareFactors:
         return factor
 
 
+NEUTRAL_FACTORS = SoftwareFactors.of({})
+"""Of a framework of which nothing is known."""
+
+
 def has_aggregated_trees(software: Software, date: str | None) -> bool:
     """Whether the NCCL of a framework has parallel aggregated trees.
 

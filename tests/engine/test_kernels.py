@@ -125,8 +125,7 @@ latency, ones = np.empty((1, 2)), np.ones(1)
 print("ready", flush=True)
 sys.stdin.readline()
 kernels.roofline_latency(*np.array([[[1.0, 2.0]]] * 3), ones, ones, ones, ones, ones, np.zeros(1), latency)
-stats = kernels.roofline_latency.stats
-print(json.dumps([latency[0].tolist(), sum(stats.cache_hits.values())]))
+print(json.dumps([latency[0].tolist(), "numba" in sys.modules]))
 """
 
 
@@ -155,4 +154,4 @@ def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
         assert process.returncode == 0, err
         results.append(json.loads(out.splitlines()[-1]))
     assert [latency for latency, _ in results] == [[4.0, 7.0]] * 3
-    assert results[2][1] > 0
+    assert [is_compiled for _, is_compiled in results] == [True, True, False]

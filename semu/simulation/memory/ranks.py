@@ -37,7 +37,8 @@ class RankMemory:
     def peak(self) -> RankPeak:
         """The exact highest allocation over all replicas."""
         dynamic = self.pipeline.peaks[self.rank]
-        return RankPeak(dynamic.size_bytes + self.static.total + self.workspace, dynamic.replica, dynamic.node)
+        static, workspace = resident_memory(self.layout)[self.rank]
+        return RankPeak(dynamic.size_bytes + static.total + workspace, dynamic.replica, dynamic.node)
 
     def curve(self, replica: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Dynamic memory of one replica as a step function: times [n] [s], bytes [num_roles, n]; starts at 0."""
