@@ -73,7 +73,7 @@ def with_context(job: TrainingJob, mask: str | None, cp: int | None) -> Training
 
 
 def save_study(found: ContextStudy, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``context.json`` and ``mask.png``; the files.
+    """Write ``context.json``, ``mask.png`` and ``report.html``; the files.
 
     Raises:
         ConfigError: a folder or a file that cannot be written.
@@ -86,4 +86,5 @@ def save_study(found: ContextStudy, folder: str | os.PathLike[str]) -> list[Path
     table = path / "context.json"
     write_text(table, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
     picture = mask_picture(found)
-    return [table, write_file(path / "mask.png", lambda file: draw_mask(file, picture))]
+    drawn = write_file(path / "mask.png", lambda file: draw_mask(file, picture))
+    return [table, drawn, found.page().save(path / "report.html")]

@@ -236,21 +236,28 @@ class SearchReport(Tabular):
 
     def page(self) -> Page:
         """The page that ``save`` writes as ``report.html``."""
-        from semu.present.page import Column, Page
-        from semu.present.page.results import add_breakdown, add_memory, add_timelines
-        from semu.searcher.pages import FIGURES, add_curve, yes
+        from semu.present.page import Page
+        from semu.present.page.results import add_breakdown, add_memory
 
         page = Page(f"{self.job.model.name}: searched schedule", self.sentences())
+        self.add_to(page)
+        add_breakdown(page, self.report)
+        add_memory(page, self.report)
+        page.add_list("Notes", [*self.partition.lines(), *self.report.warnings])
+        return page
+
+    def add_to(self, page: Page) -> None:
+        """Add schedules, their timelines on one axis, and how the search went."""
+        from semu.present.page import Column
+        from semu.present.page.results import add_timelines
+        from semu.searcher.pages import FIGURES, add_curve, yes
+
         rows = [{**row, "fits": yes(fits=bool(row["fits"]))} for row in self.to_dicts()]
         page.add_table("Schedules", rows, (Column("schedule", "schedule"), *FIGURES))
         name, before = ("Megatron-LM", self.baseline) if self.baseline else ("heuristic", self.default)
         add_timelines(page, [(name, before.timeline), ("search", self.report.timeline)])
         points, end, across = self._spent()
         add_curve(page, [one for one in points if one[1] < float("inf")], end, self.bound, across)
-        add_breakdown(page, self.report)
-        add_memory(page, self.report)
-        page.add_list("Notes", [*self.partition.lines(), *self.report.warnings])
-        return page
 
     def _spent(self) -> tuple[list[tuple[float, float]], float, str]:
         """What was spent until each incumbent and its makespan, what was spent in all, and what that is: rollouts and

@@ -11,11 +11,11 @@ from semu.validation.result import Quantity, ValidationResult
 
 
 def save(result: ValidationResult, directory: str | os.PathLike[str], *, title: str) -> list[Path]:
-    """Write ``validation.json``, ``validation.csv`` and ``validation.png``.
+    """Write ``validation.json``, ``validation.csv``, ``validation.png`` and ``report.html``.
 
     Args:
         result: what to write. directory: made if it is not there; existing files of these names are replaced.
-        title: headline of the picture.
+        title: headline of picture and page.
     Returns:
         The files written.
     Raises:
@@ -26,6 +26,7 @@ def save(result: ValidationResult, directory: str | os.PathLike[str], *, title: 
         write_text(folder / "validation.json", json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n"),
         write_text(folder / "validation.csv", result.to_csv()),
         save_picture(result, folder / "validation.png", title=title),
+        result.page(title).save(folder / "report.html"),
     ]
 
 

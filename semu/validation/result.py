@@ -6,13 +6,16 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.frames import Tabular
 from semu.validation.memory import GB_READING
 from semu.validation.row_result import Comparison, Quantity, RowResult, Status
 from semu.validation.scoring import LEAST_ROWS, Scores, fit_null_model, score_group
 from semu.validation.table import render
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 __all__ = ["Comparison", "Quantity", "RowResult", "Status", "ValidationResult", "score"]
 
@@ -47,6 +50,12 @@ class ValidationResult(Scores, Tabular):
             "overall": self.overall.to_json(),
             "null_model": [vars(mfu).copy() for mfu in self.null_model],
         }
+
+    def page(self, title: str = "Validation") -> Page:
+        """Measured against predicted, errors by group, and every row, as one HTML file."""
+        from semu.validation.page import validation_page
+
+        return validation_page(self, title)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A record for each row, in the order of the file."""

@@ -32,7 +32,8 @@ def test_the_table_the_files_and_a_loop_that_goes_on(tmp_path: Path, capsys: pyt
     assert lines[0].split()[:4] == ["iteration", "text", "vision", "plan"]
     assert [line.split()[0] for line in lines[1:3]] == ["0", "1"]
     assert "2 of 2 iterations, ended by iterations" in out
-    assert sorted(path.name for path in Path(whole).iterdir()) == ["iterations.png", "result.json", "state.json"]
+    files = ["iterations.png", "report.html", "result.json", "state.json"]
+    assert sorted(path.name for path in Path(whole).iterdir()) == files
     assert (Path(whole) / "iterations.png").read_bytes()[:4] == b"\x89PNG"
     result = json.loads((Path(whole) / "result.json").read_text())
     assert result["outcomes"] == {"planned": 2, "best so far": 0, "heuristic": 0, "fallback": 0}

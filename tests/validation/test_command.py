@@ -13,6 +13,8 @@ from semu.runfile import make_job
 from semu.validation import published_rows, read_rows, validate
 from tests.validation.rows_kit import run, write_runs
 
+FILES = ("validation.json", "validation.csv", "validation.png", "report.html")
+
 
 def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(("validate", *words))
@@ -110,7 +112,7 @@ def test_a_profile_replaces_the_device_of_its_name_or_all(
 def test_files_are_written_and_named(runs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, folder = tmp_path / "rows.csv", tmp_path / "out"
     code, out, err = run_command(capsys, "--runs", runs, "--json", "--csv", str(table), "--out", str(folder))
-    names = [table, *(folder / name for name in ("validation.json", "validation.csv", "validation.png"))]
+    names = [table, *(folder / name for name in FILES)]
     assert code == 0
     assert err.split("\n")[:-1] == [f"semu: wrote {name}" for name in names]
     assert table.read_text() == (folder / "validation.csv").read_text()

@@ -137,10 +137,10 @@ def test_a_row_without_a_group() -> None:
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
-def test_saving_writes_three_files(result: ValidationResult, tmp_path: Path) -> None:
+def test_saving_writes_four_files(result: ValidationResult, tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     files = save(result, folder, title="runs")
-    assert [file.name for file in files] == ["validation.json", "validation.csv", "validation.png"]
+    assert [file.name for file in files] == ["validation.json", "validation.csv", "validation.png", "report.html"]
     assert sorted(folder.iterdir()) == sorted(files)
     assert json.loads(files[0].read_text()) == json.loads(json.dumps(result.to_json()))
     assert files[1].read_text() == result.to_csv()

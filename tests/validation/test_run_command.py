@@ -17,6 +17,8 @@ from tests.validation.own_runs import OwnRun, kernel, megatron_line, memory_line
 from tests.validation.rows_kit import run as published_run
 from tests.validation.rows_kit import write_runs
 
+FILES = ("validation.json", "validation.csv", "validation.png", "report.html")
+
 
 def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(("validate", *words))
@@ -86,7 +88,7 @@ def test_files_are_written_and_named(run: OwnRun, log: str, trace: str, tmp_path
         table, picture = tmp_path / f"{number}.csv", tmp_path / f"{number}.png"
         flags = ("--csv", str(table), "--picture", str(picture), "--out", str(folder), "--json")
         code, out, err = run_command(capsys, *run.words, *words, *flags)
-        names = [table, picture, *(folder / name for name in ("validation.json", "validation.csv", "validation.png"))]
+        names = [table, picture, *(folder / name for name in FILES)]
         assert code == 0
         told = [line for line in err.splitlines() if not line.startswith("semu: [")]  # progress of a slow machine
         assert told == [f"semu: wrote {name}" for name in names]

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import replace
 
 from semu.checks import check_member
-from semu.cli.console import Progress, emit, emit_json, say, say_written
+from semu.cli.console import Progress, emit, emit_json, say, say_written, write_html
+from semu.cli.option_checks import check_place
 from semu.cli.resolved import dump_run, read_run, say_notes
 
 
@@ -17,6 +18,7 @@ def context_command(arguments: argparse.Namespace) -> int:
         ConfigError: a run that cannot be read, one context rank, an unknown policy or mask, a file that cannot be
             written.
     """
+    check_place("--html", arguments.html)
     with Progress() as progress:
         run = read_run(arguments, progress)
         if arguments.dump_config:
@@ -42,6 +44,7 @@ def context_command(arguments: argparse.Namespace) -> int:
         if arguments.out is not None:
             progress("drawing")
             say_written(*save_study(found, arguments.out))
+        write_html(arguments.html, found)
         if arguments.export is not None:
             if chosen is not None and len(chosen) == 1:
                 job = replace(job, parallel=replace(job.parallel, cp_balance=chosen[0]))

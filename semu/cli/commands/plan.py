@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.simulate import refuse_defaults
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say, say_written
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, MemoryLimitError, PlanError, unknown_name
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from semu.plan.plan import ExecutionPlan
     from semu.plan.verification.rules import Verified
     from semu.present.report import Report
+    from semu.searcher.report import SearchReport
     from semu.simulation import JobCheckpoint
 
 _OF_RUNS = (
     *("schedule", "search", "time", "rollouts", "seed", "workers", "cluster", "parallel", "profile", "output"),
-    *("strict", "dump_config", "assignments"),
+    *("strict", "dump_config", "assignments", "out", "html"),
 )
 _OF_PLANS = ("schedule", "show", "verify", "output", "rank", "picture", "torch_csv", "strict")
-_OF_LOOPS = ("assign", "window", "deadline", "speed", "sleep", "resume", "write_stream", "out")
+_OF_LOOPS = ("assign", "window", "deadline", "speed", "sleep", "resume", "write_stream")
 _FILES = (".json", ".csv", ".txt")
 
 
@@ -113,13 +114,13 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
     from semu.plan.text import check_rank
 
     check_place("--output", arguments.output)
-    check_place("--picture", arguments.picture)
-    check_place("--torch-csv", arguments.torch_csv)
+    for flag in ("picture", "torch_csv", "html"):
+        check_place(f"--{flag.replace('_', '-')}", getattr(arguments, flag))
     with Progress() as progress:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
-        ended_by, gains, gain_text = "", {}, ""
+        found = None
         with run.places.located():
             if searched:
                 from semu.searcher.job_search import search
@@ -132,8 +133,7 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
                     workers=arguments.workers,
                     progress=progress,
                 )
-                report, ended_by, gain_text = found.report, found.result.ended_by, found.gain_text()
-                gains = {"gain_over_megatron": found.gain, "gain_over_megatron_alike": found.gain_alike}
+                report = found.report
                 progress("compiling the plan")
                 plan = compile_plan(found)
             else:
@@ -152,15 +152,17 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
             say(f"wrote {arguments.output}")
         _write_torch_csv(arguments, plan)
         _draw(arguments, plan)
+        document = {**_document(plan, report, verified), **({} if found is None else _searched(found))}
+        _write_pages(arguments, plan, report, document, found)
     if arguments.json:
-        emit_json({"run": arguments.run, "warnings": list(run.notes), **_document(plan, report, verified), **gains})
+        emit_json({"run": arguments.run, "warnings": list(run.notes), **document})
     else:
         emit(repr(plan) if arguments.rank is None else plan.to_text(arguments.rank))
-        if gain_text:
+        if found is not None and (gain_text := found.gain_text()):
             emit(fit_lines(gain_text))
         if verified is not None:
             emit(verified.to_text())
-    if ended_by == "interrupt":
+    if found is not None and found.result.ended_by == "interrupt":
         say("interrupted: this is the best schedule found so far")
         return INTERRUPTED
     if verified is not None and report.fits:
@@ -236,6 +238,38 @@ def _document(plan: ExecutionPlan, report: Report, verified: Verified | None) ->
         "fits": report.fits,
         "verified": None if verified is None else verified.to_json(),
     }
+
+
+def _searched(found: SearchReport) -> dict[str, object]:
+    """What the document of a searched plan has beside."""
+    document = found.to_json()
+    kept = ("lower_bound_s", "gap", "rollouts", "moves", "prepare_s", "search_s")
+    gains = {"gain_over_megatron": found.gain, "gain_over_megatron_alike": found.gain_alike}
+    return {**gains, **{key: document[key] for key in kept}}
+
+
+def _write_pages(
+    arguments: argparse.Namespace,
+    plan: ExecutionPlan,
+    report: Report,
+    document: dict[str, object],
+    found: SearchReport | None,
+) -> None:
+    """What ``--html`` and ``--out`` ask for of one plan."""
+    if arguments.html is None and arguments.out is None:
+        return
+    from semu.files import make_folder, write_text
+    from semu.plan.page import plan_page
+
+    page = plan_page(plan, report, document, found)
+    if arguments.html is not None:
+        say_written(page.save(arguments.html))
+    if arguments.out is not None:
+        folder = make_folder(Path(arguments.out))
+        plan.write(folder / "plan.json")
+        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+        written = write_text(folder / "result.json", text)
+        say_written(folder / "plan.json", written, page.save(folder / "report.html"))
 
 
 def _write_torch_csv(arguments: argparse.Namespace, plan: ExecutionPlan) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say, say_written
+from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say, say_written, write_html
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError, SemuError
@@ -150,6 +150,7 @@ def _print(report: TrainingReport, run: RunConfig, arguments: argparse.Namespace
     """Print a loop and write its files; returns the exit code, that of the error where one ended it."""
     if arguments.out is not None:
         say_written(*report.save(arguments.out))
+    write_html(arguments.html, report)
     if arguments.json:
         said = {} if error is None else {"error": error.to_json()}
         emit_json({"run": arguments.run, "warnings": list(run.notes), **report.to_json(), **said})
@@ -222,9 +223,10 @@ def _check(arguments: argparse.Namespace) -> None:
     for flag, value in (("--speed", arguments.speed), ("--deadline", arguments.deadline)):
         if value is not None:
             check_number(value, flag, "a number", is_above=True)
+    check_place("--html", arguments.html)
     if arguments.write_stream is not None:
         check_place("--write-stream", arguments.write_stream)
-        for flag in given_flags(arguments, ("out", "resume", "deadline", "speed", "sleep")):
+        for flag in given_flags(arguments, ("out", "html", "resume", "deadline", "speed", "sleep")):
             raise ConfigError("nothing is trained", where=flag, expected="without --write-stream")
     if arguments.resume and arguments.out is None:
         raise ConfigError("nothing to go on behind", where="--resume", expected="--out DIR of the loop before")

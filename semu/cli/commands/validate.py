@@ -31,7 +31,7 @@ def validate_command(arguments: argparse.Namespace) -> int:
     """
     if arguments.tolerance is not None:
         check_number(arguments.tolerance, "--tolerance", "a tolerance in percent")
-    for flag in ("csv", "picture"):
+    for flag in ("csv", "picture", "html"):
         check_place(f"--{flag}", getattr(arguments, flag))
     if is_own_run(arguments):
         return validate_run_command(arguments)
@@ -103,6 +103,8 @@ def _write_files(arguments: argparse.Namespace, result: ValidationResult) -> Non
         from semu.validation.files import save_picture
 
         say_written(save_picture(result, arguments.picture, title=title))
+    if arguments.html is not None:
+        say_written(result.page(title).save(arguments.html))
     if arguments.out is not None:
         from semu.validation.files import save
 

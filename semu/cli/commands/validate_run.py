@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semu.cli.console import Progress, emit, emit_json, say, say_written
+from semu.cli.console import Progress, emit, emit_json, say, say_written, write_html
 from semu.cli.option_checks import given_flags
 from semu.cli.resolved import read_job
 from semu.errors import ConfigError, ValidationError
@@ -159,6 +159,7 @@ def _write(arguments: argparse.Namespace, result: LogComparison | TraceCompariso
         say_written(write_text(arguments.csv, result.to_csv()))
     if arguments.picture is not None:
         say_written(save_bars(result, arguments.picture))
+    write_html(arguments.html, result)
     if arguments.out is not None:
         folder = make_folder(Path(arguments.out))
         text = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -166,4 +167,5 @@ def _write(arguments: argparse.Namespace, result: LogComparison | TraceCompariso
             write_text(folder / "validation.json", text),
             write_text(folder / "validation.csv", result.to_csv()),
             save_bars(result, folder / "validation.png"),
+            result.page().save(folder / "report.html"),
         )

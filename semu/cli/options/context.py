@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import CommandOptions, add_changes, add_dump, add_run
+from semu.cli.options.shared import CommandOptions, add_changes, add_dump, add_html, add_run
 
 _DESCRIPTION = (
     "Which tokens should every context-parallel rank hold? Every policy on the run's batch: balance, padding, wire "
@@ -41,7 +41,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )
     add_changes(parser, seed="of the batch")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", metavar="DIR", help="write context.json and mask.png")
+    output.add_argument("--out", metavar="DIR", help="write context.json, mask.png and report.html")
+    add_html(output)
     output.add_argument(
         "--export",
         metavar="FILE.npz",

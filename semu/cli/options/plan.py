@@ -6,7 +6,7 @@ import argparse
 
 from semu.cli.options.plan_stream import EPILOG as STREAM_EPILOG
 from semu.cli.options.plan_stream import add_stream_options
-from semu.cli.options.shared import CommandOptions, add_changes, add_run, add_search_budget, add_strict
+from semu.cli.options.shared import CommandOptions, add_changes, add_html, add_run, add_search_budget, add_strict
 
 _DESCRIPTION = (
     "Compile a schedule into an execution plan: what every rank does, one action after another. With --iterations or "
@@ -61,7 +61,13 @@ def _add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write its order of stages as torch.distributed.pipelining reads it, where it fits its rules",
     )
-    output.add_argument("--out", metavar="DIR", help="of a loop: write result.json, iterations.png and state.json")
+    output.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write plan.json, result.json and report.html; of a loop result.json, iterations.png, report.html and "
+        "state.json",
+    )
+    add_html(output)
     add_strict(output)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import CommandOptions, add_changes, add_dump, add_run
+from semu.cli.options.shared import CommandOptions, add_changes, add_dump, add_html, add_run
 
 _DESCRIPTION = (
     "Which sample goes to which replica and microbatch? Real samples' metadata, assigned by one method or by all, each "
@@ -51,8 +51,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
     add_changes(parser, seed="of the random order, and of the packs that costs are fitted on")
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--out", metavar="DIR", help="write assignment.json, .csv, .jsonl (for data loaders) and .png of the best"
+        "--out",
+        metavar="DIR",
+        help="write assignment.json, .csv, .jsonl (for data loaders) and .png of the best, and report.html",
     )
+    add_html(output)
     add_dump(output)
 
 

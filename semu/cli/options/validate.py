@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_reading, add_set
+from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_html, add_reading, add_set
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--csv", metavar="FILE", help="write a line per row, quantity or kind")
     output.add_argument("--picture", metavar="FILE", help="draw a PNG: predicted over measured, or bars of both")
-    output.add_argument("--out", metavar="DIR", help="write validation.json, validation.csv and validation.png")
+    output.add_argument("--out", metavar="DIR", help="write validation.json, .csv, .png and report.html")
+    add_html(output)
 
 
 VALIDATE = CommandOptions(

@@ -26,6 +26,7 @@ SCRIPTS = (
     "memory.js",
     "tables.js",
     "charts.js",
+    "matrix.js",
     "main.js",
 )
 """Files of ``assets``, in order; all scripts share one scope."""
@@ -100,13 +101,22 @@ class Page:
         body = f"<table class=bars><tbody>{''.join(rows)}</tbody></table>"
         self._section(heading, (f"<p class=note>{text(note)}</p>" if note else "") + body)
 
-    def add_table(self, heading: str, rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> None:
-        """A table that is sorted by a click on a heading and filtered by words."""
-        shown = rows[:_MOST_ROWS]
+    def add_table(
+        self, heading: str, rows: Sequence[Mapping[str, object]], columns: Sequence[Column], most: int = _MOST_ROWS
+    ) -> None:
+        """A table that is sorted by a click on a heading and filtered by words; rows beyond ``most`` are left out, and
+        it says so."""
+        shown = rows[:most]
         tops = {
             column.key: max((_number(row.get(column.key)) or 0.0 for row in shown), default=0.0) for column in columns
         }
-        head = "".join(f"<th scope=col>{text(column.name)}</th>" for column in columns)
+        numbers = {
+            column.key for column in columns if any(_number(row.get(column.key)) is not None for row in shown[:20])
+        }
+        head = "".join(
+            f"<th scope=col{' class=number' if column.key in numbers else ''}>{text(column.name)}</th>"
+            for column in columns
+        )
         body = "".join(
             "<tr>" + "".join(_cell(row.get(column.key), column, tops[column.key]) for column in columns) + "</tr>"
             for row in shown
@@ -119,7 +129,7 @@ class Page:
         """Something that a script draws.
 
         Args:
-            kind: which script, ``timeline``, ``scatter`` or ``lines``. data: what it is given.
+            kind: which script, ``timeline``, ``scatter``, ``lines`` or ``matrix``. data: what it is given.
             said: the same in a sentence, for readers without the picture. note: below the heading.
         """
         name = f"chart{len(self._data)}"

@@ -184,6 +184,11 @@ class Assignment:
         where = dealt.bins if module in self.encoders else dealt.reader_bins
         return np.bincount(where, weights=loads, minlength=self.dp * dealt.num_microbatches).astype(np.float64)
 
+    @property
+    def loads_s(self) -> dict[str, list[list[float]]]:
+        """Per module, ``module_loads`` of this assignment, a list per replica [s]."""
+        return {name: self.module_loads(name, self.dealt).reshape(self.dp, -1).tolist() for name in self.costs.modules}
+
     @cached_property
     def _sample_loads(self) -> F64:
         return weighted(self.costs.features(self.samples), self.costs.per_module[1])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError
 from semu.searcher.assignment.assigner import Assigner, SampleSource, find_method
@@ -18,6 +18,9 @@ from semu.searcher.assignment.export import figures
 from semu.searcher.assignment.methods.table import METHODS
 from semu.searcher.assignment.reordering import assigned_iterations
 from semu.units import GIB, fit_columns
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class AssignmentStudy:
             "best": self.best.method,
             "methods": [{**figures(found), "seconds": row.seconds} for row, found in self.able],
             "refused": {row.name: row.refused for row in self.rows if row.found is None},
+            "loads_s": self.best.loads_s,
             "exact": None
             if self.exact is None
             else {
@@ -85,12 +89,18 @@ class AssignmentStudy:
         }
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write the files of the best assignment; the files.
+        """Write the files of the best assignment, and ``report.html``; the files.
 
         Raises:
             ConfigError: a folder or a file that cannot be written.
         """
-        return self.best.save(folder)
+        return [*self.best.save(folder), self.page().save(Path(folder) / "report.html")]
+
+    def page(self) -> Page:
+        """Methods, loads of the microbatches under each, and the best on a time axis, as one HTML file."""
+        from semu.searcher.assignment.page import assignment_page
+
+        return assignment_page(self)
 
     def __repr__(self) -> str:
         return _text(self)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from semu.frames import Tabular
 from semu.searcher.planner.planned_iteration import Outcome
 from semu.searcher.planner.training_loop import IterationRow
 from semu.units import fit_columns, fit_lines
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 SHOWN = 12
 """Iterations that the table shows: the first and the last ones of more."""
@@ -155,11 +158,11 @@ class TrainingReport(Tabular):
                     f"{row.latency_s:.2f} s",
                 ]
             )
-        lines = [*fit_columns(table, [head != "plan from" for head in head]), *self._summary()]
+        lines = [*fit_columns(table, [head != "plan from" for head in head]), *self.summary()]
         return fit_lines("\n".join(lines))
 
-    def _summary(self) -> list[str]:
-        """What all iterations came to."""
+    def summary(self) -> list[str]:
+        """What all iterations came to, in sentences."""
         lines = [f"{len(self.rows)} of {self.asked} iterations, ended by {self.ended_by}"]
         lines.append("plans: " + ", ".join(f"{count} {name}" for name, count in self.counts.items() if count))
         means = [self.mean("planned_s"), self.mean("heuristic_s"), self.mean("megatron_s")]
@@ -200,7 +203,7 @@ class TrainingReport(Tabular):
         return lines
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write ``result.json`` and ``iterations.png``.
+        """Write ``result.json``, ``iterations.png`` and ``report.html``.
 
         Raises:
             ConfigError: the folder cannot be written.
@@ -214,7 +217,14 @@ class TrainingReport(Tabular):
             from semu.present.plots.planner import draw_iterations
 
             files.append(("iterations.png", partial(draw_iterations, **self._picture())))
-        return [write_file(folder / name, write) for name, write in files]
+        written = [write_file(folder / name, write) for name, write in files]
+        return [*written, self.page().save(folder / "report.html")]
+
+    def page(self) -> Page:
+        """Times and planning of every iteration, as one HTML file."""
+        from semu.searcher.planner.page import loop_page
+
+        return loop_page(self)
 
     def _picture(self) -> Mapping[str, Any]:
         names = ("Megatron-LM", "heuristic", "plan")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,9 @@ from semu.job import TrainingJob
 from semu.masks.spans import Spans
 from semu.units import GIB, fit_columns
 from semu.workload.masked import ContextPlan
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,24 @@ class ContextStudy:
                 "tokens_that_see_nothing": self.empty,
             },
             "policies": [vars(row) for row in self.rows],
+            "largest_microbatch": {
+                "tokens": self.spans.num_tokens,
+                "tiles_of_ranks": {policy: work.tolist() for policy, work in self.work_of_ranks.items()},
+            },
         }
+
+    @cached_property
+    def work_of_ranks(self) -> dict[str, NDArray[np.float64]]:
+        """Policy -> tiles of every rank in the largest microbatch, a row of tiles shared by its tokens."""
+        from semu.simulation.contexts.picture import work_of_ranks  # circle: pictures are of a whole study
+
+        return work_of_ranks(self)
+
+    def page(self) -> Page:
+        """Policies, the work of their ranks and whose the tiles are, as one HTML file."""
+        from semu.simulation.contexts.page import context_page
+
+        return context_page(self)
 
     def __repr__(self) -> str:
         return _text(self)

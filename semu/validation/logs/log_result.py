@@ -6,11 +6,14 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.frames import Tabular, scalars
 from semu.units import fit_columns, fit_lines, format_bytes, format_time
 from semu.validation.logs.samples import Samples
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 SCHEMA_VERSION = 1
 """Version of the JSON document; raised when a key changes its meaning."""
@@ -144,6 +147,12 @@ class LogComparison(Tabular):
             "quantities": [one.to_json() for one in self.quantities],
             "warnings": list(self.warnings),
         }
+
+    def page(self) -> Page:
+        """Both sides as bars and a table, as one HTML file."""
+        from semu.validation.page import own_run_page
+
+        return own_run_page(self)
 
     def to_csv(self) -> str:
         """A line per quantity, in seconds and bytes."""

@@ -6,13 +6,16 @@ import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
 from semu.frames import Tabular, scalars
 from semu.units import fit_columns, fit_lines, format_time
 from semu.validation.traces.gpu_trace import NamedKernels
 from semu.validation.traces.gpu_work import BusyTimes, FamilyTime
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 SCHEMA_VERSION = 1
 """Version of the JSON document; raised when a key changes its meaning."""
@@ -212,6 +215,12 @@ class TraceComparison(Tabular):
             "unmatched": [{"name": row.name, "count": row.count, "measured_s": row.busy_s} for row in self.unmatched],
             "warnings": list(self.warnings),
         }
+
+    def page(self) -> Page:
+        """Both sides as bars and a table, as one HTML file."""
+        from semu.validation.page import own_run_page
+
+        return own_run_page(self)
 
     def to_csv(self) -> str:
         """A line per kind, then a line per total, in seconds."""

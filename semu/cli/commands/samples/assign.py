@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.samples.asked import look_at
-from semu.cli.console import Progress
+from semu.cli.console import Progress, write_html
+from semu.cli.option_checks import check_place
 from semu.errors import MemoryLimitError
 
 if TYPE_CHECKING:
@@ -37,5 +38,8 @@ def assign_command(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
 
+    check_place("--html", arguments.html)
     found = look_at(arguments, _study)
+    if found is not None:
+        write_html(arguments.html, found)
     return 0 if found is None or found.best.estimate.fits else MemoryLimitError.exit_code

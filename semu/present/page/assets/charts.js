@@ -1,8 +1,9 @@
-// Dots (configurations of a grid) and lines (values over something), by uPlot.
+// Dots (configurations of a grid, measured runs) and lines (values over something), by uPlot.
 
 /** @typedef {{name: string, values: string[], of: Place}} Axis */
 
-/** Configurations as dots: time across, memory up; filters per axis; a click shows the flags. */
+/** Dots with filters per axis; a click shows what a dot is. On logarithmic axes where `isLog`, with the diagonal where
+ * `isEqual`, each with its interval where `low` and `high` are there. */
 class Scatter {
   /** @param {HTMLElement} place @param {any} table @param {Store} store */
   constructor(place, table, store) {
@@ -11,12 +12,14 @@ class Scatter {
     this.xs = store.of(table.x.of);
     this.ys = store.of(table.y.of);
     this.fits = store.of(table.fits);
+    this.low = table.low ? store.of(table.low) : null;
+    this.high = table.high ? store.of(table.high) : null;
     /** @type {Axis[]} */ this.axes = table.axes;
     this.columns = this.axes.map((axis) => store.of(axis.of));
     /** @type {(number|null)[]} */ this.wanted = this.axes.map(() => null);
     this.colorBy = 0;
     /** @type {number[]} */ this.kept = [];
-    this.picked = make("div", { class: "picked", "aria-live": "polite" }, "Click a dot for its flags.");
+    this.picked = make("div", { class: "picked", "aria-live": "polite" }, table.hint);
     this.count = make("span", { class: "note", "aria-live": "polite" });
     this.legend = make("div", { class: "legend" });
     this.box = make("div", {});
@@ -53,7 +56,7 @@ class Scatter {
     for (let i = 0; i < this.xs.length; i++)
       if (this.columns.every((column, number) => this.wanted[number] === null || column[i] === this.wanted[number])) kept.push(i);
     this.kept = kept;
-    this.count.textContent = `${this.kept.length} of ${this.xs.length} configurations`;
+    this.count.textContent = `${this.kept.length} of ${this.xs.length} ${this.table.what}`;
   }
 
   draw() {
@@ -63,7 +66,7 @@ class Scatter {
     const hues = kept.map((i) => HUES[column ? column[i] % HUES.length : 0]);
     this.legend.replaceChildren(...(column ? this.axes[this.colorBy].values : []).map((value, i) =>
       make("span", {}, make("i", { style: `background:${HUES[i % HUES.length]}` }), `${this.axes[this.colorBy].name} ${value}`)),
-      make("span", {}, "hollow: does not fit"));
+      ...(this.table.hollow ? [make("span", {}, `hollow: ${this.table.hollow}`)] : []));
     const data = [kept.map((i) => this.xs[i]), kept.map((i) => this.ys[i])];
     const limit = this.table.limit, line = ink("--line"), text = ink("--soft");
     const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui", labelFont: "12px system-ui" };
@@ -72,6 +75,7 @@ class Scatter {
     const paint = (/** @type {any} */ plot) => {
       const context = plot.ctx, ratio = devicePixelRatio || 1;
       context.save();
+      if (this.table.isEqual) this.paintDiagonal(plot);
       this.dots = kept.map((i) => [plot.valToPos(this.xs[i], "x", true), plot.valToPos(this.ys[i], "y", true)]);
       this.dots.forEach(([x, y], at) => {
         context.beginPath();
@@ -80,6 +84,12 @@ class Scatter {
         context.lineWidth = 1.3 * ratio;
         if (this.fits[kept[at]]) context.fill();
         else context.stroke();
+        if (this.low && this.high && this.high[kept[at]] > 0) {
+          context.beginPath();
+          context.moveTo(x, plot.valToPos(this.low[kept[at]], "y", true));
+          context.lineTo(x, plot.valToPos(this.high[kept[at]], "y", true));
+          context.stroke();
+        }
       });
       if (limit) {
         const y = plot.valToPos(limit, "y", true);
@@ -93,16 +103,40 @@ class Scatter {
       context.restore();
     };
     const highest = kept.reduce((high, i) => Math.max(high, this.ys[i]), limit || 0);
+    const isLog = Boolean(this.table.isLog), [bottom, top] = this.ends();
+    const both = { time: false, distr: isLog ? 3 : 1 };
     this.plot = new uPlot({
       width, height: 420, padding: [10, 16, 0, 0], legend: { show: false },
-      scales: { x: { time: false, range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => low === null ? [0, 1] : [Math.max(0, low - 0.05 * (high - low || 1)), high + 0.05 * (high - low || 1)] },
-        y: { range: () => [0, 1.08 * highest || 1] } },
+      scales: isLog || this.table.isEqual ? { x: { ...both, range: () => [bottom, top] }, y: { ...both, range: () => [bottom, top] } } : {
+        x: { ...both, range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => low === null ? [0, 1] : [Math.max(0, low - 0.05 * (high - low || 1)), high + 0.05 * (high - low || 1)] },
+        y: { ...both, range: () => [0, 1.08 * highest || 1] } },
       series: [{}, { show: true, paths: () => null, points: { show: false } }],
-      axes: [{ ...axis, label: this.table.x.name }, { ...axis, label: this.table.y.name }],
+      axes: [{ ...axis, label: this.table.x.name }, { ...axis, label: this.table.y.name, size: 62 }],
       cursor: { drag: { x: false, y: false }, points: { show: false } }, hooks: { draw: [paint] },
     }, sortedByFirst(data), this.box);
     const over = this.plot.over;
     over.addEventListener("click", (/** @type {MouseEvent} */ event) => this.pick(event));
+  }
+
+  /** Where axes with equal ends begin and end. @returns {[number, number]} */
+  ends() {
+    let low = Infinity, high = 0;
+    for (const i of this.kept)
+      for (const value of [this.xs[i], this.ys[i]])
+        if (value > 0) { low = Math.min(low, value); high = Math.max(high, value); }
+    if (!this.table.isLog) return [0, 1.08 * high || 1];
+    return high > 0 ? [low / 1.4, high * 1.4] : [0.1, 1];
+  }
+
+  /** Where both axes are equal. @param {any} plot */
+  paintDiagonal(plot) {
+    const context = plot.ctx, [low, high] = this.ends();
+    context.strokeStyle = ink("--soft");
+    context.lineWidth = devicePixelRatio || 1;
+    context.beginPath();
+    context.moveTo(plot.valToPos(low, "x", true), plot.valToPos(low, "y", true));
+    context.lineTo(plot.valToPos(high, "x", true), plot.valToPos(high, "y", true));
+    context.stroke();
   }
 
   /** @param {MouseEvent} event */
@@ -117,7 +151,7 @@ class Scatter {
     if (best < 0) return;
     const i = this.kept[best];
     this.picked.textContent = `${this.table.labels[i]}\n${this.table.x.name} ${this.xs[i].toPrecision(5)}, ${this.table.y.name} ${this.ys[i].toPrecision(4)}` +
-      `${this.fits[i] ? "" : ", does not fit"}\n${this.table.flags[i]}`;
+      `${this.fits[i] || !this.table.hollow ? "" : `, ${this.table.hollow}`}\n${this.table.flags[i]}`;
   }
 }
 
@@ -133,7 +167,8 @@ class Lines {
   constructor(place, table, store) {
     this.place = place;
     this.table = table;
-    this.data = [table.x.of, ...table.series.map((/** @type {any} */ one) => one.of)].map((one) => Array.from(store.of(one)));
+    this.data = [table.x.of, ...table.series.map((/** @type {any} */ one) => one.of)].map((one) =>
+      Array.from(store.of(one), (value) => (Number.isFinite(value) ? value : null)));
     this.box = make("div", {});
     place.append(this.box);
     new ResizeObserver(() => this.draw()).observe(place);

@@ -1,7 +1,7 @@
 // Unpacks what the page carries and gives every chart its script.
 
 /** @type {Record<string, new (place: HTMLElement, table: any, store: Store) => unknown>} */
-const CHARTS = { timeline: Timeline, scatter: Scatter, lines: Lines };
+const CHARTS = { timeline: Timeline, scatter: Scatter, lines: Lines, matrix: Matrix };
 
 (async () => {
   for (const table of document.querySelectorAll("table.data")) liven(/** @type {HTMLTableElement} */ (table));
