@@ -53,7 +53,7 @@ class ValidationResult(Scores, Tabular):
 
     def page(self, title: str = "Validation") -> Page:
         """Measured against predicted, errors by group, and every row, as one HTML file."""
-        from semu.validation.page import validation_page
+        from semu.validation.pages.published import validation_page  # circle: a page is of a whole result
 
         return validation_page(self, title)
 

@@ -98,7 +98,7 @@ class AssignmentStudy:
 
     def page(self) -> Page:
         """Methods, loads of the microbatches under each, and the best on a time axis, as one HTML file."""
-        from semu.searcher.assignment.page import assignment_page
+        from semu.searcher.assignment.page import assignment_page  # circle: a page is of a whole study
 
         return assignment_page(self)
 

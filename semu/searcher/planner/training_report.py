@@ -222,7 +222,7 @@ class TrainingReport(Tabular):
 
     def page(self) -> Page:
         """Times and planning of every iteration, as one HTML file."""
-        from semu.searcher.planner.page import loop_page
+        from semu.searcher.planner.page import loop_page  # circle: a page is of a whole report
 
         return loop_page(self)
 

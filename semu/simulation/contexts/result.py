@@ -119,7 +119,7 @@ class ContextStudy:
 
     def page(self) -> Page:
         """Policies, the work of their ranks and whose the tiles are, as one HTML file."""
-        from semu.simulation.contexts.page import context_page
+        from semu.simulation.contexts.page import context_page  # circle: a page is of a whole study
 
         return context_page(self)
 

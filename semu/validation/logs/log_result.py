@@ -150,7 +150,7 @@ class LogComparison(Tabular):
 
     def page(self) -> Page:
         """Both sides as bars and a table, as one HTML file."""
-        from semu.validation.page import own_run_page
+        from semu.validation.pages.own_run import own_run_page  # circle: a page is of a whole result
 
         return own_run_page(self)
 
