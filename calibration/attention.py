@@ -20,6 +20,8 @@ HEADS = ((64, 32, 32), (64, 32, 8), (128, 32, 32), (128, 32, 8), (128, 8, 1), (2
 """(head_dim, heads, kv_heads)."""
 BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 """Word in ``note`` -> member of torch.nn.attention.SDPBackend."""
+VARLEN = "varlen"
+"""torch.nn.attention.varlen: sequences packed one behind the other, here of equal lengths."""
 
 
 def attention_cases(*, quick: bool = False) -> list[Case]:
@@ -41,6 +43,10 @@ def _all_cases() -> Iterator[Case]:
                     for head_dim, heads, kv_heads in HEADS:
                         yield _case(which, TOKENS // length, heads, kv_heads, length, head_dim, causal, backend)
                 yield _case(which, 1, 32, 8, length, 128, 1, backend)
+    for which in ("fwd", "bwd"):
+        for length in LENGTHS:
+            for head_dim in (64, 128):
+                yield _case(which, TOKENS // length, 32, 32, length, head_dim, 1, VARLEN)
 
 
 def _case(
@@ -58,7 +64,7 @@ def _case(
         "head_dim_v": head_dim,
         "causal": causal,
         "window": 0,
-        "note": f"torch sdpa {name}",
+        "note": "torch varlen" if name == VARLEN else f"torch sdpa {name}",
     }
     tensors = (2 * heads + 2 * kv_heads) * (2 if which == "bwd" else 1)
     return Case("attention", row, 2 * batch * length * head_dim * tensors, {"backend": name})
@@ -85,6 +91,8 @@ def build_attention(bench: Bench, case: Case) -> Call:
     from torch.nn.functional import scaled_dot_product_attention as attend
 
     row: dict[str, Any] = dict(case.row)
+    if case.options["backend"] == VARLEN:
+        return _build_packed(bench, row)
     wanted = BACKENDS[case.options["backend"]]
     backend = getattr(SDPBackend, wanted, None)
     if backend is None:
@@ -106,6 +114,34 @@ def build_attention(bench: Bench, case: Case) -> Call:
     def _forward() -> Any:
         with sdpa_kernel(backend):
             return attend(q, k, v, is_causal=bool(row["causal"]), enable_gqa=grouped)
+
+    if not is_backward:
+        return _forward
+    out = _forward()
+    gradient = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+
+
+def _build_packed(bench: Bench, row: dict[str, Any]) -> Call:
+    """Sequences one behind the other in [tokens, heads, width]."""
+    import torch
+
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError as error:
+        raise ConfigError("no packed attention in this torch", where="attention", got=torch.__version__) from error
+
+    length, is_backward = row["seq_q"], row["pass"] == "bwd"
+    tokens = row["batch"] * length
+    ends = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=bench.device)
+    q, k, v = (
+        bench.random(tokens, heads, row["head_dim"]).requires_grad_(is_backward)
+        for heads in (row["heads"], row["kv_heads"], row["kv_heads"])
+    )
+    window = (-1, 0) if row["causal"] else (-1, -1)
+
+    def _forward() -> Any:
+        return varlen_attn(q, k, v, ends, ends, length, length, window_size=window)
 
     if not is_backward:
         return _forward

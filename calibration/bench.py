@@ -120,11 +120,12 @@ class Bench:
         """A tensor of int64 values in 0..below - 1."""
         return torch.randint(below, shape, device=self.device, generator=self.generator)
 
-    def time(self, build: Callable[[], Call], set_bytes: int) -> tuple[Timing, str]:
+    def time(self, build: Callable[[], Call], set_bytes: int, sets: int | None = None) -> tuple[Timing, str]:
         """Time a call over as many sets of operands as it takes to keep the L2 cache cold.
 
         Args:
             build: makes a set of operands and the call on it. set_bytes: what a call and its set touch.
+            sets: so many instead, whatever the cache holds.
         Returns:
             The timing, and remarks for ``note``.
         Raises:
@@ -137,7 +138,7 @@ class Bench:
                 expected=f"at most {self.free_bytes}",
                 got=set_bytes,
             )
-        copies = num_copies(set_bytes, self.cache_bytes, self.free_bytes)
+        copies = sets or num_copies(set_bytes, self.cache_bytes, self.free_bytes)
         timing = time_calls(self.stopwatch, [build() for _ in range(copies)], self.policy)
         hot = "l2=hot" if is_cache_hot(set_bytes, copies, self.cache_bytes) else ""
         return timing, ";".join(word for word in (hot, timing.note()) if word)

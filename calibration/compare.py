@@ -19,11 +19,10 @@ from statistics import mean
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import semu
+from calibration.step.step_models import step_job
 from calibration.steps import StepCase
 from calibration.table import STEPS, read_rows
 from semu.errors import ConfigError, SemuError
-from semu.nn import ModalityModule, ModalityRole, Model, Sequential, TransformerLayer
-from semu_models.text.llama import Llama, LlamaConfig
 
 TIMES = ("forward", "backward", "optimizer", "step")
 MEMORY = {
@@ -52,49 +51,6 @@ class Figure:
     def ratio(self) -> float:
         """Simulated / measured."""
         return self.simulated / self.measured
-
-
-def step_model(case: StepCase) -> Model:
-    """The same step in semu's words."""
-    if case.vocab:
-        body: Sequential = Llama(LlamaConfig(case.layers, case.hidden, case.ffn, case.heads, case.kv_heads, case.vocab))
-        return Model(case.scope, [ModalityModule("llm", ModalityRole.BACKBONE, body)])
-    layers = {
-        f"layers.{number}": TransformerLayer(
-            case.hidden, case.ffn, case.heads, case.kv_heads, rotary=True, gated=True, rms_norm=True, bias=False
-        )
-        for number in range(case.layers)
-    }
-    given = semu.InputSpec("text", case.hidden)
-    return Model(case.scope, [ModalityModule("llm", ModalityRole.BACKBONE, Sequential(layers), (given,))])
-
-
-def step_job(case: StepCase, device: str, software: str = "kernels") -> semu.TrainingJob:
-    """The step on one GPU: parameters, gradients and moments in the step's type, gradients added to.
-
-    Args:
-        case: what was measured. device: profile, by name or path. software: whose factors apply.
-    """
-    return semu.TrainingJob(
-        model=step_model(case),
-        cluster=semu.Cluster(device, nodes=1, gpus_per_node=1),
-        parallel=semu.Parallel(dp=1, tp=1, pp=1),
-        training=semu.Training(
-            micro_batch=case.micro_batch,
-            global_batch=case.micro_batch,
-            seq_len=case.seq_len,
-            precision=case.dtype,
-            grad_dtype=case.dtype,
-            master_dtype=case.dtype,
-            optimizer_state_dtype=case.dtype,
-            recompute=case.recompute,
-            cross_entropy="unfused",
-            gradient_accumulation_fusion=False,
-            software=software,
-            workspaces="torch",
-        ),
-        batch=semu.workload.text_batch(case.seq_len),
-    )
 
 
 def simulated(case: StepCase, device: str, software: str = "kernels") -> dict[str, float]:

@@ -81,7 +81,7 @@ def describe(device: str, driver_name: str, versions: Mapping[str, object], date
             dict(zip(names, (value.strip() for value in line.split(",")), strict=False)) for line in state.splitlines()
         ]
         record["driver"] = state.splitlines()[0].split(",")[1].strip() if state else None
-    topology = _ask("nvidia-smi", "topo", "-m")
+    topology = _ask("nvidia-smi", "topo", "-m") if state is not None and len(state.splitlines()) > 1 else None
     if topology is not None:
         record["topology"] = topology.splitlines()
     return record

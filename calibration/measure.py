@@ -1,4 +1,4 @@
-"""Measure a CUDA machine: products, attention, memory-bound kernels, copies, collectives, whole steps.
+"""Measure a CUDA machine: kernels, copies, launches, clocks, collectives, whole steps.
 
     python calibration/measure.py --out calibration/measurements/NAME
     torchrun --nproc-per-node 8 calibration/measure.py --out calibration/measurements/NAME
@@ -12,23 +12,29 @@ at the end, how many rows each table has.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from calibration.attention import attention_cases
 from calibration.case import Case
+from calibration.device.clock import clock_cases
+from calibration.device.convolution import convolution_cases
+from calibration.device.launches import launch_cases
+from calibration.device.tile_masks import mask_cases
 from calibration.gemm import gemm_cases
 from calibration.memory import memory_cases
 from calibration.options import Options
 from calibration.steps import step_cases
 from semu.errors import ConfigError, SemuError, unknown_name
 
-KERNELS = ("gemm", "attention", "memory")
-FAMILIES = (*KERNELS, "steps", "collectives")
+KERNELS = ("gemm", "attention", "memory", "convolutions")
+FAMILIES = (*KERNELS, "steps", "launches", "clocks", "masks", "collectives")
 
 
 def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:
@@ -49,6 +55,8 @@ def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, figures that mean nothing")
     parser.add_argument("--compiled", action="store_true", help="element-wise kernels of torch.compile, too")
     parser.add_argument("--settle", type=float, default=60.0, help="most seconds of heating up at first; default 60")
+    parser.add_argument("--budget", type=float, help="seconds for all families together; fewer rounds a row")
+    parser.add_argument("--match", default="", help="only rows whose printed label has this regular expression")
     parsed = parser.parse_args(arguments)
     possible = FAMILIES[:-1] if num_processes == 1 else ("collectives",)
     named = tuple(word.strip() for word in parsed.only.split(",") if word.strip())
@@ -62,6 +70,12 @@ def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:
             )
     if parsed.settle < 0:
         raise ConfigError("out of range", where="--settle", expected="seconds >= 0", got=parsed.settle, nearest=0)
+    try:
+        re.compile(parsed.match)
+    except re.error as error:
+        raise ConfigError(f"no regular expression: {error}", where="--match", got=parsed.match) from error
+    if parsed.budget is not None and not parsed.budget > 0:
+        raise ConfigError("out of range", where="--budget", expected="seconds > 0", got=parsed.budget)
     if parsed.device == "cpu" and not parsed.quick:
         raise ConfigError(
             "the suite's sizes are a GPU's",
@@ -80,19 +94,39 @@ def parse(arguments: Sequence[str], *, num_processes: int = 1) -> Options:
         parsed.quick,
         parsed.compiled,
         parsed.settle,
+        parsed.budget,
+        parsed.match,
     )
 
 
 def kernel_cases(options: Options) -> list[Case]:
     """All rows of kernels that are asked for."""
-    cases: list[Case] = []
-    if "gemm" in options.only:
-        cases += gemm_cases(quick=options.quick)
-    if "attention" in options.only:
-        cases += attention_cases(quick=options.quick)
-    if "memory" in options.only:
-        cases += memory_cases(quick=options.quick, compiled=options.compiled)
-    return cases
+    return [case for cases in _kernel_families(options).values() for case in cases]
+
+
+def _kernel_families(options: Options) -> dict[str, list[Case]]:
+    quick = options.quick
+    grids = {
+        "gemm": gemm_cases(quick=quick),
+        "attention": attention_cases(quick=quick),
+        "memory": memory_cases(quick=quick, compiled=options.compiled),
+        "convolutions": convolution_cases(quick=quick),
+    }
+    return {name: grids[name] for name in KERNELS if name in options.only}
+
+
+def families(options: Options) -> dict[str, list[Any]]:
+    """What is asked for, by family and in the order of ``--only``."""
+    quick = options.quick
+    others: dict[str, list[Any]] = {
+        "steps": step_cases(quick=quick),
+        "launches": launch_cases(quick=quick),
+        "masks": mask_cases(quick=quick),
+        "clocks": clock_cases(quick=quick),
+    }
+    grids: dict[str, list[Any]] = {**_kernel_families(options), **others}
+    found = {name: grids[name] for name in options.only if name in grids}
+    return {name: [case for case in cases if re.search(options.match, case.label())] for name, cases in found.items()}
 
 
 def say(text: str) -> None:
@@ -111,7 +145,7 @@ def run(options: Options, progress: Callable[[str], None]) -> dict[str, int]:
     from calibration import session  # torch
 
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return session.measure_all(options, kernel_cases(options), step_cases(quick=options.quick), date, progress)
+    return session.measure_all(options, families(options), date, progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from calibration.bench import Bench
 from calibration.case import Case
+from calibration.memory import CHANNELS_LAST, GROUPS
 from calibration.timing import Call
 
 VOCAB = 32000
@@ -81,6 +82,8 @@ def build_memory(bench: Bench, case: Case) -> Call:
         return _adam(bench, str(case.row["dtype"]), options["tensors"], options["elements"], options["variant"])
     if op in ("memcpy_h2d", "memcpy_d2h"):
         return _copy(bench, options["count"], to_device=op == "memcpy_h2d")
+    if op == "group_norm":
+        return _group_norm(bench, case)
     rows, width, dtype = options["rows"], options["width"], str(case.row["dtype"])
     is_backward = case.row["pass"] == "bwd"
     if op == "rope":
@@ -122,6 +125,22 @@ def _forward(bench: Bench, op: str, rows: int, width: int, dtype: str) -> tuple[
         targets = bench.integers(width, rows)
         return lambda logits: F.cross_entropy(logits, targets), []
     return {"gelu": gelu, "silu": silu, "swiglu": swiglu, "softmax": softmax, "dropout": dropout}[op], []
+
+
+def _group_norm(bench: Bench, case: Case) -> Call:
+    """In 32 groups, with weights; channels first or last."""
+    images, channels, *sides = case.options["shape"]
+    layout = torch.channels_last if case.row["note"] == CHANNELS_LAST else torch.contiguous_format
+    x = bench.random(images, channels, *sides).contiguous(memory_format=layout)
+    weight, bias = bench.random(channels), bench.random(channels)
+    if case.row["pass"] == "fwd":
+        return lambda: F.group_norm(x, GROUPS, weight, bias)
+    trained = [x, weight, bias]
+    for tensor in trained:
+        tensor.requires_grad_()
+    out = F.group_norm(x, GROUPS, weight, bias)
+    gradient = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, trained, gradient, retain_graph=True)
 
 
 def _adam(bench: Bench, dtype: str, tensors: int, elements: int, variant: str) -> Call:

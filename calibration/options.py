@@ -19,3 +19,5 @@ class Options:
     quick: bool
     compiled: bool
     settle_s: float
+    budget_s: float | None = None
+    match: str = ""

@@ -55,7 +55,22 @@ STEPS = _schema(
     "parameters forward_us backward_us optimizer_us step_us step_us_min step_us_max static_bytes peak_allocated_bytes "
     "peak_reserved_bytes",
 )
-SCHEMAS = {schema.name: schema for schema in (GEMM, ATTENTION, MEMORY, COLLECTIVES, STEPS)}
+CONVOLUTIONS = _schema(
+    "convolutions",
+    "device dtype pass batch channels_in channels_out side kernel stride layout",
+    "time_us tflops",
+)
+LAUNCHES = _schema("launches", "device what mode scope layers", "kernels time_us issue_us us_per_kernel")
+MASK_TILES = _schema("mask_tiles", "device dtype pass mask heads tokens head_dim", "tiles partial time_us")
+CLOCKS = _schema(
+    "clocks",
+    "device load phase",
+    "time_us tflops gbps sm_mhz sm_mhz_min sm_mhz_max mem_mhz power_w temperature_c",
+)
+SCHEMAS = {
+    schema.name: schema
+    for schema in (GEMM, ATTENTION, MEMORY, COLLECTIVES, STEPS, CONVOLUTIONS, LAUNCHES, MASK_TILES, CLOCKS)
+}
 
 
 def cell(value: Value) -> str:

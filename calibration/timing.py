@@ -68,6 +68,8 @@ class Policy:
 
 
 SUSTAINED = Policy()
+BRIEF = Policy(round_s=0.003, warm_s=0.03, max_warm_s=0.3, window=3, rounds=10, label="load=brief")
+"""Under ``--budget``: too short for the clock of a run, see SCHEMA.md."""
 QUICK = Policy(
     round_s=0.0005, max_calls=3, warm_s=0.0, window=1, tolerance=1.0, max_warm_s=0.001, rounds=3, label="dry run"
 )

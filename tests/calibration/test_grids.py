@@ -13,6 +13,8 @@ import pytest
 from calibration.attention import attention_cases, attention_flop
 from calibration.case import Case, spread
 from calibration.collective_cases import bus_factor, collective_cases, group_sizes
+from calibration.device.convolution import convolution_cases, convolution_flop
+from calibration.device.tile_masks import bounds
 from calibration.gemm import WEIGHTS, gemm_cases, odd_shapes
 from calibration.memory import ADAM_ELEMENTS, memory_cases
 from calibration.steps import step_cases
@@ -28,6 +30,8 @@ GRIDS = {
     "attention quick": attention_cases(quick=True),
     "memory": memory_cases(compiled=True),
     "memory quick": memory_cases(quick=True),
+    "convolutions": convolution_cases(),
+    "convolutions quick": convolution_cases(quick=True),
     "collectives": collective_cases(16, 8, "2x8", "bf16"),
 }
 
@@ -46,7 +50,7 @@ def test_each_case_is_a_row_of_its_own_with_all_key_columns(name: str) -> None:
 def test_a_grid_fits_into_minutes() -> None:
     kernels = len(GRIDS["gemm"]) + len(GRIDS["attention"]) + len(memory_cases())
     assert 800 < kernels < 1500  # at a quarter to half a second each
-    assert len(step_cases()) == 10
+    assert len(step_cases()) == 22
 
 
 def test_products_of_a_layer_share_their_sizes() -> None:
@@ -63,6 +67,21 @@ def test_fp8_sizes_are_multiples_of_16() -> None:
     fp8 = [case.row for case in (*GRIDS["gemm"], *GRIDS["gemm quick"]) if case.row["dtype"] == "fp8"]
     assert fp8
     assert all(int(str(row[size])) % 16 == 0 for row in fp8 for size in "mnk")
+
+
+def test_flop_of_a_convolution() -> None:
+    row = {"batch": 2, "channels_in": 3, "channels_out": 5, "side": 8, "kernel": 3, "stride": 2}
+    pixels = [(i, y, x) for i in range(2) for y in range(0, 8, 2) for x in range(0, 8, 2)]
+    assert convolution_flop(row) == sum(2 * 3 * 5 * 9 for _ in pixels)
+    patch = {**row, "kernel": 4, "stride": 4}
+    assert convolution_flop(patch) == 2 * (2 * 4) * (3 * 16) * 5  # a product over the patches
+
+
+def test_documents_of_a_mask_end_with_the_sequence() -> None:
+    ends = bounds(8192)
+    assert ends[-1] == 8192
+    assert len(ends) == 8
+    assert ends == sorted(set(ends))
 
 
 def test_bytes_of_a_product() -> None:
@@ -163,6 +182,7 @@ def test_the_order_is_the_same_everywhere_and_drops_twins() -> None:
 
 
 def test_the_pure_parts_do_not_need_torch() -> None:
-    names = "attention case collective_cases compare gemm machine measure memory steps table timing"
+    names = "attention case device.clock collective_cases compare device.convolution gemm device.launches machine"
+    names += " measure memory step.step_models steps table device.tile_masks timing"
     code = "import sys; sys.modules['torch'] = None\n" + "".join(f"import calibration.{n}\n" for n in names.split())
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True, timeout=120)

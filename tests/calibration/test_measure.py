@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_one_process_measures_all_but_collectives() -> None:
     options = parse(["--out", "folder/name"])
-    assert options.only == ("gemm", "attention", "memory", "steps")
+    kernels, others = ("gemm", "attention", "memory", "convolutions"), ("steps", "launches", "clocks", "masks")
+    assert options.only == (*kernels, *others)
     assert options.source == "name"
     assert (options.device, options.quick, options.compiled) == ("cuda", False, False)
     assert parse(["--out", "x"], num_processes=8).only == ("collectives",)
@@ -41,6 +42,8 @@ def test_only_what_was_named() -> None:
         (["--only", "collectives"], 1, "collectives is not for 1 processes", None),
         (["--only", "gemm"], 8, "gemm is not for 8 processes", None),
         (["--settle", "-1"], 1, "out of range", 0),
+        (["--budget", "0"], 1, "out of range", None),
+        (["--match", "("], 1, "no regular expression", None),
         (["--device", "cpu"], 1, "the suite's sizes are a GPU's", "--device cpu --quick"),
     ],
 )

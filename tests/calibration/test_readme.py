@@ -10,6 +10,10 @@ import pytest
 
 from calibration.attention import attention_cases
 from calibration.collective_cases import collective_cases
+from calibration.device.clock import clock_cases
+from calibration.device.convolution import convolution_cases
+from calibration.device.launches import launch_cases
+from calibration.device.tile_masks import mask_cases
 from calibration.gemm import gemm_cases
 from calibration.memory import memory_cases
 from calibration.steps import step_cases
@@ -46,7 +50,11 @@ def test_numbers_of_rows() -> None:
         "gemm": len(gemm_cases()),
         "attention": len(attention_cases()),
         "memory": len(memory_cases()),
+        "convolutions": len(convolution_cases()),
         "steps": len(step_cases()),
+        "launches": len(launch_cases()),
+        "masks": len(mask_cases()),
+        "clocks": 2 * len(clock_cases()),
         "collectives": len(collective_cases(8, 8, "1x8", "bf16")),
     }
     said = {cells[0].strip("`"): int(cells[1].split()[0]) for cells in first_cells("Measuring a machine")}

@@ -40,7 +40,8 @@ def _results(case: Case) -> dict[str, Value]:
 def _measure(folder: Path, *, remark: str = "load=sustained") -> list[str]:
     """The files of a whole run on eight GPUs."""
     tables = {name: Table(folder, schema, "lab") for name, schema in SCHEMAS.items()}
-    for case in kernel_cases(parse(["--out", str(folder), "--compiled"])) + collective_cases(8, 8, "1x8", "bf16"):
+    options = parse(["--out", str(folder), "--compiled", "--only", "gemm,attention,memory"])
+    for case in kernel_cases(options) + collective_cases(8, 8, "1x8", "bf16"):
         note = with_remarks(str(case.row["note"]), remark)
         tables[case.table].append({"device": "H100-SXM", **case.row, **_results(case), "note": note})
     return [str(table.path) for table in tables.values() if len(table)]
@@ -59,10 +60,14 @@ def _read(folder: Path, remark: str) -> tuple[Measurements, int]:
 
 def test_every_row_is_taken(tmp_path: Path) -> None:
     found, rows = _read(tmp_path, "load=sustained")
-    assert found.refusals == () and found.others == {}
-    assert len(found.samples) == rows > 1500
+    assert {item.reason for item in found.refusals} == {"no section describes group_norm"} and found.others == {}
+    assert len(found.samples) + len(found.refusals) == rows > 1500
     sources = Counter(item.source for item in found.samples if "attention" in item.section)
-    assert sorted(sources) == ["lab/cudnn", "lab/flash"]  # two kernels, which differ by more than a shape explains
+    assert sorted(sources) == [
+        "lab/cudnn",
+        "lab/flash",
+        "lab/torch",
+    ]  # kernels, which differ by more than a shape explains
     optimizer = {item.source for item in found.samples if item.section == "efficiency.optimizer"}
     assert optimizer == {"lab", "lab/foreach"}
     assert {item.source for item in found.samples if item.section == "efficiency.rope"} == {"lab", "lab/eager"}

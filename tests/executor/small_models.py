@@ -176,7 +176,11 @@ class SmallModel:
 
     def _loss(self, replica: int) -> Any:
         def loss(output: torch.Tensor, microbatch: int, first: int, last: int) -> torch.Tensor:
-            goal = torch.sin(torch.arange(output.numel(), dtype=DTYPE).reshape(output.shape) + first * 7 + microbatch)
+            goal = torch.sin(
+                torch.arange(output.numel(), dtype=DTYPE, device=output.device).reshape(output.shape)
+                + first * 7
+                + microbatch
+            )
             return ((output - goal) ** 2).sum() / 10
 
         return loss

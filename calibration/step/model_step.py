@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import torch
 
 from calibration.bench import DTYPES, Bench, CpuStopwatch, CudaStopwatch
-from calibration.steps import StepCase
+from calibration.step.torch_model import Decoder
+from calibration.step.torch_towers import Diffusion, Tower, TwoTowers
+from calibration.steps import CLIP_POSITIONS, CLIP_VOCAB, DIT_FEATURES, DIT_TIMESTEP, StepCase
 from calibration.table import Value, with_remarks
 from calibration.timing import time_calls
-from calibration.torch_model import Decoder
 
 PARTS = ("forward", "backward", "optimizer")
+MODELS: dict[str, Callable[[StepCase], Any]] = {"vit": Tower, "dit": Diffusion, "two_tower": TwoTowers}
+"""Of scopes other than decoders'."""
 
 
 class Step:
@@ -29,20 +33,17 @@ class Step:
 
     def __init__(self, bench: Bench, case: StepCase) -> None:
         with torch.device(bench.device):
-            self.model = Decoder(case).to(DTYPES[case.dtype])
-        self.data: tuple[Any, ...]
-        shape = (case.micro_batch, case.seq_len)
-        if case.vocab:
-            self.data = (bench.integers(case.vocab, *shape), bench.integers(case.vocab, *shape))
-            self.gradient = None
-        else:
-            self.data = (bench.random(*shape, case.hidden, dtype=case.dtype),)
-            self.gradient = bench.random(*shape, case.hidden, dtype=case.dtype)
+            self.model = MODELS.get(case.scope, Decoder)(case).to(DTYPES[case.dtype])
+        self.call = torch.compile(self.model) if case.compiled else self.model
+        self.data = _data(bench, case)
+        given = case.scope in ("layer", "vit")
+        shape = (case.micro_batch, case.seq_len, case.hidden)
+        self.gradient = bench.random(*shape, dtype=case.dtype) if given else None
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5, **{case.optimizer: True})
 
     def forward(self) -> Any:
         """To the loss, or to the layer's output."""
-        return self.model(*self.data)
+        return self.call(*self.data)
 
     def backward(self, result: Any) -> None:
         """From the loss, or from a given gradient of the output."""
@@ -57,6 +58,21 @@ class Step:
         """All three."""
         self.backward(self.forward())
         self.update()
+
+
+def _data(bench: Bench, case: StepCase) -> tuple[Any, ...]:
+    """What a model of this scope reads."""
+    shape = (case.micro_batch, case.seq_len)
+    if case.vocab:
+        return bench.integers(case.vocab, *shape), bench.integers(case.vocab, *shape)
+    if case.scope == "dit":
+        tokens = bench.random(*shape, DIT_FEATURES, dtype=case.dtype)
+        noise = bench.random(*shape, 2 * DIT_FEATURES, dtype=case.dtype)
+        return tokens, bench.random(case.micro_batch, DIT_TIMESTEP, dtype=case.dtype), noise
+    if case.scope == "two_tower":
+        patches = bench.random(*shape, case.patch_features, dtype=case.dtype)
+        return patches, bench.integers(CLIP_VOCAB, case.micro_batch, CLIP_POSITIONS)
+    return (bench.random(*shape, case.hidden, dtype=case.dtype),)
 
 
 def _marks(bench: Bench) -> Any:
@@ -122,5 +138,5 @@ def measure_step(bench: Bench, case: StepCase) -> dict[str, Value]:
         "step_us_min": timing.min_s * 1e6,
         "step_us_max": timing.max_s * 1e6,
         **memory,
-        "note": with_remarks("torch eager", bench.policy.label, timing.note()),
+        "note": with_remarks(case.note, bench.policy.label, timing.note()),
     }

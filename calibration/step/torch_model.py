@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from calibration.memory_calls import rotate
+from calibration.memory_calls import rotate, swiglu
 from calibration.steps import StepCase
 
 
@@ -59,6 +59,7 @@ class Layer(nn.Module):
     def __init__(self, case: StepCase) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = case.heads, case.kv_heads, case.head_dim
+        self.compiled = case.compiled
         self.attention_norm, self.mlp_norm = RMSNorm(case.hidden), RMSNorm(case.hidden)
         self.qkv = nn.Linear(case.hidden, (case.heads + 2 * case.kv_heads) * case.head_dim, bias=False)
         self.out = nn.Linear(case.heads * case.head_dim, case.hidden, bias=False)
@@ -79,7 +80,8 @@ class Layer(nn.Module):
     def forward(self, x: Any, cos: Any, sin: Any) -> Any:
         """[batch, tokens, hidden] -> the same."""
         x = x + self.attend(self.attention_norm(x), cos, sin)
-        return x + self.down(SwiGLU.apply(self.up(self.mlp_norm(x))))
+        inner = self.up(self.mlp_norm(x))
+        return x + self.down(swiglu(inner) if self.compiled else SwiGLU.apply(inner))
 
 
 class Decoder(nn.Module):

@@ -1,0 +1,1 @@
+"""Whole training steps: in torch, measured, and in semu's words."""
