@@ -67,7 +67,7 @@ def test_every_row_is_taken(tmp_path: Path) -> None:
         "lab/cudnn",
         "lab/flash",
         "lab/torch",
-    ]  # kernels, which differ by more than a shape explains
+    ]  # kernels that differ
     optimizer = {item.source for item in found.samples if item.section == "efficiency.optimizer"}
     assert optimizer == {"lab", "lab/foreach"}
     assert {item.source for item in found.samples if item.section == "efficiency.rope"} == {"lab", "lab/eager"}

@@ -14,8 +14,8 @@ trackers = pytest.importorskip("torch.distributed._tools.mem_tracker", reason="t
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from calibration import torch_model  # noqa: E402
 from calibration.compare import simulated  # noqa: E402
+from calibration.step import torch_model  # noqa: E402
 from calibration.steps import LAYER_1B, LAYER_8B, MODEL_500M, StepCase  # noqa: E402
 
 
