@@ -9,6 +9,7 @@ PYTEST_ARGS ?=
 PARALLEL ?= -n 2 --dist worksteal
 VENV := .venv
 EXTRAS := .venv-extras
+DOCS := .venv-docs
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
@@ -16,7 +17,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-extras lint format types contracts bench-quick bench-compare page readme clean
+.PHONY: help demo test test-extras lint format types contracts bench-quick bench-compare page readme docs clean
 
 help:
 	@echo "make demo         simulate one training iteration, write out/"
@@ -28,6 +29,7 @@ help:
 	@echo "make bench-compare REF=COMMIT   speed of this tree beside another commit, in turns"
 	@echo "make page         vendored scripts and types of report.html; needs npm"
 	@echo "make readme       README.md: figures and pictures that commands of seconds make"
+	@echo "make docs         the documentation as a site, site/index.html; warnings are errors, links are checked"
 	@echo "make clean        remove the environments, caches and out/"
 
 # One stamp per environment, written only when its installation has succeeded.
@@ -48,6 +50,13 @@ $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	@echo "installing semu with every extra into $(EXTRAS)"
 	@$(PYTHON) -m venv $(EXTRAS)
 	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit,hf,ray,imports,browser]'
+	@touch $@
+
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(SUPPORTED)'
+	@echo "installing semu and what builds its site into $(DOCS)"
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python $(PIP_INSTALL) '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -102,6 +111,9 @@ page:
 readme: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.readme
 
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) $(EXTRAS) out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(EXTRAS) $(DOCS) out site build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +

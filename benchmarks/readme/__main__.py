@@ -4,6 +4,7 @@
 
 A page marks a part with ``<!-- begin NAME: make readme -->`` and ``<!-- end NAME -->``. A picture is drawn when the
 figures that it shows have changed, or when its name is given; their digests are in ``examples/pictures/inputs.json``.
+Tutorials and guides to commands are run from top to bottom, and show what they print.
 ``--check`` changes nothing and names what is stale. Tables of accuracy need the measured data
 (``SEMU_DATA``) and two to three minutes; without it they stay as they are. Exit: 0 ok, 1 something is stale, 2 an
 unknown name.
@@ -14,11 +15,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.readme._parts import PARTS, is_makeable
 from benchmarks.readme._pictures import PICTURES
-from benchmarks.readme._weave import PAGES, page_of, part_of, recorded_digests, replace_part, write_digests
+from benchmarks.readme._walk import is_walkable, name_of, walk
+from benchmarks.readme._weave import PAGES, WALKED, page_of, part_of, recorded_digests, replace_part, write_digests
 from semu.files import write_text
 
 
@@ -26,15 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"parts: {', '.join(PARTS)}; pictures: {', '.join(PICTURES)}"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"parts: {', '.join(PARTS)}; pictures: {', '.join(PICTURES)}; pages: {', '.join(map(name_of, WALKED))}",
     )
     parser.add_argument("--check", action="store_true", help="change nothing, name what is stale")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.names if name not in (*PARTS, *PICTURES)]
+    known = (*PARTS, *PICTURES, *map(name_of, WALKED))
+    unknown = [name for name in options.names if name not in known]
     if unknown:
-        print(f"unknown: {', '.join(unknown)}; expected {', '.join((*PARTS, *PICTURES))}", file=sys.stderr)
+        print(f"unknown: {', '.join(unknown)}; expected {', '.join(known)}", file=sys.stderr)
         return 2
-    stale = [*_texts(options.names, check=options.check), *_pictures(options.names, check=options.check)]
+    stale = [own for make in (_texts, _walks, _pictures) for own in make(options.names, check=options.check)]
     for name in stale:
         print(f"{'stale' if options.check else 'wrote'}: {name}", file=sys.stderr)
     return 1 if stale and options.check else 0
@@ -58,6 +66,23 @@ def _texts(names: Sequence[str], *, check: bool) -> list[str]:
             print("\n".join(difference))
             if not check:
                 write_text(page, replace_part(text, name, after))
+    return stale
+
+
+def _walks(names: Sequence[str], *, check: bool) -> list[str]:
+    """Pages that print something else than they show; written unless ``check``."""
+    stale = []
+    for page in [page for page in WALKED if name_of(page) in names or not names]:
+        before = page.read_text(encoding="utf-8")
+        if not is_walkable(before):
+            print(f"left as it is, no torch: {name_of(page)}", file=sys.stderr)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            after = walk(before, Path(folder))
+        if before != after:
+            stale.append(name_of(page))
+            if not check:
+                write_text(page, after)
     return stale
 
 

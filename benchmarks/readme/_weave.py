@@ -9,8 +9,12 @@ from pathlib import Path
 from semu.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "decisions"))
 """The pages whose code, parts and pictures tests and ``make readme`` look after."""
+COMMANDS = DOCS / "guides" / "commands"
+WALKED = (*sorted((DOCS / "tutorials").glob("[!i]*.md")), *sorted(COMMANDS.glob("*.md")))
+"""Pages that run from top to bottom (``benchmarks.readme._walk``)."""
 PICTURES_FOLDER = ROOT / "examples" / "pictures"
 DIGESTS = PICTURES_FOLDER / "inputs.json"
 
