@@ -82,7 +82,9 @@ def cut_pipeline(
     of_stages = np.full(most + 1, np.inf)
     slowest_of = np.zeros(most + 1)
     total = float(time[:, -1].min())
-    for slowest in _slowest(time, state, held, table.room_bytes).tolist():
+    work = float((table.time_s * table.degrees[:, None]).min(axis=0).sum())  # GPU-seconds of a microbatch, at least
+    spans = _slowest(time, state, held, table.room_bytes)
+    for slowest in spans[spans >= work / gpus * (1.0 - 1e-9)].tolist():
         bound = total + (microbatches - most) * slowest
         if microbatches > most and bound > of_stages.min() * (1.0 + slack):
             break
