@@ -99,7 +99,8 @@ def options_of(config: Mapping[str, Mapping[str, Any]]) -> Resilience:
 
 
 def save_goodput(report: GoodputReport, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``goodput.json``, ``goodput.png`` and, of a report that has it, ``goodput_mtbf.png``; the files.
+    """Write ``goodput.json``, ``goodput.png``, ``report.html`` and, of a report that has it, ``goodput_mtbf.png``; the
+    files.
 
     Raises:
         ConfigError: a folder or a file that cannot be written.
@@ -119,4 +120,4 @@ def save_goodput(report: GoodputReport, folder: str | os.PathLike[str]) -> list[
                 lambda file: draw_against_mtbf(file, report.title, about, report.against_mtbf, report.mtbf_s),
             )
         )
-    return files
+    return [*files, report.page().save(path / "report.html")]

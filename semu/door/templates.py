@@ -20,14 +20,15 @@ pipeline_templates = of_runs(making.pipeline_templates)
 def save_templates(
     found: TemplateSet, composed: PipelineSet | None, together: JointReport | None, folder: str | os.PathLike[str]
 ) -> list[Path]:
-    """Write ``templates.json``, ``templates.png``; of a composition ``pipelines.png``, of its iteration
-    ``iteration.png`` and ``trace.json``, a Chrome trace of all pipelines; the files.
+    """Write ``templates.json``, ``templates.png``, ``report.html``; of a composition ``pipelines.png``, of its
+    iteration ``iteration.png`` and ``trace.json``, a Chrome trace of all pipelines; the files.
 
     Raises:
         ConfigError: a folder or a file that cannot be written.
     """
     from semu.present.plots.templates import PipelineRow, draw_pipelines, draw_together
     from semu.present.traces import write_trace
+    from semu.resilience.pages import templates_page
 
     path, per_node = make_folder(Path(folder)), found.job.cluster.gpus_per_node
     document = found.to_json() | ({} if composed is None else {"composition": composed.to_json()})
@@ -63,4 +64,4 @@ def save_templates(
         files.append(write_file(path / "iteration.png", lambda file: draw_together(file, found.title, said, named)))
         write_trace(path / "trace.json", together.timeline(), title=found.title, metadata=document["simulated"])
         files.append(path / "trace.json")
-    return files
+    return [*files, templates_page(found, composed, together).save(path / "report.html")]

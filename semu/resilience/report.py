@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from semu.resilience.accounts import Account
 from semu.resilience.events import US_PER_S
 from semu.resilience.machine import Outcome
 from semu.units import fit_columns, fit_lines
+
+if TYPE_CHECKING:
+    from semu.present.page import Page
 
 DAY_S = 86400.0
 _STOPPED = (Account.SAVE, Account.LOAD, Account.DETECT, Account.RECONFIGURE, Account.COPY, Account.WAITING)
@@ -202,6 +205,12 @@ class GoodputReport(Tabular):
                 else {}
             ),
         }
+
+    def page(self) -> Page:
+        """One HTML file of all this; ``page().save(path)`` writes it."""
+        from semu.resilience.pages import goodput_page
+
+        return goodput_page(self)
 
     def __repr__(self) -> str:
         ran = [one for one in self.strategies if one.outcomes]

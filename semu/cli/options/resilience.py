@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import CommandOptions, add_changes, add_dump, add_run
+from semu.cli.options.shared import CommandOptions, add_changes, add_dump, add_html, add_run
 
 _DESCRIPTION = (
     "How much of a long run is useful work under failures? Every strategy through the same failures: goodput, where "
@@ -48,7 +48,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--gpu-hour-usd", type=float, metavar="USD", help="price of a GPU for an hour")
     add_changes(parser, seed="of the batch and of the failures")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", metavar="DIR", help="write goodput.json, goodput.png and goodput_mtbf.png")
+    output.add_argument("--out", metavar="DIR", help="write goodput.json, goodput.png, goodput_mtbf.png, report.html")
+    add_html(output)
     add_dump(output)
 
 
@@ -80,7 +81,10 @@ def _add_templates(parser: argparse.ArgumentParser) -> None:
     add_changes(parser, seed="of the batch")
     output = parser.add_argument_group("output")
     output.add_argument("--plan", metavar="FILE", help="with --nodes: write the pipelines' execution plan, verified")
-    output.add_argument("--out", metavar="DIR", help="write templates.json, pictures, and with --nodes trace.json")
+    output.add_argument(
+        "--out", metavar="DIR", help="write templates.json, pictures, report.html, with --nodes trace.json"
+    )
+    add_html(output)
     add_dump(output)
 
 

@@ -31,6 +31,8 @@ SCRIPTS = (
 )
 """Files of ``assets``, in order; all scripts share one scope."""
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999", "#332288", "#aa4499")
+"""Colours of parts, in order."""
 _MOST_ROWS = 500
 """Rows of a table; more are left out, which is said."""
 _LONGEST = 200
@@ -99,6 +101,28 @@ class Page:
                 f"<tr><th scope=row>{text(name)}</th><td class=track>{bar}</td><td class=number>{text(said)}</td></tr>"
             )
         body = f"<table class=bars><tbody>{''.join(rows)}</tbody></table>"
+        self._section(heading, (f"<p class=note>{text(note)}</p>" if note else "") + body)
+
+    def add_stacks(self, heading: str, stacks: Mapping[str, Mapping[str, float]], note: str = "") -> None:
+        """Bars of equal length, cut into parts.
+
+        Args:
+            stacks: name -> part -> share; shares sum to 1. Parts that nobody has are left out. note: below the heading.
+        """
+        every = dict.fromkeys(key for one in stacks.values() for key in one)
+        parts = [part for part in every if any(one.get(part, 0.0) > 0 for one in stacks.values())]
+        keys = "".join(
+            f"<span><i style='background:{HUES[k % len(HUES)]}'></i>{text(part)}</span>" for k, part in enumerate(parts)
+        )
+        rows = []
+        for name, one in stacks.items():
+            cut = "".join(
+                f"<span class=bar style='width:{100 * one.get(part, 0.0):.3f}%;background:{HUES[k % len(HUES)]}'"
+                f" title='{text(part)} {one.get(part, 0.0):.2%}'></span>"
+                for k, part in enumerate(parts)
+            )
+            rows.append(f"<tr><th scope=row>{text(name)}</th><td class='track stack'>{cut}</td></tr>")
+        body = f"<div class=legend>{keys}</div><table class=bars><tbody>{''.join(rows)}</tbody></table>"
         self._section(heading, (f"<p class=note>{text(note)}</p>" if note else "") + body)
 
     def add_table(

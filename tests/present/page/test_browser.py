@@ -251,3 +251,26 @@ def test_nothing_is_asked_of_the_network(opened: Opened, page: Path) -> None:
         if (message := json.loads(entry["message"])["message"])["method"] == "Network.requestWillBeSent"
     ]
     assert all(url.startswith(("file:", "data:")) for url in asked)
+
+
+def test_long_runs_and_templates(opened: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of every strategy, bars of parts that fill their row, pipelines on one time axis."""
+    words = ["lm-7b", "--cluster", "h100:5x1", "--parallel", "pp5", "--set=parallel.zero=0"]
+    words += ["--set=training.recompute=full", "--set=training.global_batch=32"]
+    page = tmp_path / "goodput.html"
+    asked = ["--strategy", "checkpoint,oobleck", "--days", "1", "--seeds", "2", "--mtbf", "2h"]
+    assert main(["goodput", *words, *asked, "--html", str(page)]) == 0
+    driver = opened(page)
+    assert driver.execute_script("return document.querySelectorAll('.chart canvas').length") == 3
+    assert driver.execute_script("return window.semu.chart0.data.length") == 3
+    across = """return [...document.querySelectorAll('td.stack')].map(cell =>
+        [cell.clientWidth, [...cell.children].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0)])"""
+    for room, filled in driver.execute_script(across):
+        assert room > 100 and abs(filled - room) < 12
+    page = tmp_path / "templates.html"
+    assert main(["templates", *words, "--nodes", "5", "--html", str(page)]) == 0
+    driver = opened(page)
+    text = driver.find_element("tag name", "body").text
+    assert "Templates" in text and "microbatches of each" in text
+    assert driver.execute_script("return document.querySelectorAll('canvas.time').length") == 1
+    capsys.readouterr()

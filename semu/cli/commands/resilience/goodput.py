@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from semu.cli.console import Progress, emit, emit_json, say_written
+from semu.cli.console import Progress, emit, emit_json, say_written, write_html
+from semu.cli.option_checks import check_place
 from semu.cli.resolved import dump_run, read_run, say_notes
 
 _KEYS = {
@@ -33,6 +34,7 @@ def goodput_command(arguments: argparse.Namespace) -> int:
         ConfigError: a run that cannot be read, a value that is not legal, a trace that cannot be read, a file that
             cannot be written.
     """
+    check_place("--html", arguments.html)
     with Progress() as progress:
         run = read_run(arguments, progress)
         if arguments.dump_config:
@@ -60,9 +62,10 @@ def goodput_command(arguments: argparse.Namespace) -> int:
                 run.job(),
                 options.changed(**changes),
                 tokens=tokens,
-                against_mtbf=arguments.out is not None,
+                against_mtbf=arguments.out is not None or arguments.html is not None,
                 progress=progress,
             )
+        write_html(arguments.html, report)
         if arguments.out is not None:
             progress("drawing")
             say_written(*save_goodput(report, arguments.out))

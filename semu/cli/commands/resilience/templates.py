@@ -18,6 +18,7 @@ def templates_command(arguments: argparse.Namespace) -> int:
         MemoryLimitError: no template fits. PlanError: the pipelines' plan cannot run.
     """
     check_place("--plan", arguments.plan)
+    check_place("--html", arguments.html)
     if arguments.plan is not None and arguments.nodes is None:
         raise ConfigError("a plan of no pipelines", where="--plan", expected="with --nodes N", got=arguments.plan)
     with Progress() as progress:
@@ -27,6 +28,7 @@ def templates_command(arguments: argparse.Namespace) -> int:
         from semu.door.long_runs import options_of
         from semu.door.templates import save_templates
         from semu.plan.verification.rules import verify
+        from semu.resilience.pages import templates_page
         from semu.resilience.templates.making import pipeline_templates
         from semu.resilience.templates.planned import compile_pipelines
         from semu.resilience.templates.together import simulate_pipelines
@@ -46,6 +48,8 @@ def templates_command(arguments: argparse.Namespace) -> int:
                 verified = verify(plan)
                 plan.write(arguments.plan)
                 say(f"wrote {arguments.plan}")
+        if arguments.html is not None:
+            say_written(templates_page(found, composed, together).save(arguments.html))
         if arguments.out is not None:
             progress("drawing")
             say_written(*save_templates(found, composed, together, arguments.out))
