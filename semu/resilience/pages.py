@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,12 @@ from semu.present.plots.goodput import RunCurve
 from semu.resilience.accounts import Account
 from semu.resilience.events import US_PER_S
 from semu.resilience.pictures import goodput_picture
-from semu.resilience.report import GoodputReport, StrategyResult, interval_90
 from semu.resilience.templates.template_set import PipelineSet, TemplateSet
 from semu.resilience.templates.together import JointReport
 from semu.units import format_time
+
+if TYPE_CHECKING:
+    from semu.resilience.report import GoodputReport, StrategyResult
 
 _HOUR_US = 3600 * US_PER_S
 _STRATEGIES = (
@@ -89,7 +91,7 @@ def goodput_page(report: GoodputReport) -> Page:
 
 def _answers(report: GoodputReport) -> list[tuple[str, str]]:
     best = report.best
-    low, high = interval_90(best.goodputs())
+    low, high = best.interval
     found = [("best strategy", best.name), ("goodput", f"{best.goodput:.1%}, 90 % of runs {low:.1%} to {high:.1%}")]
     if report.tokens is not None:
         budget = best.budget(report.tokens, report.gpu_hour_usd)
@@ -100,7 +102,7 @@ def _answers(report: GoodputReport) -> list[tuple[str, str]]:
 
 
 def _row(report: GoodputReport, one: StrategyResult) -> dict[str, object]:
-    low, high = interval_90(one.goodputs())
+    low, high = one.interval
     budget = {} if report.tokens is None else one.budget(report.tokens, report.gpu_hour_usd)
     every = one.settings.get("memory_every_s", one.settings.get("storage_every_s"))
     counts = {name: one.mean(name) for name in ("interruptions", "saves")}

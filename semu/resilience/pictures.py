@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from semu.present.plots.goodput import GoodputPicture, RunCurve
 from semu.resilience.events import US_PER_S
-from semu.resilience.report import GoodputReport, StrategyResult
+
+if TYPE_CHECKING:
+    from semu.resilience.report import GoodputReport, StrategyResult
 
 _MOST_CURVES = 4
 _US_PER_DAY = 86400 * US_PER_S

@@ -61,6 +61,11 @@ class StrategyResult:
         return float(np.mean(self.goodputs())) if self.outcomes else 0.0
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """Goodput of 90 % of the seeds."""
+        return interval_90(self.goodputs())
+
+    @property
     def gpu_goodput(self) -> float:
         """``goodput`` per GPU that is paid for, over that of the job without failures and without spares."""
         return self.goodput * self.job_gpus / self.gpus
@@ -108,7 +113,7 @@ class StrategyResult:
         """An entry of ``strategies`` of ``goodput --json``."""
         if not self.outcomes:
             return {"name": self.name, "title": self.title, "refusal": self.refusal}
-        low, high = interval_90(self.goodputs())
+        low, high = self.interval
         counts = ("iterations", "failures", "interruptions", "changes", "saves", "from_start")
         return {
             "name": self.name,
@@ -237,7 +242,7 @@ class GoodputReport(Tabular):
 
     def _columns(self, one: StrategyResult) -> dict[str, str]:
         """Cells of a strategy, the most important first."""
-        low, high = interval_90(one.goodputs())
+        low, high = one.interval
         shares = one.shares()
         stopped = sum(shares[what] for what in _STOPPED)
         every = one.settings.get("memory_every_s", one.settings.get("storage_every_s"))
