@@ -213,7 +213,7 @@ class GoodputReport(Tabular):
 
     def page(self) -> Page:
         """One HTML file of all this; ``page().save(path)`` writes it."""
-        from semu.resilience.pages import goodput_page
+        from semu.resilience.pages import goodput_page  # circle: a report opens its page
 
         return goodput_page(self)
 
