@@ -18,12 +18,14 @@ with the nearest change that would; then comes the full report of the best. Rows
 above them are counted there ("and 9 like it"; mb: micro_batch); --csv, --json and --out have each of them.
 
 axes: dp tp pp cp ep vpp micro_batch recompute schedule zero placement segments cp_balance attention_split partition
-cp_kind. Without --vary: dp, tp, pp, vpp, micro_batch and recompute, with experts also ep. dp follows from the others
+cp_kind, and of several modules shares (vit=1/llm=3: pipeline ranks of each) and modules (vit=tp2-pp1/llm=tp4-cp2-pp3:
+sizes of each on GPUs of its own, in the place of tp, pp and cp); names may be left out. Without --vary: dp, tp, pp, vpp, micro_batch and recompute, with experts also ep. dp follows from the others
 unless it is fixed; tp stays within a node unless its values are named.
 
 examples:
   semu grid gpt3-175b --out out
   semu grid vlm-m --gpus 64 --vary tp,pp --fix micro_batch=1 --top 5
+  semu grid vlm-s --vary modules,cp=1:2 --framework any
   semu grid run.toml --vary tp=2:4:8,pp,recompute --rank-by cost --price 2.5
   semu grid gpt3-175b --exhaustive --workers 2 --results grid.sqlite     # goes on where it was interrupted
 

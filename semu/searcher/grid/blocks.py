@@ -7,6 +7,7 @@ are those of the rank with most tiles: a stage of all ranks ends no sooner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -30,7 +31,9 @@ from semu.job import Recompute, TrainingJob
 from semu.nn.module import Parameter
 from semu.nn.streams import derived_in
 from semu.nn.window import windows_in
-from semu.searcher.grid.space import Point, job_at
+from semu.parallel.own_gpus import on_own_gpus
+from semu.parallel.segments import sharing_ranks
+from semu.searcher.grid.space import Point, changed, job_at
 from semu.workload.derived import with_derived
 
 F64: TypeAlias = NDArray[np.float64]
@@ -100,7 +103,7 @@ class BlockTable:
         if is_partial:  # which ones depends on the chunks: for a bound, none is recomputed and none keeps anything
             without = replace(own.training, recompute=Recompute.NONE, recompute_layers=None, recompute_method=None)
             own = replace(own, training=without)
-        layout = build_layout(own, _nothing)
+        layout = build_layout(_aligned(own) if point.modules else own, _nothing)
         chunks = layout.chunks[: layout.cut.num_stages]
         blocks = [block for chunk in chunks if not chunk.chunk.repeats for block in chunk.blocks]
         silent = {chunk.module: [b.template for b in chunk.blocks] for chunk in chunks if chunk.chunk.repeats}
@@ -127,6 +130,25 @@ class BlockTable:
             _running(trained),
             costs,
         )
+
+
+def _aligned(job: TrainingJob) -> TrainingJob:
+    """A job whose modules have the same sizes on nodes of their own: groups of ranks lie as well as they can, wherever
+    a configuration puts them. It is no legal job."""
+    own = job.parallel
+    names = [module.name for module in job.model.modules]
+    places = sharing_ranks(own.segments, names, job.model.encoders)
+    nodes = [math.lcm(*((own.modules[names[k]].tp or 1) * (own.modules[names[k]].cp or 1) for k in p)) for p in places]
+    each = job.cluster.gpus_per_node
+    modules = {
+        names[k]: replace(own.modules[names[k]], pp=1, dp=None, gpus=each * count, first_rank=None)
+        for place, count in zip(places, nodes, strict=True)
+        for k in place
+    }
+    cluster = replace(job.cluster, nodes=sum(nodes))
+    parallel = replace(own, dp=each, pp=len(places), shares={}, modules={name: modules[name] for name in names})
+    placed = on_own_gpus(parallel, names, job.model.encoders, cluster.num_gpus)
+    return changed(job, cluster=cluster, parallel=placed)
 
 
 def _nothing(_: object) -> Sequence[float]:

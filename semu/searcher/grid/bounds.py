@@ -25,11 +25,12 @@ from semu.parallel.config import Parallel
 from semu.parallel.data import static_bytes
 from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks
-from semu.parallel.segments import place_modules
+from semu.parallel.segments import OWN_RANKS, place_modules, sharing_ranks
 from semu.parallel.stage_layers import stage_boundaries
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.grid.blocks import F64, I64, BlockTable, MicrobatchCosts
 from semu.searcher.grid.space import Point, job_at, parallel_of
+from semu.searcher.grid.splits import sizes_of
 
 
 class Floor(NamedTuple):
@@ -125,6 +126,7 @@ class Floors:
         if cut is None or point.placement.endswith("bidirectional"):
             all_s = costs.all_s[:, -1] + (point.pp - 1) * costs.silent_s[:, -1]  # copies are on all ranks but one
             times, memories = all_s / (point.dp * point.pp), np.zeros(len(rows))
+            times = np.maximum(times, self._places_s(point, table, costs))
         else:
             outer = self._outside(point, table, cut)
             times = self._times(point, costs, cut, outer)
@@ -132,19 +134,34 @@ class Floors:
         floors = map(Floor, (times + training.overhead_s).tolist(), memories.astype(np.int64).tolist())
         return dict(zip(sizes[rows].tolist(), floors, strict=True))
 
+    def _places_s(self, point: Point, table: BlockTable, costs: MicrobatchCosts) -> F64:
+        """What the busiest ranks of a place work at least, wherever its blocks are cut, as far as shares are known:
+        float64[num_sizes] [s]."""
+        shares = job_at(self._job, point).parallel.shares
+        if point.segments not in OWN_RANKS or not shares:
+            return np.zeros(len(costs.all_s))
+        model = self._job.model
+        names = [module.name for module in model.modules]
+        ends = np.cumsum([0, *table.blocks_per_module])
+        work = costs.all_s[:, ends[1:]] - costs.all_s[:, ends[:-1]]
+        places = sharing_ranks(point.segments, names, model.encoders)
+        each = [work[:, place].sum(axis=1) / (point.dp * shares[names[place[0]]]) for place in places]
+        return cast("F64", np.max(each, axis=0))
+
     # -- what is shared ------------------------------------------------------------------------------------------
     def _table(self, point: Point) -> BlockTable:
         etp = job_at(self._job, point).parallel.expert_tensor_ranks  # follows dp where it is left open
         context = point.attention_split, point.cp_kind, *_policy(point)
         is_replicated = point.segments == "replicated" and point.pp > 1
-        key = (point.tp, point.ep, etp, point.zero, point.recompute, is_replicated, *context)
+        widths = tuple((own["tp"], own["cp"]) for own in sizes_of(point.modules).values())
+        key = (point.tp, point.ep, etp, point.zero, point.recompute, is_replicated, *context, widths)
         if key not in self._tables:
             self._tables[key] = BlockTable.of(self._job, point, self._sizes[_policy(point)])
         return self._tables[key]
 
     def _cut(self, point: Point, table: BlockTable) -> _Cut | None:
         """Where the blocks lie; None: that depends on more than the sizes, or blocks lie on several ranks."""
-        key = (point.pp, point.vpp, point.placement, point.segments, point.partition)
+        key = (point.pp, point.vpp, point.placement, point.segments, point.partition, point.shares, point.modules)
         if key not in self._cuts:
             own = job_at(self._job, point)
             self._cuts[key] = None
@@ -167,7 +184,7 @@ class Floors:
     def _outside(self, point: Point, table: BlockTable, cut: _Cut) -> _Outer:
         """What does not depend on the microbatches."""
         bounded = ALL_SCHEDULES[point.schedule].is_bounded
-        key = (*point[:6], point.zero, point.placement, point.segments, point.partition, bounded)
+        key = (*point[:6], point.zero, point.placement, point.segments, point.partition, bounded, *point[-2:])
         if key not in self._outer:
             parallel = replace(self._job.parallel, **parallel_of(point))
             trained = cut.of_ranks(cut.of_chunks(table.trained)).astype(np.int64)

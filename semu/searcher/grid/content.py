@@ -12,9 +12,9 @@ import numpy as np
 
 from semu import __version__
 from semu.job import TrainingJob
-from semu.searcher.grid.space import Axis, Point
+from semu.searcher.grid.space import SPLIT, Axis, Point
 
-_AXES = frozenset(axis.value for axis in Axis)
+_AXES = frozenset(axis.value for axis in Axis if axis not in SPLIT)  # their empty words are what the job has
 
 
 def content_hash(job: TrainingJob) -> str:

@@ -19,8 +19,10 @@ from semu.nn import SelfAttention
 from semu.nn.model import ModalityModule, ModalityRole
 from semu.nn.trace.sharding import ContextKind
 from semu.parallel.context import Balance
+from semu.parallel.segments import OWN_RANKS
 from semu.parallel.stage_layers import layer_parts
 from semu.searcher.grid.space import Axis, Point, Value
+from semu.searcher.grid.splits import shares_of, sizes_of
 
 
 class Framework(StrEnum):
@@ -100,9 +102,11 @@ def _even_stages(job: TrainingJob) -> Misfit:
     layers, is_named = len(layer_parts(language)), job.parallel.layout is not None
 
     def _misfit(point: Point, microbatches: int) -> str | None:
-        if is_named or layers % (point.pp * point.vpp) == 0:
+        own = sizes_of(point.modules).get(language.name, {}).get("pp") or shares_of(point.shares).get(language.name)
+        pp = own if own is not None and point.segments in OWN_RANKS else point.pp
+        if is_named or layers % (pp * point.vpp) == 0:
             return None
-        return f"{layers} layers of {language.name} do not divide into pp x vpp = {point.pp} x {point.vpp} stages"
+        return f"{layers} layers of {language.name} do not divide into pp x vpp = {pp} x {point.vpp} stages"
 
     return _misfit
 

@@ -41,7 +41,8 @@ def grid(
         job: what it says holds on every axis that does not vary.
         vary: axes (``semu.searcher.grid.Axis``), or axis -> its values, None: all; None: dp, tp, pp, vpp, micro_batch
             and recompute, with experts ep too. dp follows from the other sizes unless it is fixed; tp stays within a
-            node unless its values are named. Or a whole ``Space``.
+            node unless its values are named. ``shares`` and ``modules`` split GPUs over modules (``splits``). Or a
+            whole ``Space``.
         fix: axis -> its value, in the place of the job's.
         gpus: their number, in nodes like the job's. None: the job's cluster.
         top: how many of the best are wanted for sure, >= 1.

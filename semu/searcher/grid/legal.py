@@ -16,9 +16,22 @@ from itertools import product
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.parallel.context import Balance
+from semu.parallel.segments import OWN_RANKS
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
 from semu.searcher.grid.framework import NAMES, Framework, FrameworkRule, framework_rule
-from semu.searcher.grid.space import OPTIONS, Axis, Point, Space, job_at, layout_of, num_blocks, parallel_of
+from semu.searcher.grid.space import (
+    OPTIONS,
+    SPLIT,
+    Axis,
+    Point,
+    Space,
+    Value,
+    job_at,
+    layout_of,
+    num_blocks,
+    parallel_of,
+)
+from semu.searcher.grid.splits import Splits, sizes_of, takes_shares, total_sizes
 
 
 class Rule(StrEnum):
@@ -28,6 +41,7 @@ class Rule(StrEnum):
     GPUS = "gpus"
     BLOCKS = "blocks"
     SIZES = "sizes"
+    SHARES = "shares"
     LAYOUT = "layout"
     CONTEXT = "context"
     PIPELINE = "pipeline"
@@ -44,6 +58,7 @@ SENTENCES = {
     Rule.NODE: "a tensor-parallel group does not lie within a node",
     Rule.BLOCKS: "pp x vpp is more than the model has blocks, or vpp > 1 without a pipeline",
     Rule.SIZES: "the sizes do not go together",
+    Rule.SHARES: "the shares of modules do not make the pipeline's ranks, or its virtual segments",
     Rule.LAYOUT: "the layout does not fit under 1F1B, or is slower without bubbles than the best rule tried",
     Rule.CONTEXT: "without context ranks all their policies are one",
     Rule.PIPELINE: "without a pipeline all cuts into stages are one",
@@ -143,7 +158,7 @@ def legal_points(
         )
     v = space.values
     follows = Axis.DP in space.varied and len(v[Axis.DP]) > 1
-    total = math.prod(len(v[axis]) for axis in Axis if not (axis is Axis.DP and follows))
+    total = _total(space, follows=follows)
     cuts, found = _Cuts(), list[Point]()
     inner = len(v[Axis.MICRO_BATCH]) * len(v[Axis.RECOMPUTE]) * len(v[Axis.SCHEDULE])
     grouped = {name for name, family in ALL_SCHEDULES.items() if family.alternates}
@@ -185,10 +200,39 @@ def legal_points(
     return Legal(tuple(points), cuts.all(), total)
 
 
+_Options = list[tuple[Value, ...]]
+
+
+def _total(space: Space, *, follows: bool) -> int:
+    """Combinations; ``dp`` left out where it follows from the other sizes."""
+    v = space.values
+    shared, split = _options(space)
+    left_out = {*OPTIONS, *SPLIT, *((Axis.DP,) if follows else ()), *((Axis.TP, Axis.PP, Axis.CP) * space.splits)}
+    return math.prod(len(v[axis]) for axis in Axis if axis not in left_out) * len(split if space.splits else shared)
+
+
+def _options(space: Space) -> tuple[_Options, _Options]:
+    """Values on the axes of ``OPTIONS`` and ``SPLIT``: with shares, and with sizes of modules. Modules that cannot have
+    shares are placed once, those that cannot have GPUs of their own never."""
+    v, place = space.values, OPTIONS.index(Axis.SEGMENTS)
+    shared: dict[tuple[Value, ...], None] = {}
+    split: dict[tuple[Value, ...], None] = {}
+    for chosen in product(*(v[axis] for axis in OPTIONS)):
+        segments = str(chosen[place])
+        for shares in v[Axis.SHARES]:
+            shared[*chosen, shares if takes_shares(segments) else "", ""] = None
+        for modules in v[Axis.MODULES] if segments in OWN_RANKS else ():
+            split[*chosen, "", modules] = None
+    return [*shared], [*split]
+
+
 def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool) -> Iterator[tuple[Point, int]]:
     """Legal values on all axes but micro_batch, recompute and schedule, with the combinations that each stands for."""
+    if space.splits:
+        yield from _split_sizes(job, space, inner, cuts, follows=follows)
+        return
     v, gpus = space.values, job.cluster.num_gpus
-    options = [*product(*(v[axis] for axis in OPTIONS))]
+    options, words = _options(space)[0], Splits(job, ())
     rest = len(v[Axis.EP]) * len(v[Axis.VPP]) * len(options) * inner
     blocks = num_blocks(job)
     counts_blocks = job.parallel.stage_layout is None
@@ -219,11 +263,37 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 if pp == 1 and sizes.partition != v[Axis.PARTITION][0]:
                     cuts.add(Rule.PIPELINE, inner)
                     continue
+                if sizes.shares and not words.fits(sizes.shares, sizes.segments, pp, vpp):
+                    cuts.add(Rule.SHARES, inner)
+                    continue
                 error = _misfit(job, sizes)
                 if error is not None:
                     cuts.add(Rule.SIZES, inner, error)
                     continue
                 yield sizes, inner
+
+
+def _split_sizes(
+    job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool
+) -> Iterator[tuple[Point, int]]:
+    """``_sizes`` of modules on GPUs of their own, whose sizes say tp, cp and pp of the job."""
+    v, gpus = space.values, job.cluster.num_gpus
+    words, place = Splits(job, ()), OPTIONS.index(Axis.SEGMENTS)
+    each = len(v[Axis.EP]) * len(v[Axis.VPP]) * inner
+    for chosen in _options(space)[1]:
+        modules = str(chosen[-1])
+        width = words.width(modules, str(chosen[place]))
+        dps = [gpus // width] if gpus % width == 0 else []
+        dps = [dp for dp in dps if dp in v[Axis.DP]]
+        cuts.add(Rule.GPUS, each * ((1 if follows else len(v[Axis.DP])) - len(dps)))
+        tp, cp, pp = total_sizes(modules)
+        for dp, ep, vpp in product(dps, _ints(v[Axis.EP]), _ints(v[Axis.VPP])):
+            sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *chosen)  # type: ignore[arg-type]
+            error = _misfit(job, sizes)
+            if error is None:
+                yield sizes, inner
+            else:
+                cuts.add(Rule.SIZES, inner, error)
 
 
 def _ints(values: tuple[int | str, ...]) -> list[int]:
@@ -298,7 +368,8 @@ def _sharding(point: Point) -> tuple[object, ...]:
     """On what it depends whether a model can be spread; a policy that deals blocks needs enough in a microbatch."""
     deals = point.cp > 1 and Balance(point.cp_balance).is_by_block
     policy = point.cp_balance, point.attention_split, point.cp_kind, point.micro_batch if deals else 0
-    return point.tp, point.cp, point.ep, point.zero, *policy
+    widths = tuple((own["tp"], own["cp"]) for own in sizes_of(point.modules).values())
+    return point.tp, point.cp, point.ep, point.zero, *policy, widths
 
 
 def _work(point: Point) -> tuple[int, ...]:

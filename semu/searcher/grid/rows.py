@@ -13,7 +13,7 @@ from semu.job import TrainingJob
 from semu.present.report import FittingChange
 from semu.searcher.grid.bounds import Floor
 from semu.searcher.grid.legal import Cut
-from semu.searcher.grid.space import Axis, Point, RankBy, Value
+from semu.searcher.grid.space import SPLIT, Axis, Point, RankBy, Value
 from semu.simulation.results.estimated import Metrics
 
 
@@ -62,10 +62,11 @@ class Row:
             return "reserved"
         return "bound" if self.fits else "allocated"
 
-    def to_dict(self) -> dict[str, Any]:
-        """One flat record."""
+    def to_dict(self, split: Sequence[str] = SPLIT) -> dict[str, Any]:
+        """One flat record. ``split``: axes of ``SPLIT`` that it has."""
+        left_out = {*SPLIT} - {*split}
         return {
-            **self.point._asdict(),
+            **{name: value for name, value in self.point._asdict().items() if name not in left_out},
             **self.figures._asdict(),
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "usd_per_million_tokens": self.usd_per_million_tokens,
@@ -139,13 +140,14 @@ class GridRows(Tabular):
     # -- tables --------------------------------------------------------------------------------------------------
     def to_dicts(self) -> list[dict[str, Any]]:
         """A flat record for each row, in order."""
-        return [row.to_dict() for row in self.rows]
+        split = [axis for axis in SPLIT if any(getattr(row.point, axis) for row in self.rows)]
+        return [row.to_dict(split) for row in self.rows]
 
     def to_csv(self) -> str:
         """The same as CSV with a head."""
         buffer = io.StringIO()
         records = self.to_dicts()
-        names = list(records[0]) if records else [*Point._fields, *Metrics._fields]
+        names = list(records[0]) if records else [*(own for own in Point._fields if own not in SPLIT), *Metrics._fields]
         writer = csv.DictWriter(buffer, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
@@ -164,7 +166,7 @@ class GridRows(Tabular):
             "legal": self.num_legal,
             "cut_by_memory": self.cut_by_memory,
             "cut_by_bound": self.cut_by_bound,
-            "refused": {" ".join(map(str, point)): why for point, why in self.refused.items()},
+            "refused": {" ".join(map(str, point)).rstrip(): why for point, why in self.refused.items()},
             "is_exhaustive": self.is_exhaustive,
             "ended_by": self.ended_by,
             "capacity_bytes": self.capacity_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +19,8 @@ from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import PLACEMENTS
 from semu.parallel.context import Balance
 from semu.parallel.pipeline import PARTITIONS
-from semu.parallel.segments import SEGMENTS
+from semu.parallel.segments import OWN_RANKS, SEGMENTS
+from semu.searcher.grid.splits import Splits, shares_of, sizes_of
 
 Value: TypeAlias = int | str
 
@@ -43,6 +44,8 @@ class Axis(StrEnum):
     ATTENTION_SPLIT = "attention_split"
     PARTITION = "partition"
     CP_KIND = "cp_kind"
+    SHARES = "shares"
+    MODULES = "modules"
 
 
 class RankBy(StrEnum):
@@ -56,7 +59,7 @@ class RankBy(StrEnum):
 
 
 class Point(NamedTuple):
-    """One configuration; ``recompute``: none, selective or full."""
+    """One configuration; ``recompute``: none, selective or full; ``shares``, ``modules``: words of ``splits``."""
 
     dp: int
     tp: int
@@ -74,6 +77,8 @@ class Point(NamedTuple):
     attention_split: int
     partition: str
     cp_kind: str
+    shares: str = ""
+    modules: str = ""
 
     def label(self, axes: Iterable[Axis]) -> str:
         """``dp8 tp2 pp4 micro_batch1 full``: the values on some axes."""
@@ -97,7 +102,9 @@ OPTIONS = (
     Axis.PARTITION,
     Axis.CP_KIND,
 )
-"""Of ``Parallel`` beside its sizes: the last fields of a ``Point``."""
+"""Of ``Parallel`` beside its sizes: fields of a ``Point`` behind the schedule."""
+SPLIT = (Axis.SHARES, Axis.MODULES)
+"""How GPUs are split over modules: the last fields of a ``Point``, words of ``splits``."""
 _PARALLEL = tuple(axis for axis in Axis if axis in (*AXES, *OPTIONS))
 
 
@@ -151,21 +158,82 @@ class Space:
         values: dict[Axis, tuple[Value, ...]] = {}
         for axis in Axis:
             if axis in fixed:
-                values[axis] = _checked(axis, (fixed[axis],), "fix")
+                values[axis] = (fixed[axis],) if axis in SPLIT else _checked(axis, (fixed[axis],), "fix")
+            elif axis in SPLIT and axis in asked:  # they depend on the others
+                values[axis] = tuple(asked[axis] or ())
             elif axis in asked and asked[axis] is not None:
                 values[axis] = _checked(axis, tuple(asked[axis] or ()), "vary")
             elif axis in asked or axis is Axis.DP:
                 values[axis] = every_value(axis, job)
             else:
                 values[axis] = (follows.get(axis, own_value(axis, job)),)
-        shown = {*asked, Axis.DP, *follows} - {*fixed}
+        shown = {*asked, Axis.DP, *follows, *_split(job, values, asked, fixed)} - {*fixed}
         varied = tuple(axis for axis in Axis if axis in shown)
         return cls(values, varied, within_node=asked.get(Axis.TP) is None and Axis.TP not in fixed)
+
+    @property
+    def splits(self) -> bool:
+        """Whether modules have GPUs of their own, by the words of an axis."""
+        return self.values[Axis.MODULES] != ("",)
 
     @property
     def size(self) -> int:
         """Combinations, with all values of dp."""
         return math.prod(map(len, self.values.values()))
+
+
+def _split(
+    job: TrainingJob,
+    values: dict[Axis, tuple[Value, ...]],
+    asked: Mapping[Axis, Sequence[Value] | None],
+    fixed: Mapping[Axis, Value],
+) -> tuple[Axis, ...]:
+    """Fill in the words of ``SPLIT`` that are asked for, of other axes' values; the axes that follow from them: modules
+    are apart where nobody says how they lie.
+
+    Raises:
+        ConfigError: no words of the job's modules.
+    """
+    named = [axis for axis in SPLIT if axis in asked or axis in fixed]
+    if not named:
+        return ()
+    if len(job.model.modules) == 1:
+        raise ConfigError(
+            "one module has all GPUs", where=named[0].value, expected="a model of several modules", got=job.model.name
+        )
+    follows = Axis.SEGMENTS not in asked and Axis.SEGMENTS not in fixed
+    legal = [str(own) for own in values[Axis.SEGMENTS] if own in OWN_RANKS or (own == "separated" and len(named) == 1)]
+    if follows and not legal:
+        values[Axis.SEGMENTS], legal = ("apart",), ["apart"]
+    elif Axis.MODULES in named and not any(own in OWN_RANKS for own in legal):
+        raise ConfigError(
+            "modules have GPUs of their own only on ranks of their own",
+            where=Axis.MODULES.value,
+            expected=f"segments {' or '.join(OWN_RANKS)} beside it",
+            got=", ".join(map(str, values[Axis.SEGMENTS])),
+            nearest="segments=apart",
+        )
+    splits = Splits(job, legal)
+    for axis in named:
+        where = f"{'fix' if axis in fixed else 'vary'} {axis.value}"
+        read = splits.read_shares if axis is Axis.SHARES else splits.read_sizes
+        words = tuple(dict.fromkeys(read(word, where) for word in values[axis]))
+        if not words and asked.get(axis) is not None:
+            raise ConfigError(f"no value on the axis {axis.value!r}", where="vary", expected="one or more")
+        values[axis] = words or _every_split(job, splits, axis, values, {*asked, *fixed})
+    return (Axis.SEGMENTS,) if follows and values[Axis.SEGMENTS] != (own_value(Axis.SEGMENTS, job),) else ()
+
+
+def _every_split(
+    job: TrainingJob, splits: Splits, axis: Axis, values: Mapping[Axis, tuple[Value, ...]], named: set[Axis]
+) -> tuple[Value, ...]:
+    """All words of an axis of ``SPLIT`` beside the values of the others."""
+    if axis is Axis.SHARES:
+        return splits.every_shares([*map(int, values[Axis.PP]), *map(int, values[Axis.VPP])])
+    own = {kind: [*map(int, values[kind])] for kind in (Axis.DP, Axis.TP, Axis.CP)}
+    tps = own[Axis.TP] if Axis.TP in named else [*map(int, _divisors(job.cluster.gpus_per_node))]
+    step = job.training.global_batch
+    return splits.every_sizes([dp for dp in own[Axis.DP] if step % dp == 0], tps, own[Axis.CP])
 
 
 def _usual(job: TrainingJob, fix: Mapping[str, Value]) -> list[str]:
@@ -249,6 +317,8 @@ def _words(axis: Axis) -> list[str] | None:
 
 def own_value(axis: Axis, job: TrainingJob) -> Value:
     """What a job has on an axis."""
+    if axis in SPLIT:  # the empty word: as the job has it
+        return ""
     value = getattr(job.parallel if axis in _PARALLEL else job.training, axis.value)
     found: Value = value.value if isinstance(value, Enum) else value
     return found
@@ -291,7 +361,12 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 def parallel_of(point: Point) -> dict[str, Any]:
     """What a configuration sets of ``Parallel``."""
-    return {axis.value: getattr(point, axis.value) for axis in _PARALLEL}
+    found = {axis.value: getattr(point, axis.value) for axis in _PARALLEL}
+    if point.modules:
+        sizes = sizes_of(point.modules)
+        tables = {name: {**own, "gpus": point.dp * math.prod(own.values())} for name, own in sizes.items()}
+        return {**found, "shares": {}, "modules": tables}
+    return found if not point.shares else {**found, "shares": shares_of(point.shares)}
 
 
 def job_at(job: TrainingJob, point: Point) -> TrainingJob:
@@ -330,6 +405,11 @@ def with_gpus(job: TrainingJob, gpus: int) -> TrainingJob:
 
 def on_cluster(job: TrainingJob, cluster: Cluster) -> TrainingJob:
     """The job on another cluster, as a base of configurations: each of them is checked, this is not."""
+    return changed(job, cluster=cluster)
+
+
+def changed(job: TrainingJob, **values: object) -> TrainingJob:
+    """The job with other attributes, which nobody checks."""
     new = object.__new__(TrainingJob)
-    new.__dict__.update({name: value for name, value in vars(job).items() if name != "profile"} | {"cluster": cluster})
+    new.__dict__.update({name: getattr(job, name) for name in (own.name for own in fields(job))} | values)
     return new

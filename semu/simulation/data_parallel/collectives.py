@@ -165,6 +165,8 @@ def _bucket_collectives(
     """What reduces each bucket of gradients, and over which communicator: an all-reduce; with ZeRO-1 a reduce-scatter,
     in groups followed by an all-reduce of the shard across them (Megatron-LM's
     ``--num-distributed-optimizer-instances``). Muon's ranks own whole parameters, so that it is an all-reduce too."""
+    if not buckets:  # the job's groups are none of modules on GPUs of their own
+        return []
     model, mesh, parallel = costed.cost_model, costed.layout.mesh, costed.job.parallel
     size = costed.job.training.grad_dtype.size_bytes
     sizes = [bucket.elements * size for bucket in buckets]
@@ -174,10 +176,10 @@ def _bucket_collectives(
         kind = OpKind.REDUCE_SCATTER if is_scattered else OpKind.ALL_REDUCE
         found = []
         for name, bucket, bucket_bytes in zip(names, buckets, sizes, strict=True):
-            group, across = bucket.pool.shard_group(rank), mesh.replica_group(rank)
+            group = bucket.pool.shard_group(rank)
             pieces = [(collective(model, name, kind, group, bucket_bytes, 0.0), group)]
             if is_scattered and parallel.is_sharded_in_groups:  # as many groups for experts as for all else
-                share = -(-bucket_bytes // bucket.pool.shards)
+                across, share = mesh.replica_group(rank), -(-bucket_bytes // bucket.pool.shards)
                 pieces.append((collective(model, name, OpKind.ALL_REDUCE, across, share, 0.0), across))
             found.append(tuple(pieces))
         return found
