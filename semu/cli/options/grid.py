@@ -19,8 +19,8 @@ above them are counted there ("and 9 like it"; mb: micro_batch); --csv, --json a
 
 axes: dp tp pp cp ep vpp micro_batch recompute schedule zero placement segments cp_balance attention_split partition
 cp_kind, and of several modules shares (vit=1/llm=3: pipeline ranks of each) and modules (vit=tp2-pp1/llm=tp4-cp2-pp3:
-sizes of each on GPUs of its own, in the place of tp, pp and cp); names may be left out. Without --vary: dp, tp, pp, vpp,
-micro_batch and recompute, with experts also ep. dp follows from the others unless it is fixed; tp stays within a node
+sizes of each on GPUs of its own, in the place of tp, pp and cp); names may be left out. Without --vary: dp, tp, pp,
+vpp, micro_batch and recompute, with experts also ep. dp follows from the others unless it is fixed; tp stays in a node
 unless its values are named.
 
 examples:
