@@ -346,17 +346,21 @@ def test_a_step_between_nodes_is_longer() -> None:
 
 @pytest.mark.parametrize(("software", "date"), [(Software.MEGATRON, "2024-11"), (Software.TORCH, "2025-04")])
 def test_aggregated_trees_since_nccl_has_them(software: Software, date: str) -> None:
-    """64 nodes of one rank: 6 levels / 3.5 and 64 / 5 steps, in place of 63, at 0.75 of the rate."""
+    """64 nodes of one rank: 6 levels / 3.5 and 64 / 5 steps of Simple, in place of 63, at 0.75 of the rate."""
     early, late = ("2024-10", date) if software is Software.MEGATRON else ("2025-03", date)
     assert [has_aggregated_trees(software, when) for when in (early, late, None)] == [False, True, True]
     group, kind = CommGroup("dp", 64, 64), OpKind.REDUCE_SCATTER
     new, old = (H100.under(software, has_aggregated_trees=has) for has in (True, False))
     assert collective_latency(new, kind, group, 2e9) == collective_latency(old, kind, group, 2e9)  # a ring
     number = partial(coefficient, H100, "nic", kind)
-    step = number("hop_s") * number("between")
-    short = number("short_hop") * step * (6 / 3.5 + 64 / 5) + 1e4 / (50e9 * number("short_net"))
-    assert collective_latency(new, kind, group, 1e4) == pytest.approx(short, rel=1e-12)
-    assert collective_latency(old, kind, group, 1e4) > 3 * short
+    waits = number("hop_s") * number("between") * (6 / 3.5 + 64 / 5)
+    sends = 1e4 / (50e9 * number("net") * 0.75)
+    simple = (waits ** number("p") + (sends + math.sqrt(number("c_s") * sends)) ** number("p")) ** (1 / number("p"))
+    assert number("t0_s") == 0
+    assert collective_latency(new, kind, group, 1e4) == pytest.approx(simple, rel=1e-12)
+    assert collective_latency(old, kind, group, 1e4) > 2 * simple
+    pair = CommGroup("dp", 2, 2)  # a step of LL128 is shorter than the 0.69 of Simple that two ranks would take
+    assert collective_latency(new, kind, pair, 1e3) == collective_latency(old, kind, pair, 1e3)
     for other in (CommGroup("dp", 64, 8), CommGroup("dp", 8)):
         assert collective_cost(new, kind, other) == collective_cost(old, kind, other)
     assert collective_cost(new, OpKind.ALL_REDUCE, group) == collective_cost(old, OpKind.ALL_REDUCE, group)

@@ -3,7 +3,8 @@
 Source:
     NCCL 2.23 and later, which has them for groups of one rank in each node; its tuning table gives them 0.75 of the
     ring's rate and a latency of log2(n) / 3.5 steps between nodes and 2.8 us a rank, where a step takes 14 us: not
-    measured here.
+    measured here. NCCL builds them with its Simple protocol alone, so short messages take a ring's LL128 where that is
+    faster.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _STEPS_OF_RANK = 2.8 / 14.0
 
 
 def _route(group: CommGroup, links: Links, numbers: Mapping[str, float]) -> Route | None:
-    """log2(n) / 3.5 + n / 5 steps between nodes, at 0.75 of the ring's rate."""
+    """log2(n) / 3.5 + n / 5 steps between nodes, at 0.75 of the ring's rate; without a protocol for short messages."""
     ranks = group.num_ranks
     if ranks != group.num_nodes or not links.has_aggregated_trees:
         return None
     ring = ring_route(group, links, numbers)
     steps = (ranks - 1).bit_length() * _STEPS_OF_LEVEL + ranks * _STEPS_OF_RANK
     over = {port: rate * _RATE for port, rate in ring.over.items()}
-    return Route(ring.bytes_per_s * _RATE, hops(0, steps, numbers), over, ring.peers)
+    return Route(ring.bytes_per_s * _RATE, hops(0, steps, numbers), over, peers=0)
 
 
 AGGREGATED_TREE = Algorithm("parallel aggregated trees", frozenset((OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)), _route)

@@ -92,7 +92,8 @@ class Route:
         bytes_per_s: wire bytes of long messages per second.
         steps: how many times a message waits for a hop, in hops of a ring over whole nodes.
         over: port of a GPU -> what crosses it per second meanwhile, one way [byte/s].
-        peers: messages that a rank and, over nodes, the others of its node have under way at once.
+        peers: short messages that a rank and, over nodes, the others of its node have under way at once; 0: the
+            algorithm has no protocol for short messages.
         latency_s: of an algorithm without hops [s], in place of those of its steps; None: it has hops.
     """
 
