@@ -36,6 +36,7 @@ SITE: dict[str, str] = {
 }
 """File of the repository -> page of the site; pictures are added to it."""
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_DECISION = re.compile(r"\b((?:DECISIONS|[Dd]ecision) )(\d+)\b")
 _CODE = re.compile(r"(?ms)^```.*?^```|`[^`\n]+`")
 
 
@@ -53,6 +54,16 @@ def on_files(files: Files, config: Any) -> Files:
         else:
             files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
     return files
+
+
+def decisions() -> dict[str, str]:
+    """Number of a decision -> its page, with the anchor; before they were split by topic all are on one."""
+    pages = {path: f"decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))}
+    return {
+        number: f"{page}#{number}"
+        for path, page in pages.items()
+        for number in re.findall(r"(?m)^## (\d+)\. ", path.read_text(encoding="utf-8"))
+    }
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -74,11 +85,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             LOG.warning("%s: no file %s", here, found)
         return f"{label}" if not mark else match[0]
 
+    known = decisions()
+    folder = posixpath.dirname(page.file.src_uri) or "."
+
+    def name(match: re.Match[str]) -> str:
+        if match[2] not in known or page.file.src_uri.startswith("decisions"):
+            return match[0]
+        return f"{match[1]}[{match[2]}]({os.path.relpath(known[match[2]], folder)})"
+
+    def mended(text: str) -> str:
+        return _DECISION.sub(name, _LINK.sub(mend, text))
+
     parts, end = [], 0
     for code in _CODE.finditer(markdown):
-        parts += [_LINK.sub(mend, markdown[end : code.start()]), code[0]]
+        parts += [mended(markdown[end : code.start()]), code[0]]
         end = code.end()
-    return "".join([*parts, _LINK.sub(mend, markdown[end:])])
+    return "".join([*parts, mended(markdown[end:])])
 
 
 class _Page(HTMLParser):
