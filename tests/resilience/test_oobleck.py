@@ -153,6 +153,47 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(capsys, "templates", "gpt3-175b", *WORDS[1:])[0] == 3
 
 
+@pytest.mark.parametrize(
+    ("more", "code", "where", "nearest"),
+    [
+        (("--nodes", "3"), 2, "nodes", 4),  # 3 < (f + 1) n0: one failure fewer holds
+        (("--nodes", "6"), 2, "nodes", 5),
+        (("--faults", "5"), 2, "resilience.faults", 1),
+        (("--faults", "-1"), 2, "resilience.faults", None),
+        (("--nodes", "5", "--set", "training.global_batch=1"), 2, "training.global_batch", 2),
+        (("--set", "training.global_batch=7", "--set", "training.micro_batch=2"), 2, "training.global_batch", None),
+        (("--set", "parallel.zero=1"), 2, "parallel.zero", 0),
+        (("--set", "parallel.zero=3"), 2, "parallel.zero", 0),
+        (("--set", "training.seq_len=1048576", "--set", "training.global_batch=5"), 3, "memory", None),
+    ],
+)
+def test_refusals_of_the_command(
+    more: tuple[str, ...], code: int, where: str, nearest: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got, found = run(capsys, "templates", *WORDS, *more)
+    assert got == code
+    error = found["error"]
+    assert where in error["where"] and error["expected"]
+    if nearest is not None:
+        assert str(nearest) in f"{error.get('nearest')} {error['expected']}"
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0, 29.999999, 30.0, 30.5, 200.0])
+def test_failures_during_a_reconfiguration_and_a_copy(after_s: float, tmp_path: Path) -> None:
+    """A second node goes at the same moment, while pipelines are made anew, at the very end of that, while layers are
+    copied, later: every microsecond is in an account, nothing else is lost than the iteration in flight."""
+    lines = ["1000,4,fail,0", f"{1000 + after_s:.6f},1,fail,0", "2500,1,join,0"]
+    found = semu.goodput(
+        small_job(), failures=trace(tmp_path / "two.csv", *lines), strategies=("oobleck",), days=4000 / 86400
+    )
+    (outcome,) = found.strategies[0].outcomes
+    assert sum(outcome.gpu_us.values()) == outcome.wall_us * outcome.gpus == 4000 * 10**6 * 5
+    assert outcome.failures == 2 and min(outcome.gpu_us.values()) >= 0
+    waits = outcome.gpu_us[semu_account("waiting")]
+    assert waits > 0  # three nodes are too few for two pipelines of two
+    assert outcome.gpu_us[semu_account("reconfigure")] <= 2 * 30 * 10**6 * 4 + 30 * 10**6 * 4
+
+
 def trace(path: Path, *lines: str) -> str:
     path.write_text("\n".join(("time_s,node,event,notice_s", *lines)) + "\n")
     return str(path)

@@ -191,6 +191,14 @@ class TemplateSet(Tabular):
                 got=nodes,
                 nearest=self.fewest_nodes,
             )
+        if nodes > self.nodes:
+            raise ConfigError(
+                "more nodes than the job has",
+                where="nodes",
+                expected=f"at most {self.nodes}",
+                got=nodes,
+                nearest=self.nodes,
+            )
         counts = compose_counts([one.speed for one in self.templates], nodes, self.num_microbatches, self.faults + 1)
         return self._dealt([one for one, count in zip(self.templates, counts, strict=True) for _ in range(count)][::-1])
 
