@@ -264,7 +264,8 @@ def test_long_runs_and_templates(opened: Opened, tmp_path: Path, capsys: pytest.
     assert driver.execute_script("return document.querySelectorAll('.chart canvas').length") == 3
     assert driver.execute_script("return window.semu.chart0.data.length") == 3
     across = """return [...document.querySelectorAll('td.stack')].map(cell =>
-        [cell.clientWidth - 2 * parseFloat(getComputedStyle(cell).paddingLeft), [...cell.children].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0)])"""
+        [cell.clientWidth - 2 * parseFloat(getComputedStyle(cell).paddingLeft),
+         [...cell.children].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0)])"""
     for room, filled in driver.execute_script(across):
         assert room > 100 and abs(filled - room) < 4
     page = tmp_path / "templates.html"
