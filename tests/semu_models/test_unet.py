@@ -9,11 +9,11 @@ from nn.tracing_kit import flop, number, options, spec
 
 from semu import simulate
 from semu.nn import Model, Sequences
+from semu.nn.layers.convolution import Conv1d
 from semu.nn.trace.block import trace_block
 from semu.runfile import load_run
 from semu_models.generation.frozen import T5_XXL, PixelEncoder, caption_module
 from semu_models.generation.unet import sd_1_5, sd_2, sdxl
-from semu_models.generation.unet_layers import conv3
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,19 @@ def test_frames_of_a_clip_are_images_to_the_autoencoder() -> None:
 
 
 def test_a_convolution_with_channels_first_is_between_copies() -> None:
-    """Each of its three products copies both tensors that it shares with the model; a bias is added apart."""
+    """Each of its three products copies both tensors that it shares with the model, and its weight at a third of the
+    rate; with one tap none is copied. A bias is added apart."""
     tokens, inputs, outputs = 64, 8, 24
     x = spec(tokens, inputs, sequences=Sequences.uniform(1, tokens))
 
-    def _moved(**changes: bool) -> int:
-        block = trace_block(conv3(inputs, outputs), [x], replace(options(), **changes))
+    def _moved(taps: int = 9, **changes: bool) -> int:
+        block = trace_block(Conv1d(inputs, outputs, taps), [x], replace(options(), **changes))
         return sum(number(operator.mem_bytes) for operator in block.graph.operators)
 
     both = 2 * tokens * (inputs + outputs)  # bytes
-    assert _moved(channels_first=True) - _moved() == 3 * 2 * both
+    weight = 2 * inputs * outputs * 9
+    assert _moved(channels_first=True) - _moved() == 3 * 2 * both + 3 * 6 * weight
+    assert _moved(1, channels_first=True) == _moved(1)
     assert _moved(eager_modules=True) - _moved() == 2 * tokens * outputs * (2 + 1)  # bias, and the sum of its gradient
 
 

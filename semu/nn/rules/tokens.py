@@ -17,7 +17,7 @@ from semu.nn.rules.casts import cast_weights, for_products
 from semu.nn.rules.views import copy_like
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient, reduce_rows
 from semu.nn.streams import Change, changed
-from semu.nn.trace.eager import BIAS, LAYOUT, eager_moves
+from semu.nn.trace.eager import BIAS, LAYOUT, LAYOUT_WEIGHT, eager_moves
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
 
@@ -109,7 +109,8 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         [tokens / stride, out].
     FLOP:
         2 x tokens of the result x in x kernel x out, three times that with both gradients. The input is read once.
-    Saves its input. With channels first (``TraceOptions.channels_first``) every product is between copies.
+    Saves its input. With channels first (``TraceOptions.channels_first``) every product of more than one tap is between
+    copies of both tensors and the weight (``semu.nn.trace.eager``).
     Raises:
         GraphError: features that do not fit the weight, or that are split.
     """
@@ -140,14 +141,15 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         key=(m, n, k),
         name="convolution",
     )
-    _copy_layouts([x, y], "layout")
+    copied = w if k > features else None
+    _copy_layouts([x, y], copied, "layout")
     if b is not None:
         eager_moves(y, BIAS, "bias")
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
         grad_x = None
         if x.requires_grad:
-            _copy_layouts([grad, x], "layout_bw")
+            _copy_layouts([grad, x], copied, "layout_bw")
             grad_x = trace.emit(
                 OpKind.MATMUL,
                 [grad, w],
@@ -160,7 +162,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
                 name="grad_bw",
             )
         if w.gradient is not None:
-            _copy_layouts([grad, x], "layout_bw")
+            _copy_layouts([grad, x], copied, "layout_bw")
         accumulate_weight_gradient(grad, [grad, x], w, b, (m, n, k), grad.size_bytes + x.size_bytes)
         return [grad_x]
 
@@ -178,10 +180,19 @@ def between_layouts(x: Tensor) -> Tensor:
     return x.trace.recorded([x], _copy(x, "layout"), lambda grad: [_copy(grad, "layout_bw")])
 
 
-def _copy_layouts(tensors: Sequence[Tensor], name: str) -> None:
-    """Append the copies of a product's operands between channels first and last, where the model keeps them first."""
-    for x in tensors if tensors[0].trace.options.channels_first else ():
-        x.trace.emit(OpKind.COPY, [x], mem_bytes=LAYOUT * x.size_bytes, key=(x.numel,), name=f"{name}_passes")
+def _copy_layouts(tensors: Sequence[Tensor], weight: ParameterUse | None, name: str) -> None:
+    """Append the copies of a product's operands between channels first and last, where the model keeps them first.
+
+    Args:
+        tensors: of the product. weight: of more than one tap; None: one tap, whose layouts are alike for a product.
+    """
+    trace = tensors[0].trace
+    if weight is None or not trace.options.channels_first:
+        return
+    for x in tensors:
+        trace.emit(OpKind.COPY, [x], mem_bytes=LAYOUT * x.size_bytes, key=(x.numel,), name=f"{name}_passes")
+    moved = LAYOUT_WEIGHT * weight.numel * trace.options.tensor_dtype.size_bytes
+    trace.emit(OpKind.COPY, [tensors[-1], weight], mem_bytes=moved, key=(weight.numel,), name=f"{name}_passes")
 
 
 def _row(x: Tensor, token: Parameter) -> ParameterUse:
