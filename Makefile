@@ -64,6 +64,7 @@ demo: $(VENV)/.installed
 	$(BIN)/semu simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4 --out out
 	@echo "wrote:"
 	@find out -type f -newer $(VENV)/.demo-start | sort | sed 's/^/  /'
+	@echo "open in a browser: $(CURDIR)/out/report.html"
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)

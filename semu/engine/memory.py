@@ -90,5 +90,6 @@ def compress_steps(
     is_top = (total == highest[moment]) & (total > around[moment])
     passed = np.flatnonzero(is_top)
     first = passed[np.diff(moment[passed], prepend=-1) > 0]
-    keep = np.union1d(ends, first)
+    last[first] = True
+    keep = np.flatnonzero(last)
     return time[keep], level[:, keep]

@@ -12,7 +12,12 @@ from semu.engine.memory import MemoryCurve, PeakMemory, compress_steps
 from semu.engine.rank_timeline import OperatorTable, OuterSlice, RankTimeline, StageOperators, StageSlice
 from semu.engine.span import Span
 from semu.engine.span_tree import chunk_spans, find_span, iteration_span
+from semu.frames import html_table
 from semu.schedule.costs import idle_share
+from semu.units import format_time
+
+_MOST_RANKS = 32
+"""What notebooks show of a timeline."""
 
 __all__ = [
     "IterationTimeline",
@@ -51,6 +56,20 @@ class IterationTimeline:
         counts as busy."""
         stages = sum(rank.weight * (stage.end_s - stage.start_s) for rank in self.ranks for stage in rank.stages)
         return idle_share(stages, len(self.ranks), self.makespan_s)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what the first ranks do, in figures."""
+        rows = []
+        for rank in self.ranks[:_MOST_RANKS]:
+            busy_s = sum(stage.end_s - stage.start_s for stage in rank.stages)
+            share = busy_s / self.makespan_s if self.makespan_s > 0 else 0.0
+            begin, end = (rank.stages[0].start_s, rank.stages[-1].end_s) if rank.stages else (0.0, 0.0)
+            times = (f"{len(rank.stages):,}", format_time(begin), format_time(end), format_time(busy_s))
+            rows.append((str(rank.rank), *times, f"{share:.1%}"))
+        said = f"iteration {format_time(self.iteration_time_s)}, bubble {self.bubble_ratio:.1%}"
+        if len(self.ranks) > _MOST_RANKS:
+            said += f"; the first {_MOST_RANKS} of {len(self.ranks):,} ranks"
+        return html_table(("rank", "stages", "from", "to", "busy", "of the pipeline"), rows, said)
 
     @cached_property
     def root(self) -> Span:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError
+from semu.present.report_data import SCHEMA_VERSION
 from semu.present.summary import seconds_of_groups
 from semu.units import GIB, align_columns, fit_lines, format_time
 
@@ -47,8 +48,17 @@ class Side:
         """From a result (``semu simulate --json``, or ``result.json``).
 
         Raises:
-            ConfigError: a document that is no result of semu.
+            ConfigError: a document that is no result of semu, or one of another version.
         """
+        version = document.get("schema_version", SCHEMA_VERSION)
+        if version != SCHEMA_VERSION:
+            raise ConfigError(
+                "a result of another version of semu",
+                where=f"{name} schema_version",
+                expected=f"{SCHEMA_VERSION}; simulate the run again with this version",
+                got=version,
+                nearest=SCHEMA_VERSION,
+            )
         try:
             interval = document.get("iteration_time_interval_s")
             return cls(

@@ -7,13 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semu.checks import check_member
 from semu.files import make_folder, write_file
-from semu.frames import Tabular, scalars
+from semu.frames import Tabular, html_table, scalars
 from semu.present.report_data import (
     ContentionSummary,
     FittingChange,
@@ -28,6 +27,7 @@ from semu.present.summary import facts, summarize
 
 if TYPE_CHECKING:
     from semu.present.page import Page
+    from semu.present.plots.report_plots import ReportPlots
 
 __all__ = [
     "ContentionSummary",
@@ -64,11 +64,7 @@ class Report(ReportData, Tabular):
 
     def _repr_html_(self) -> str:
         """For notebooks: the figures as a table."""
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(text)}</td></tr>"
-            for label, text in facts(self)
-        )
-        return f"<table><caption>{escape(self.title)}</caption>{cells}</table>"
+        return html_table(("", ""), list(facts(self)), self.title)
 
     def details(self) -> str:
         """The whole report as text: figures, where the time goes, memory of every rank, what costs most, provenance."""
@@ -111,6 +107,13 @@ class Report(ReportData, Tabular):
         }
         written = [write_file(folder / name, write) for name, write in writers.items() if name]
         return [*written, self.page().save(folder / "report.html")]
+
+    @property
+    def plot(self) -> ReportPlots:
+        """Figures of matplotlib: ``plot.timeline()``, ``plot.memory()``, ``plot.breakdown()``."""
+        from semu.present.plots.report_plots import ReportPlots
+
+        return ReportPlots(self)
 
     def page(self) -> Page:
         """One HTML file of all this: timeline, memory, tables; ``page().save(path)`` writes it."""

@@ -78,6 +78,15 @@ def seconds_of_groups(waits: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
+def seconds_of_parts(breakdown: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Parts of a breakdown that take time, and their seconds; communication by group."""
+    for name, value in breakdown.items():
+        if isinstance(value, Mapping):
+            yield from ((f"waiting for {group}", time) for group, time in seconds_of_groups(value).items() if time > 0)
+        elif isinstance(value, int | float) and value > 0:
+            yield name.replace("_", " "), float(value)
+
+
 def summarize(report: ReportData, budget: Budget | None = None, *, has_notes: bool = True) -> str:
     """The first screen of a report; no line ends with a newline or is longer than ``WIDTH``.
 

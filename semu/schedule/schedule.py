@@ -13,11 +13,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.frames import html_table
 from semu.schedule.phases import INPUT, PHASES
 from semu.schedule.shape import PipelineShape, StageKey
 
 __all__ = ["PipelineShape", "Schedule", "StageColumns", "StageKey"]
 
+_MOST_RANKS, _MOST_STAGES = 16, 24
+"""What notebooks show of a schedule."""
 _CODE_OF_LETTER = {phase.value: code for code, phase in enumerate(PHASES)}
 
 
@@ -118,6 +121,18 @@ class Schedule:
 
     def __repr__(self) -> str:
         return f"Schedule({self.name!r}, {len(self.columns.chunk)} stages on {len(self.columns.ptr) - 1} ranks)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the first stages of the first ranks."""
+        rows = []
+        for rank, (first, last) in enumerate(pairwise(self.columns.ptr[: _MOST_RANKS + 1].tolist())):
+            end = min(last, first + _MOST_STAGES)
+            keys = stage_keys(*(own[first:end] for own in list(vars(self.columns).values())[1:]))
+            more = f" ... ({last - end:,} more)" if last > end else ""
+            rows.append((str(rank), f"{last - first:,}", " ".join(map(str, keys)) + more))
+        left = len(self.columns.ptr) - 1 - len(rows)
+        more = f"; {left:,} further ranks" if left > 0 else ""
+        return html_table(("rank", "stages", "order"), rows, f"{self.name}{more}")
 
     @property
     def splits_backward(self) -> bool:

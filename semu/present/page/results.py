@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from semu.present.page.page import Column, Page
 from semu.present.page.timelines import left_out, timeline_data
-from semu.present.summary import facts, seconds_of_groups
+from semu.present.summary import facts, seconds_of_parts
 from semu.units import GIB, format_time
 
 if TYPE_CHECKING:
@@ -61,19 +61,10 @@ def _whose(report: ReportData) -> str:
 def add_breakdown(page: Page, report: ReportData) -> None:
     """Where the time of the mean rank goes, as bars."""
     total = report.iteration_time_s or 1.0
-    bars = sorted(_breakdown(report.breakdown_s), key=lambda one: -one[1])
+    bars = sorted(seconds_of_parts(report.breakdown_s), key=lambda one: -one[1])
     page.add_bars(
         "Where the time goes", [(name, time, f"{time:.4g} s, {100 * time / total:.1f} %") for name, time in bars]
     )
-
-
-def _breakdown(entries: Mapping[str, object]) -> Iterator[tuple[str, float]]:
-    """Names and seconds; communication by group."""
-    for name, value in entries.items():
-        if isinstance(value, Mapping):
-            yield from ((f"waiting for {group}", time) for group, time in seconds_of_groups(value).items() if time > 0)
-        elif isinstance(value, int | float) and value > 0:
-            yield name.replace("_", " "), float(value)
 
 
 def add_memory(page: Page, report: ReportData) -> None:

@@ -53,6 +53,11 @@ def draw_memory(
     Raises:
         OSError: the file cannot be written.
     """
+    memory_sheet(timeline, title, peak_bytes).save(path)
+
+
+def memory_sheet(timeline: IterationTimeline, title: str, peak_bytes: Sequence[int] = ()) -> Sheet:
+    """What ``draw_memory`` writes, as a sheet."""
     own = {rank.rank: rank.peak.size_bytes for rank in timeline.ranks}
     peaks = own | dict(zip(own, peak_bytes, strict=True)) if peak_bytes else own
     chosen = sorted(timeline.ranks, key=lambda rank: (-peaks[rank.rank], rank.rank))[:_MAX_PANELS]
@@ -74,7 +79,7 @@ def draw_memory(
         _mark_peak(axes, rank, end_s, points_per_gib, peaks[rank.rank])
         is_lowest = position + num_columns >= len(ranks)
         _draw_frame(axes, rank, is_lowest=is_lowest, is_leftmost=position % num_columns == 0)
-    sheet.save(path)
+    return sheet
 
 
 def _subtitle(timeline: IterationTimeline, ranks: list[RankTimeline], peaks: dict[int, int]) -> str:

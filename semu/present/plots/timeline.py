@@ -13,7 +13,7 @@ import numpy as np
 from semu.engine.timeline import IterationTimeline, OuterSlice, StageSlice
 from semu.graph.operator import OpKind, Phase
 from semu.present.plots import style
-from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
+from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, Sheet, make_sheet
 from semu.units import format_time
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def draw_timeline(path: str | os.PathLike[str], timeline: IterationTimeline, *, 
     Raises:
         OSError: the file cannot be written.
     """
+    timeline_sheet(timeline, title).save(path)
+
+
+def timeline_sheet(timeline: IterationTimeline, title: str) -> Sheet:
+    """What ``draw_timeline`` writes, as a sheet."""
     num_ranks = len(timeline.ranks)
     height_in = float(np.clip(9.0 / num_ranks, 0.2, 0.8)) * num_ranks
     sheet = make_sheet(height_in, title, _subtitle(timeline), legend_of(timeline))
@@ -72,7 +77,7 @@ def draw_timeline(path: str | os.PathLike[str], timeline: IterationTimeline, *, 
     end_s = max(timeline.iteration_time_s, timeline.makespan_s)
     axes.set_xlim(0, end_s if end_s > 0 else 1)
     draw_ranks(axes, timeline, height_in)
-    sheet.save(path)
+    return sheet
 
 
 def draw_ranks(axes: Axes, timeline: IterationTimeline, height_in: float) -> None:

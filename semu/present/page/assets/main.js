@@ -10,7 +10,7 @@ const CHARTS = { timeline: Timeline, scatter: Scatter, lines: Lines, matrix: Mat
   const store = new Store(arrays);
   /** @type {Record<string, unknown>} */ const made = {};
   for (const [id, table] of Object.entries(charts)) made[id] = new CHARTS[table.kind](byId(id), table, store);
-  Object.assign(window, { semu: made });
+  Object.assign(window, { semu: { ...made, readyMs: performance.now() } });
   document.body.dataset.ready = "yes";
 })().catch((error) => {
   document.body.prepend(make("p", { role: "alert" }, `This page cannot be drawn here: ${error}. Its tables can be read.`));
