@@ -72,6 +72,7 @@ def start() -> Any:
         options.add_argument(flag)
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     found.set_window_size(1300, 1000)
+    found.set_script_timeout(600)
     return found
 
 
