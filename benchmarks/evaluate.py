@@ -28,18 +28,21 @@ import semu
 import semu_models
 from semu.nn.model import Model
 
-GOAL_S = 2e-3
-VALIDATE_GOAL_S = 8.0
+GOALS_S = {"lm-7b": 0.3e-3, "llama3-8b": 0.3e-3, "gpt3-175b": 0.5e-3, "mixtral-8x7b, ep": 1e-3, "vlm-m": 2e-3}
+FIRST_GOALS_S = {"lm-7b": 0.06, "llama3-8b": 0.06, "gpt3-175b": 0.06, "mixtral-8x7b, ep": 0.15, "vlm-m": 0.15}
+VALIDATE_GOAL_S = 5.0
 
 
 def grid(
     model: Model,
     device: str,
-    seq_len: int,
+    seq_len: int | None,
     global_batch: int,
     tps: tuple[int, ...],
     pps: tuple[int, ...],
     dps: tuple[int, ...],
+    ep: int = 1,
+    batch: semu.workload.AbstractBatch | None = None,
 ) -> list[semu.TrainingJob]:
     """Configurations of one model that semu accepts, in a random order that is always the same."""
     jobs = []
@@ -52,7 +55,7 @@ def grid(
                 semu.TrainingJob(
                     model,
                     semu.Cluster(device, max(1, gpus // 8), min(8, gpus)),
-                    semu.Parallel(dp=dp, tp=tp, pp=pp, zero=zero, vpp=vpp),
+                    semu.Parallel(dp=dp, tp=tp, pp=pp, zero=zero, vpp=vpp, ep=ep),
                     semu.Training(
                         micro_batch=micro_batch,
                         global_batch=global_batch,
@@ -60,6 +63,7 @@ def grid(
                         recompute=recompute,
                         schedule="interleaved" if vpp > 1 else "1f1b",
                     ),
+                    batch,
                 )
             )
         except semu.ConfigError:
@@ -69,12 +73,12 @@ def grid(
 
 
 def timed(run: Callable[[semu.TrainingJob], object], jobs: list[semu.TrainingJob]) -> list[float]:
-    """Time of each job [s]."""
+    """Time of each job on a processor [s]: nothing here waits, and other processes do not count."""
     times_s = []
     for job in jobs:
-        start = time.perf_counter()
+        start = time.thread_time()
         run(job)
-        times_s.append(time.perf_counter() - start)
+        times_s.append(time.thread_time() - start)
     return times_s
 
 
@@ -91,9 +95,13 @@ def measure_grid(name: str, jobs: list[semu.TrainingJob], rounds: int) -> Iterat
         whole_s = [*map(min, whole_s, timed(semu.simulate, jobs))]
         warm_s = [*map(min, warm_s, timed(semu.evaluate, jobs))]
     again_s = min(timed(semu.evaluate, [jobs[0]] * 20))
-    title, goal = f"{name}, {len(jobs)} configurations", f"<= {GOAL_S * 1e3:g}"
+    title, goal_s, most_s = f"{name}, {len(jobs)} configurations", GOALS_S[name], FIRST_GOALS_S[name]
     middle = median(warm_s)
-    yield Row(f"{title}, median", middle * 1e3, "ms", "none", goal, middle <= GOAL_S)
+    yield Row(f"{title}, median", middle * 1e3, "ms", "none", f"<= {goal_s * 1e3:g}", middle <= goal_s)
+    first_goal = f"<= {most_s * 1e3:g}"
+    yield Row(
+        f"{name}, the model's first", first_s[0] * 1e3, "ms", "traced, costed, run", first_goal, first_s[0] <= most_s
+    )
     yield Row(f"{title}, fastest", min(warm_s) * 1e3, "ms", "none", None, None)
     yield Row(f"{title}, slowest", max(warm_s) * 1e3, "ms", "none", None, None)
     yield Row(f"{name}, same job", again_s * 1e3, "ms", "none", None, None)
@@ -130,6 +138,10 @@ def measure(quick: bool) -> Iterator[Row]:
     small = ((1, 2, 4), (1, 2, 4), (2, 4, 8))
     yield from measure_grid("lm-7b", grid(semu_models.lm_7b(), "h800", 2048, 128, *small)[:count], rounds)
     yield from measure_grid("llama3-8b", grid(semu_models.llama3_8b(), "h100", 8192, 128, *small)[:count], rounds)
+    mixtral = grid(semu_models.build("mixtral-8x7b"), "h100", 4096, 128, (1, 2), (1, 2, 4), (4, 8), ep=4)
+    yield from measure_grid("mixtral-8x7b, ep", mixtral[:count], rounds)
+    modal = grid(semu_models.vlm_m(), "h800", None, 128, (2, 4), (2, 4), (2, 4), batch=semu.workload.vlm_batch(seed=0))
+    yield from measure_grid("vlm-m", modal[: count // 4], rounds)
     large = ((8,), (8, 16), (2, 4, 8))
     yield from measure_grid("gpt3-175b", grid(semu_models.gpt3_175b(), "a100-80g", 2048, 256, *large)[:count], rounds)
 

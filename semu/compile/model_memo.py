@@ -146,15 +146,19 @@ def trace_key(
 ) -> tuple[Hashable, ...] | None:
     """Everything of a job but its model that its blocks can depend on; None: more than that.
 
-    Experts and modules with a parallelism of their own are traced for groups that depend on every parallel size.
+    Experts are traced for groups that depend on every parallel size and on where GPUs are; modules with a parallelism
+    of their own have no key.
     """
-    if has_experts or job.parallel.ep > 1 or job.parallel.modules:
+    if job.parallel.modules:
         return None
     context = mesh.worst_cp_group, mesh.worst_context_levels, mesh.worst_context_parts
     gang = (mesh.worst_vocabulary_group, mesh.worst_pipeline_group) if job.parallel.spreads_vocabulary else None
     towers = mesh.worst_tower_group(tower_ends) if job.parallel.towers_meet else None
     groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None, gang, towers)
-    own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND)
+    among = None
+    if has_experts or job.parallel.ep > 1:
+        among = settings(job.parallel, frozenset()), job.cluster.profile, job.cluster.places, job.cluster.num_gpus
+    own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND), among
     is_replicated = job.parallel.segments == "replicated"
     return (*own, job.fp8_weights.name, job.fp8_copies, job.overlaps_tensor_parallel, groups, is_replicated)
 
