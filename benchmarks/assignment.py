@@ -70,7 +70,7 @@ def kernel_deal(loads: np.ndarray, bins: int) -> np.ndarray:  # type: ignore[typ
     """The same by the kernel."""
     order = np.argsort(-loads.max(axis=1), kind="stable")
     found, zeros = np.empty(len(loads), np.int64), np.zeros(len(loads), np.int64)
-    deal(order, zeros, bins, loads, np.zeros(loads.shape[1], np.int64), zeros, -1, found)
+    deal(order, zeros, bins, loads, np.zeros(loads.shape[1], np.int64), zeros, -1, np.empty(0, np.int64), found)
     return found
 
 

@@ -27,6 +27,7 @@ def _study(
     iteration: int = 0,
     window: int = 1,
     seed: int = 0,
+    speeds: Sequence[float] | None = None,
     exact_s: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> AssignmentStudy:
@@ -34,8 +35,8 @@ def _study(
 
     Args:
         job: what trains. samples: a JSONL file. methods: words of ``METHODS``; None: all that suit the model.
-        per_iteration, iteration, seed: as ``semu.assign``. window: iterations among which samples may change places;
-            every method deals its own; 1: none. exact_s: time for the exact solver as well [s]; None: none.
+        per_iteration, iteration, seed, speeds: as ``semu.assign``. window: iterations among which samples may change
+            places; every method deals its own; 1: none. exact_s: time for the exact solver as well [s]; None: none.
         progress: called with what is done.
     Returns:
         The study; ``repr`` is its table.
@@ -47,7 +48,8 @@ def _study(
     if progress is not None:
         progress("reading samples")
     source = SampleSource.read(job, samples, per_iteration)
-    return study_methods(Assigner(job, seed=seed), source, methods, iteration, progress, window=window, exact_s=exact_s)
+    assigner = Assigner(job, seed=seed, speeds=speeds)
+    return study_methods(assigner, source, methods, iteration, progress, window=window, exact_s=exact_s)
 
 
 def _workload(

@@ -31,6 +31,7 @@ _KINDS: Mapping[str, ValueKind] = MappingProxyType(
         "ContextKind | str": ValueKind.STRING,
         "Balance | str": ValueKind.STRING,
         "tuple[int, ...]": ValueKind.INTEGERS,
+        "tuple[float, ...]": ValueKind.LOADS,
         "tuple[str, ...]": ValueKind.WORDS,
         "int | tuple[int, ...]": ValueKind.PATTERN,
         "Activation": ValueKind.STRING,

@@ -34,7 +34,7 @@ from semu.schedule.units import Merged, units_of
 from semu.simulation.context import SimulatedJob, TimedJob
 from semu.simulation.data_parallel.reduce import plan_reductions
 from semu.simulation.effects.contention import check_contention, contend
-from semu.simulation.effects.noise import check_samples, sample_iterations
+from semu.simulation.effects.noise import check_samples, sample_iterations, slowed_iteration
 from semu.simulation.iteration import Iteration, time_iteration
 from semu.simulation.pipeline import consolidated_units, run_pipeline
 from semu.simulation.results.assemble import assemble_report
@@ -221,6 +221,14 @@ class JobCheckpoint(SimulatedJob):
         """The iteration under a schedule with its metrics, and the slowest replica's timeline for whoever asks."""
         iteration = self.iteration(schedule)
         return LivedIteration(iteration, estimate_iteration(iteration))
+
+    def slowed(self, slowdown: NDArray[np.float64], schedule: Schedule | str | None = None) -> float:
+        """Iteration time where replicas are not equally fast [s].
+
+        Args:
+            slowdown: float64[dp], time of every replica's stages over what they take here. schedule: as ``schedule``.
+        """
+        return slowed_iteration(self.timed(schedule), slowdown)
 
     def staged(self, schedule: Schedule | str | None = None) -> tuple[Estimate, StageTable]:
         """The metrics under a schedule, and when each stage of the slowest replica runs."""

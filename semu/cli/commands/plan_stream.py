@@ -184,6 +184,13 @@ def _stream(run: RunConfig, job: TrainingJob, arguments: argparse.Namespace) -> 
             raise ConfigError("nothing to assign", where="--assign", expected="--stream FILE, a metadata file")
         table = run.config.get("assignment", {})
         asked = AssignmentOptions.of(table, method=arguments.assign, window=arguments.window)
+        if asked.speeds is not None:
+            raise ConfigError(
+                "planned iterations are of replicas that are equally fast",
+                where="assignment.speeds",
+                expected="none beside --assign",
+                got=list(asked.speeds),
+            )
         source = SampleSource.read(job, path, asked.count)
         assigner = Assigner(job, asked.method, samples=source.samples, seed=asked.seed)
         return assigned_batches(assigner, source, asked.window)

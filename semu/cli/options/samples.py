@@ -22,7 +22,7 @@ examples:
     --set training.global_batch=8 --method all --exact
   semu assign qwen3-8b --cluster h100:4x8 --parallel tp2-pp4 --samples documents.jsonl --out out
 
-In a run file: [assignment] with samples, method, count, window, seed.
+In a run file: [assignment] with samples, method, count, window, seed, speeds.
 
 exit codes: 0 ok, 2 bad input, 3 the assigned iteration does not fit in memory, 70 a defect in semu
 """
@@ -39,6 +39,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--iteration", type=int, metavar="I", default=0, help="which iteration of the file (default: 0)")
     asked.add_argument(
         "--window", type=int, metavar="M", help="samples may change places among M iterations (default: 1)"
+    )
+    asked.add_argument(
+        "--speeds", metavar="X,X,...", help="of replicas, usual ones 1: a straggler gets less (default: 1)"
     )
     asked.add_argument(
         "--exact",

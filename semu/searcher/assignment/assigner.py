@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.checks import check_count, check_seed, find_named
+from semu.checks import check_count, check_number, check_seed, find_named
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
@@ -38,8 +38,9 @@ class Assigner:
         method: a word of ``METHODS``.
         samples: to fit costs on; None: those of the first call.
         costs: fitted before; None: they are fitted. seed: of ``random``, and of the packs that costs are fitted on.
+        speeds: of the job's replicas, of usual ones 1: a straggler's stages take 1 / speed as long; None: all alike.
     Raises:
-        ConfigError: an unknown method; a job whose samples cannot be moved.
+        ConfigError: an unknown method; a job whose samples cannot be moved; not a speed for every replica.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Assigner:
         samples: Samples | None = None,
         costs: SampleCosts | None = None,
         seed: int = 0,
+        speeds: Sequence[float] | None = None,
     ) -> None:
         check_assignable(job)
+        self.slowdown = slowdown_of(speeds, job.parallel.replicas)
         self.job, self.method, self.seed = job, method, check_seed(seed, "assignment.seed")
         find_method(job, method)
         self._pipelines: Pipelines | None = None
@@ -181,13 +184,14 @@ class Assigner:
             num_microbatches=self.job.num_microbatches,
             bounds=bounds,
             seed=self.seed,
+            slowdown=self.slowdown,
             times=lambda dealt: self.pipelines(costs).seconds(dealt, features),
         )
 
     def pipelines(self, costs: SampleCosts) -> Pipelines:
         """The job's pipelines under fitted costs."""
         if self._pipelines is None:
-            self._pipelines = Pipelines(self.job, costs)
+            self._pipelines = Pipelines(self.job, costs, self.slowdown)
         return self._pipelines
 
 
@@ -307,21 +311,39 @@ def assign(
     per_iteration: int | None = None,
     iteration: int = 0,
     seed: int = 0,
+    speeds: Sequence[float] | None = None,
 ) -> Assignment:
     """Which sample goes to which replica and microbatch.
 
     Args:
         job: what trains. samples: of one iteration, or a file of many. method: a word of ``METHODS``.
         per_iteration: samples of an iteration of a file; None: as many as the job's packed sequences hold.
-        iteration: which one of a file. seed: as ``Assigner``.
+        iteration: which one of a file. seed, speeds: as ``Assigner``.
     Raises:
         ConfigError: as ``Assigner`` and ``SampleSource.read``.
     """
     if isinstance(samples, Samples):
-        return Assigner(job, method, seed=seed)(samples)
+        return Assigner(job, method, seed=seed, speeds=speeds)(samples)
     source = SampleSource.read(job, samples, per_iteration)
     own, ids, bounds = source.iteration(iteration)
-    return Assigner(job, method, samples=source.samples, seed=seed)(own, ids, bounds=bounds)
+    return Assigner(job, method, samples=source.samples, seed=seed, speeds=speeds)(own, ids, bounds=bounds)
+
+
+def slowdown_of(speeds: Sequence[float] | None, dp: int) -> F64:
+    """What the stages of every replica take over those of a usual one: float64[dp].
+
+    Raises:
+        ConfigError: not a speed for every replica.
+    """
+    if speeds is None:
+        return np.ones(dp)
+    for number, speed in enumerate(speeds):
+        check_number(speed, f"assignment.speeds[{number}]", "a speed", most=1e3, is_above=True)
+    if len(speeds) != dp:
+        raise ConfigError(
+            "not a speed for every replica", where="assignment.speeds", expected=f"{dp} speeds", got=len(speeds)
+        )
+    return 1.0 / np.array(speeds, dtype=np.float64)
 
 
 def packed_bounds(lengths: I64, limit: int | None, num_bins: int, ids: Sequence[str | int]) -> I64:

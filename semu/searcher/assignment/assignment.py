@@ -173,8 +173,14 @@ class Assignment:
 
     @property
     def iteration_s(self) -> float:
-        """Simulated time of the iteration [s]."""
-        return self.estimate.iteration_time_s
+        """Simulated time of the iteration [s]; where replicas are not equally fast, with their stages as slow."""
+        if (self.problem.slowdown == 1.0).all():
+            return self.estimate.iteration_time_s
+        return self._slowed_s
+
+    @cached_property
+    def _slowed_s(self) -> float:
+        return self.checkpoint.slowed(self.problem.slowdown)
 
     # -- how good it is ----------------------------------------------------------------------------------------------
     def module_loads(self, module: str, dealt: Dealt) -> F64:
@@ -204,11 +210,12 @@ class Assignment:
 
     @cached_property
     def replica_balance(self) -> float:
-        """Load of the busiest rank of the heaviest replica over the mean of replicas, under fitted costs."""
+        """Time of the busiest rank of the slowest replica over the mean of replicas, under fitted costs."""
         total = np.zeros((self.dp, self.problem.load.shape[1]), np.int64)
         np.add.at(total, self.dealt.replica, self.problem.load)
-        mean = total.mean(axis=0).max()
-        return float(total.max() / mean) if mean else 1.0
+        lasts = total * self.problem.slowdown[:, None]
+        mean = lasts.mean(axis=0).max()
+        return float(lasts.max() / mean) if mean else 1.0
 
     @cached_property
     def balance_bound(self) -> Mapping[str, float]:
@@ -229,9 +236,10 @@ class Assignment:
         """What no assignment of these samples to as many microbatches goes below, under fitted costs [s]: the mean work
         of the busiest rank, or the work of the largest sample on all ranks one after the other."""
         problem = self.problem
+        speed = 1.0 / problem.slowdown
         mean = problem.load.sum(axis=0) / problem.dp + problem.fixed * self.num_microbatches
-        chain = problem.load.sum(axis=1).max() + problem.fixed.sum()
-        return float(max(mean.max(), chain) * TICK_S)
+        chain = (problem.load.sum(axis=1).max() + problem.fixed.sum()) / speed.max()
+        return float(max(mean.max() / speed.mean(), chain) * TICK_S)
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``assignment.json``, ``.csv``, ``.jsonl`` (for data loaders) and ``.png``; the files.

@@ -12,19 +12,25 @@ MOST_STEPS = 4_000_000
 """Pairs of samples that a local search looks at in all replicas together, about."""
 
 
-def to_replicas(problem: AssignmentProblem, order: I64, load: I64, base: I64, count: int) -> I64 | None:
+ALIKE = np.empty(0, np.int64)
+"""Slowness of bins that are alike."""
+
+
+def to_replicas(
+    problem: AssignmentProblem, order: I64, load: I64, base: I64, count: int, slowness: I64 = ALIKE
+) -> I64 | None:
     """Every sample, in order, to the replica that is lowest with it, and at least ``count`` of them to each: int64[n];
     None: they do not fit.
 
     Args:
         order: int64[n]. load: int64[n, num_columns]. base: int64[num_columns], of every bin.
-        count: microbatches of a replica.
+        count: microbatches of a replica. slowness: int64[dp], of replicas that are not alike.
     """
     from semu.searcher.assignment.kernels import deal
 
     first, bin_of = np.zeros_like(order), np.empty_like(order)
     cap = -1 if problem.limit is None else problem.limit * count
-    if deal(order, first, problem.dp, load, base, problem.tokens, cap, bin_of):
+    if deal(order, first, problem.dp, load, base, problem.tokens, cap, slowness, bin_of):
         return None
     held = np.bincount(bin_of, minlength=problem.dp)
     while held.min() < count <= problem.num_samples // problem.dp:  # the last, smallest one of the fullest replica
@@ -46,7 +52,7 @@ def to_microbatches(
     from semu.searcher.assignment.kernels import deal
 
     bin_of = np.empty_like(order)
-    lost = deal(order, replica * count, count, load, base, problem.tokens, problem.cap, bin_of)
+    lost = deal(order, replica * count, count, load, base, problem.tokens, problem.cap, ALIKE, bin_of)
     return None if lost else bin_of
 
 

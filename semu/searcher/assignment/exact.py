@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError, ScheduleError
+from semu.searcher.assignment.costs import StageKind
 from semu.searcher.assignment.deferring import parts_of
 from semu.searcher.assignment.pipeline import Pipelines, PipelineTimes
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
@@ -124,10 +125,12 @@ class _Model:
         if defers:  # what defers nothing is the other model's
             deferred = [c.reader != c.microbatch for c in self._choices]
             self._model.add_at_least_one(has for own in self._has for has, d in zip(own, deferred, strict=True) if d)
-        largest = int(problem.load.max(axis=1).argmax())  # replicas are alike: the largest sample is in the first
-        for choice, has in zip(self._choices, self._has[largest], strict=True):
-            if choice.replica:
-                self._model.add(has == 0)
+        self._is_alike = not len(problem.slowness)
+        if self._is_alike:  # the largest sample is in the first replica
+            largest = int(problem.load.max(axis=1).argmax())
+            for choice, has in zip(self._choices, self._has[largest], strict=True):
+                if choice.replica:
+                    self._model.add(has == 0)
         self._makespan = self._model.new_int_var(0, 4 * _TICKS, "")
         for replica in range(problem.dp):
             self._pipeline(replica, features, times)
@@ -164,7 +167,8 @@ class _Model:
         starts = [model.new_int_var(0, 4 * _TICKS, "") for _ in times.column]
         durations: dict[tuple[int, int], cp_model.LinearExprT] = {}
         for column, row in dict.fromkeys(zip(times.column.tolist(), times.row.tolist(), strict=True)):
-            durations[column, row] = self._duration(mine, used[:, column], features, times, column, row)
+            slow = float(times.slowdown[replica]) if isinstance(times.costs.keys[row], StageKind) else 1.0
+            durations[column, row] = self._duration(mine, used[:, column], features, times, column, row, slow)
         for before, after in times.precedence:
             own = durations[int(times.column[before]), int(times.row[before])]
             model.add(starts[after] >= starts[before] + own)
@@ -185,10 +189,17 @@ class _Model:
         return found
 
     def _duration(
-        self, mine: Sequence[int], used: F64, features: I64, times: PipelineTimes, column: int, row: int
+        self,
+        mine: Sequence[int],
+        used: F64,
+        features: I64,
+        times: PipelineTimes,
+        column: int,
+        row: int,
+        slow: float,
     ) -> cp_model.LinearExprT:
         """Ticks of the units of one kind on one column of the table of shapes."""
-        model, slope = self._model, times.costs.slope_s[row]
+        model, slope = self._model, times.costs.slope_s[row] * slow
         seconds = np.array([(features * own) @ slope for own in used])  # choices x samples
         ticks = np.floor(seconds / self._tick_s).astype(np.int64)
         terms: list[Any] = [
@@ -197,7 +208,7 @@ class _Model:
             for item in range(len(features))
             if ticks[number, item]
         ]
-        fixed = int(np.floor(times.costs.fixed_s[row] / self._tick_s))
+        fixed = int(np.floor(times.costs.fixed_s[row] * slow / self._tick_s))
         if column < times.num_microbatches or fixed < 0:
             terms.append(fixed)
         elif fixed > 0:  # of what a plan added, nothing runs without samples
@@ -246,7 +257,7 @@ class _Model:
         for own, replica, microbatch, reader in zip(
             self._has, start.replica.tolist(), start.microbatch.tolist(), start.reader.tolist(), strict=True
         ):
-            swapped = {0: first, first: 0}.get(replica, replica)
+            swapped = {0: first, first: 0}.get(replica, replica) if self._is_alike else replica
             chosen = place.get(_Choice(swapped, microbatch, reader))
             for number, has in enumerate(own):
                 self._model.add_hint(has, number == chosen)

@@ -83,6 +83,7 @@ def figures(found: Assignment) -> dict[str, Any]:
         "balance": dict(found.balance),
         "balance_bound": dict(found.balance_bound),
         "replica_balance": found.replica_balance,
+        **({"speeds": (1.0 / found.problem.slowdown).tolist()} if len(found.problem.slowness) else {}),
         "deferred": int(found.dealt.is_deferred.sum()),
         "peak_memory_bytes": max(estimate.peak_memory_bytes),
         "fits": estimate.fits,

@@ -48,13 +48,24 @@ def _begun(count: int, base: I64) -> I64:
 
 
 @kernel
-def deal(order: I64, first_bin: I64, num_bins: int, load: I64, base: I64, tokens: I64, limit: int, bin_of: I64) -> int:
+def deal(
+    order: I64,
+    first_bin: I64,
+    num_bins: int,
+    load: I64,
+    base: I64,
+    tokens: I64,
+    limit: int,
+    slowness: I64,
+    bin_of: I64,
+) -> int:
     """Give every item, in order, to the bin of its group that is lowest with it; ties to the one with fewer items.
 
     Args:
         order: int64[n], items. first_bin: int64[num_items], of an item's group, which has ``num_bins``.
         load: int64[num_items, num_columns] [ticks]. base: int64[num_columns] [ticks], of a bin without items.
         tokens: int64[num_items]. limit: tokens of a bin; < 0: any number.
+        slowness: int64[num_bins], what a bin's height is multiplied by; none: all are alike.
         bin_of: int64[num_items], written: -1 where an item finds no room.
     Returns:
         Items without room.
@@ -74,6 +85,8 @@ def deal(order: I64, first_bin: I64, num_bins: int, load: I64, base: I64, tokens
             own, more = bins[column, first : first + num_bins], load[item, column]
             for number in range(num_bins):
                 heights[number] = max(heights[number], own[number] + more)
+        for number in range(len(slowness)):
+            heights[number] *= slowness[number]
         if limit >= 0:
             room = limit - tokens[item]
             for number in range(num_bins):

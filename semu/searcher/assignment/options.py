@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,6 +22,7 @@ class AssignmentOptions:
         count: samples of an iteration; None: as many as the job's packed sequences hold.
         window: iterations among which samples may change places; 1: none.
         seed: of the random order, and of packs and draws.
+        speeds: of replicas, of usual ones 1; None: all are alike.
     Raises:
         ConfigError: an unknown method, a number out of range.
     """
@@ -31,6 +32,7 @@ class AssignmentOptions:
     count: int | None = None
     window: int = 1
     seed: int = 0
+    speeds: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         from semu.searcher.assignment.methods.table import METHODS
@@ -41,6 +43,9 @@ class AssignmentOptions:
             check_count(self.count, "assignment.count")
         check_count(self.window, "assignment.window")
         check_seed(self.seed, "assignment.seed")
+        if self.speeds is not None:
+            own = self.speeds if isinstance(self.speeds, Iterable) else (self.speeds,)
+            object.__setattr__(self, "speeds", tuple(own))
 
     @classmethod
     def of(cls, table: Mapping[str, Any], **given: object) -> AssignmentOptions:

@@ -39,15 +39,16 @@ class PipelineTimes:
 
     Args:
         costs: of samples. checkpoint: the same job, with as many microbatches as will be asked for.
+        slowdown: float64[dp], time of every replica's stages over that of a usual one's.
 
     Attributes:
-        costs: as given. num_microbatches: of a replica; the first columns of the table of shapes.
+        costs, slowdown: as given. num_microbatches: of a replica; the first columns of the table of shapes.
         column, row: int64[num_units], of the table of shapes, and of ``costs``, of every unit of a replica.
         stages: int64[num_stages], units that are stages.
     """
 
-    def __init__(self, costs: SampleCosts, checkpoint: JobCheckpoint) -> None:
-        self.costs, self._checkpoint = costs, checkpoint
+    def __init__(self, costs: SampleCosts, checkpoint: JobCheckpoint, slowdown: F64) -> None:
+        self.costs, self._checkpoint, self.slowdown = costs, checkpoint, slowdown
         self.num_microbatches = checkpoint.job.num_microbatches
         problem = checkpoint.problem()
         units = checkpoint.split(problem.merged).units
@@ -71,7 +72,9 @@ class PipelineTimes:
         table = weighted(features, costs.slope_s) + costs.fixed_s
         table[:, first:][~features[:, first:].any(axis=2)] = 0.0
         latency = table.reshape(self._dp, -1)[:, self.column * table.shape[2] + self.row]
-        graph = replace(self._graph, latency=np.ascontiguousarray(np.maximum(latency, 0.0)))
+        latency = np.ascontiguousarray(np.maximum(latency, 0.0))
+        latency[:, self.stages] *= self.slowdown[:, None]
+        graph = replace(self._graph, latency=latency)
         times = graph.resume(self._edges, forced=self._order)
         return np.ascontiguousarray(times.end[:, self.stages].max(axis=1))
 
@@ -137,11 +140,11 @@ class Pipelines:
     """``PipelineTimes`` of a job by number of microbatches, with and without deferral; each is made once.
 
     Args:
-        job: the job. costs: of samples.
+        job: the job. costs: of samples. slowdown: as ``PipelineTimes``.
     """
 
-    def __init__(self, job: TrainingJob, costs: SampleCosts) -> None:
-        self._job, self.costs = job, costs
+    def __init__(self, job: TrainingJob, costs: SampleCosts, slowdown: F64) -> None:
+        self._job, self.costs, self._slowdown = job, costs, slowdown
         self._bases: dict[int, JobCheckpoint] = {job.num_microbatches: costs.checkpoint}
         self._deferring: dict[int, JobCheckpoint] = {}
         self._times: dict[tuple[int, bool], PipelineTimes] = {}
@@ -163,7 +166,8 @@ class Pipelines:
         """
         key = count, defers
         if key not in self._times:
-            self._times[key] = PipelineTimes(self.costs, self.deferring(count) if defers else self.base(count))
+            prepared = self.deferring(count) if defers else self.base(count)
+            self._times[key] = PipelineTimes(self.costs, prepared, self._slowdown)
         return self._times[key]
 
     def deferring(self, count: int) -> JobCheckpoint:

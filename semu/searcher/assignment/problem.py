@@ -72,7 +72,7 @@ class AssignmentProblem:
         tokens: int64[n], in the backbone. limit: most tokens of a microbatch; None: any number.
         dp: replicas. num_microbatches: of a replica. num_ranks_of_encoder: pipeline ranks with encoder stages.
         bounds: int64[k + 1], samples of the microbatches that packing in their order makes, k <= dp x microbatches.
-        seed: of ``random``.
+        seed: of ``random``. slowdown: float64[dp], time of every replica's stages over that of a usual one's.
         times: the iteration's pipeline of every replica under fitted costs: float64[dp] [s].
     """
 
@@ -86,6 +86,7 @@ class AssignmentProblem:
     num_microbatches: int
     bounds: I64
     seed: int
+    slowdown: F64
     times: Callable[[Dealt], F64]
 
     @property
@@ -97,6 +98,13 @@ class AssignmentProblem:
     def cap(self) -> int:
         """``limit``, -1 where there is none."""
         return -1 if self.limit is None else self.limit
+
+    @cached_property
+    def slowness(self) -> I64:
+        """``slowdown`` in whole 1/1024; none where all replicas are alike."""
+        if (self.slowdown == self.slowdown[0]).all():
+            return np.empty(0, np.int64)
+        return np.rint(self.slowdown * 1024).astype(np.int64)
 
     @cached_property
     def kept_ranks(self) -> tuple[int, ...]:

@@ -62,36 +62,55 @@ def sample_iterations(timed: TimedJob, samples: int, seed: int) -> NDArray[np.fl
         float64[samples] [s], on the time grid. What a stage waits for its parameters and for launches stays as it is
         without jitter; inside a stage, operators keep their distance from its end.
     """
-    job, run, units, replicas, nodes = timed.job, timed.run, timed.units, timed.replicas, timed.nodes
-    dp = len(replicas.of)
-    node_unit = run.problem.unit_of_nodes
-    is_stage = np.arange(units.num_units) % units.size < units.num_stages
-    plain = nodes.latency[replicas.of]
-    waits = np.zeros_like(plain)
-    waits[:, node_unit] = (run.latency - run.plain)[replicas.of]
-    order = run.problem.unit_edges(overlapped_sends=job.overlaps_sends)
+    job, dp, stages = timed.job, len(timed.replicas.of), _stages(timed)
     rng, slow = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     training, gpus = job.training, job.parallel.rank_widths
-    stage_rank = units.stream[is_stage]
+    stage_rank = timed.units.stream[stages]
     result = np.empty(samples)
-    step = max(1, _TOGETHER // plain.size)
+    step = max(1, _TOGETHER // (dp * timed.units.num_units))
     for first in range(0, samples, step):
         count = min(step, samples - first)
-        latency = np.tile(plain, (count, 1, 1))
-        stages = np.flatnonzero(is_stage)
         factors = stage_factors(rng, (count, dp, len(stages)), training.jitter)
         if training.straggler_share:
             share, slowdown = training.straggler_share, training.straggler_slowdown
             ranks = straggler_factors(slow, (count, dp, job.parallel.pp), gpus, share, slowdown)
             factors *= ranks[:, :, stage_rank]
-        latency[:, :, stages] = np.rint(plain[:, stages] * factors * TIME_GRID_PER_S) / TIME_GRID_PER_S
-        latency += waits
-        times = _variants(nodes, latency.reshape(count * dp, -1)).resume(Edges.between(order, count * dp))
-        end = times.end[:, node_unit].reshape(count, dp, -1)
-        start = times.start[:, node_unit].reshape(count, dp, -1)
-        for number in range(count):
-            result[first + number] = _iteration_time(timed, start[number], end[number])
+        result[first : first + count] = _with_factors(timed, factors)
     return result
+
+
+def slowed_iteration(timed: TimedJob, slowdown: NDArray[np.float64]) -> float:
+    """Iteration time where replicas are not equally fast [s], on the time grid.
+
+    Args:
+        timed: as ``sample_iterations``. slowdown: float64[dp], what latencies of a replica's stages are multiplied by.
+    """
+    factors = np.broadcast_to(slowdown[None, :, None], (1, len(slowdown), len(_stages(timed))))
+    return float(_with_factors(timed, factors)[0])
+
+
+def _stages(timed: TimedJob) -> NDArray[np.int64]:
+    """Units of a replica that are stages."""
+    units = timed.units
+    return np.flatnonzero(np.arange(units.num_units) % units.size < units.num_stages)
+
+
+def _with_factors(timed: TimedJob, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Iterations whose stages take other times: float64[count] [s]. ``factors``: float64[count, dp, num_stages]."""
+    job, run, nodes, of = timed.job, timed.run, timed.nodes, timed.replicas.of
+    count, dp, _ = factors.shape
+    node_unit, stages = run.problem.unit_of_nodes, _stages(timed)
+    plain = nodes.latency[of]
+    waits = np.zeros_like(plain)
+    waits[:, node_unit] = (run.latency - run.plain)[of]
+    order = run.problem.unit_edges(overlapped_sends=job.overlaps_sends)
+    latency = np.tile(plain, (count, 1, 1))
+    latency[:, :, stages] = np.rint(plain[:, stages] * factors * TIME_GRID_PER_S) / TIME_GRID_PER_S
+    latency += waits
+    times = _variants(nodes, latency.reshape(count * dp, -1)).resume(Edges.between(order, count * dp))
+    end = times.end[:, node_unit].reshape(count, dp, -1)
+    start = times.start[:, node_unit].reshape(count, dp, -1)
+    return np.array([_iteration_time(timed, start[number], end[number]) for number in range(count)])
 
 
 def _variants(nodes: UnitGraph, latency: NDArray[np.float64]) -> UnitGraph:

@@ -24,7 +24,7 @@ def large_job(memory_bytes: int | None = None) -> semu.TrainingJob:
 
 def deferred_pipelines(job: semu.TrainingJob) -> tuple[semu.JobCheckpoint, semu.JobCheckpoint]:
     """Under the plain order with late backwards, and under the one that was chosen."""
-    pipelines = Pipelines(job, Assigner(job, samples=draw_vlm(2000, 1)).costs(draw_vlm(2000, 1)))
+    pipelines = Pipelines(job, Assigner(job, samples=draw_vlm(2000, 1)).costs(draw_vlm(2000, 1)), np.ones(2))
     chosen = pipelines.deferring(job.num_microbatches)
     plan = chosen.layout.recipe.plan
     assert plan is not None

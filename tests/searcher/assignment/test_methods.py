@@ -109,7 +109,7 @@ def test_local_search_equals_brute_force_on_small_bins():
         bins = np.empty(9, np.int64)
         tokens = np.ones(9, np.int64)
         order = np.argsort(-load[:, 0], kind="stable")
-        assert deal(order, np.zeros(9, np.int64), 3, load, base, tokens, -1, bins) == 0
+        assert deal(order, np.zeros(9, np.int64), 3, load, base, tokens, -1, np.empty(0, np.int64), bins) == 0
         before = np.bincount(bins, weights=load[:, 0], minlength=3).max()
         improve(np.array([0, 9]), np.arange(9), 3, load, base, tokens, -1, 100, bins)
         after = np.bincount(bins, weights=load[:, 0], minlength=3).max()

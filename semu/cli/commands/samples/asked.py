@@ -64,6 +64,21 @@ def look_at(
     return found
 
 
+def _speeds(arguments: argparse.Namespace) -> tuple[float, ...] | None:
+    """``--speeds``, where the command has it.
+
+    Raises:
+        ConfigError: not numbers.
+    """
+    text = getattr(arguments, "speeds", None)
+    try:
+        return None if text is None else tuple(map(float, text.split(",")))
+    except ValueError as error:
+        raise ConfigError(
+            "not speeds of replicas", where="--speeds", expected="numbers with commas between: 1,1,0.8,1", got=text
+        ) from error
+
+
 def asked_of(arguments: argparse.Namespace, run: RunConfig) -> tuple[AssignmentOptions, str]:
     """The options, and the path of the samples.
 
@@ -72,7 +87,8 @@ def asked_of(arguments: argparse.Namespace, run: RunConfig) -> tuple[AssignmentO
     """
     from semu.searcher.assignment.options import AssignmentOptions
 
-    given = {name: getattr(arguments, name, None) for name in ("samples", "method", "count", "window", "seed")}
+    words = ("samples", "method", "count", "window", "seed")
+    given = {name: getattr(arguments, name, None) for name in words} | {"speeds": _speeds(arguments)}
     with run.places.located():
         options = AssignmentOptions.of(run.config.get("assignment", {}), **given)
     if options.samples is None:

@@ -34,6 +34,7 @@ def assign_command(arguments: argparse.Namespace) -> int:
             iteration=arguments.iteration,
             window=options.window,
             seed=options.seed,
+            speeds=options.speeds,
             exact_s=arguments.exact,
             progress=progress,
         )

@@ -9,8 +9,9 @@ from semu.searcher.assignment.problem import I64, AssignmentProblem, Dealt
 
 
 def deal_coupled(problem: AssignmentProblem) -> Dealt:
-    """Samples by size to the replica, then to the microbatch, whose busiest rank is least busy with them; moves and
-    swaps that lower the highest microbatch of a replica; then the order of microbatches that is fastest when simulated.
+    """Samples by size to the replica, then to the microbatch, whose busiest rank is least busy with them, at the
+    replica's speed; moves and swaps that lower the highest microbatch of a replica; then the order of microbatches that
+    is fastest when simulated.
 
     Where a limit of tokens leaves samples without room, samples begin in their own order.
     """
@@ -24,7 +25,7 @@ def dealt_by(problem: AssignmentProblem, load: I64, base: I64) -> Dealt:
         load: int64[n, num_columns] [ticks]. base: int64[num_columns] [ticks], of a microbatch without samples.
     """
     count = problem.num_microbatches
-    replica = to_replicas(problem, problem.by_size, load, base * count, count)
+    replica = to_replicas(problem, problem.by_size, load, base * count, count, problem.slowness)
     bins = None if replica is None else to_microbatches(problem, replica, problem.by_size, load, base, count)
     if replica is None or bins is None:
         replica, microbatch = spread(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.searcher.assignment.dealing import spread
+from semu.searcher.assignment.dealing import ALIKE, spread
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
 
 
@@ -26,6 +26,6 @@ def deal_at_random(problem: AssignmentProblem) -> Dealt:
     is_small = problem.tokens[order] <= (problem.limit or 0) / 2
     large_first = order[np.argsort(is_small, kind="stable")]
     for size, sequence in ((ones, order), (tokens, order), (tokens, large_first)):
-        if not deal(sequence, first, problem.dp * count, size, base, problem.tokens, problem.cap, bins):
+        if not deal(sequence, first, problem.dp * count, size, base, problem.tokens, problem.cap, ALIKE, bins):
             return Dealt.together(bins % problem.dp, bins // problem.dp, count)
     return Dealt.together(*spread(problem), count)
