@@ -6,16 +6,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from semu.checks import check_number
+from semu.checks import check_count, check_number
 from semu.door.runs import of_runs
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.assigner import assign as assign_job
+from semu.searcher.assignment.costs import SampleCosts
+from semu.searcher.assignment.measured import read_costs, read_members, read_stages, refitted
 from semu.searcher.assignment.study import AssignmentStudy, study_methods
 from semu.searcher.assignment.workload import WorkloadStudy, study_workload
 
-__all__ = ["assign", "assignment_study", "workload_study"]
+__all__ = ["assign", "assignment_study", "refit_costs", "workload_study"]
 
 
 def _study(
@@ -28,6 +30,7 @@ def _study(
     window: int = 1,
     seed: int = 0,
     speeds: Sequence[float] | None = None,
+    costs: str | os.PathLike[str] | None = None,
     exact_s: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> AssignmentStudy:
@@ -37,11 +40,13 @@ def _study(
         job: what trains. samples: a JSONL file. methods: words of ``METHODS``; None: all that suit the model.
         per_iteration, iteration, seed, speeds: as ``semu.assign``. window: iterations among which samples may change
             places; every method deals its own; 1: none. exact_s: time for the exact solver as well [s]; None: none.
+        costs: a file that ``semu validate --costs`` wrote; None: fitted to the engine.
         progress: called with what is done.
     Returns:
         The study; ``repr`` is its table.
     Raises:
-        ConfigError: as ``semu.assign``; too many samples for the exact solver, or a window beside it.
+        ConfigError: as ``semu.assign``; costs of another pipeline; too many samples for the exact solver, or a window
+            beside it.
     """
     if exact_s is not None:
         check_number(exact_s, "exact", is_above=True)
@@ -49,6 +54,9 @@ def _study(
         progress("reading samples")
     source = SampleSource.read(job, samples, per_iteration)
     assigner = Assigner(job, seed=seed, speeds=speeds)
+    if costs is not None:
+        fitted = assigner.costs(source.samples)
+        assigner = Assigner(job, seed=seed, speeds=speeds, costs=read_costs(costs, fitted))
     return study_methods(assigner, source, methods, iteration, progress, window=window, exact_s=exact_s)
 
 
@@ -81,6 +89,35 @@ def _workload(
     source = SampleSource.read(job, samples, per_iteration)
     say("fitting costs of samples")
     return study_workload(Assigner(job, "order", seed=seed), source, alpha=alpha, error=error)
+
+
+def refit_costs(
+    job: TrainingJob,
+    samples: str | os.PathLike[str],
+    assignment: str | os.PathLike[str],
+    trace: str | os.PathLike[str],
+    *,
+    replica: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> SampleCosts:
+    """What samples cost, refitted to the measured stages of an iteration whose samples are known.
+
+    Args:
+        job: that was measured. samples: its JSONL file. assignment: ``assignment.jsonl`` of the iteration.
+        trace: with annotations of stages (``semu.searcher.assignment.measured``). replica: of the trace.
+        progress: called with what is done.
+    Raises:
+        ConfigError: files that cannot be read, or that are of another run.
+    """
+    check_count(replica, "replica", least=0)
+    say = progress if progress is not None else lambda _: None
+    say("reading samples")
+    source = SampleSource.read(job, samples, job.parallel.replicas * job.num_microbatches)
+    members = read_members(assignment, replica, source.ids)
+    stages = read_stages(trace)
+    say("fitting costs of samples")
+    costs = Assigner(job, "order").costs(source.samples)
+    return refitted(costs, costs.features(source.samples), members, stages, os.fspath(trace))
 
 
 assign = of_runs(assign_job)

@@ -125,7 +125,7 @@ def is_path(text: str) -> bool:
 def move_paths(config: dict[str, Any], move: Callable[[str], str]) -> None:
     """Apply ``move`` to every path that tables hold: a profile, metadata, a config.json, a schedule."""
     paths = (("cluster", "device"), ("batch", "path"), ("model", "hf_config"), ("training", "schedule_file"))
-    files = (*paths, ("assignment", "samples"))
+    files = (*paths, ("assignment", "samples"), ("assignment", "costs"))
     for table, key in (*files, *(("model", part) for part in PARTS)):
         own = config.get(table)
         is_name = key in ("device", *PARTS)

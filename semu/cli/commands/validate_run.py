@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, say, say_written, write_html
-from semu.cli.option_checks import given_flags
+from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import read_job
 from semu.errors import ConfigError, ValidationError
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     _Compare = Callable[[TrainingJob, Report], LogComparison | TraceComparison]
 
-_TRACE_ONLY = ("rank", "step", "iterations", "gpu", "gpus")
+_COSTS_ONLY = ("samples", "assignment", "replica")
+_TRACE_ONLY = ("rank", "step", "iterations", "gpu", "gpus", "costs", *_COSTS_ONLY)
 _OWN_RUN_ONLY = ("log", "trace", "cluster", "parallel", "assignments", "warm_up", *_TRACE_ONLY)
 _PUBLISHED_ONLY = ("runs", "group", "compare", "site", "pass_times")
 
@@ -58,8 +59,10 @@ def is_own_run(arguments: argparse.Namespace) -> bool:
         raise ConfigError(
             f"{flag} does not go with {other}",
             where=flag,
-            expected="--warm-up with --log; --rank, --step, --iterations, --gpu and --gpus with --trace",
+            expected="--warm-up with --log; --rank, --step, --iterations, --gpu, --gpus and --costs with --trace",
         )
+    for flag in given_flags(arguments, _COSTS_ONLY) if arguments.costs is None else ():
+        raise ConfigError(f"{flag} is an option of --costs", where=flag, expected="--costs OUT beside it")
     return True
 
 
@@ -69,6 +72,8 @@ def validate_run_command(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a run, log or trace that cannot be read, results that cannot be written.
     """
+    if arguments.costs is not None:
+        return _refit(arguments)
     with Progress() as progress:
         run, job = read_job(arguments, progress)
         from semu.simulation import simulate
@@ -92,6 +97,40 @@ def validate_run_command(arguments: argparse.Namespace) -> int:
     else:
         emit(repr(result))
     return say_beyond(result, arguments.tolerance)
+
+
+def _refit(arguments: argparse.Namespace) -> int:
+    """Refit costs of samples to the stages of a trace, and write them; returns the exit code."""
+    for flag in ("samples", "assignment"):
+        if getattr(arguments, flag) is None:
+            raise ConfigError(f"costs without --{flag}", where="--costs", expected=f"--{flag} FILE beside it")
+    check_place("--costs", arguments.costs)
+    with Progress() as progress:
+        run, job = read_job(arguments, progress)
+        from semu.door.assigning import refit_costs
+        from semu.searcher.assignment.measured import write_costs
+
+        with run.places.located():
+            costs = refit_costs(
+                job,
+                arguments.samples,
+                arguments.assignment,
+                arguments.trace,
+                replica=arguments.replica or 0,
+                progress=progress,
+            )
+        say_written(write_costs(costs, arguments.costs))
+    rows = [vars(own) for own in costs.residuals]
+    words = costs.provenance_of_rows
+    counts = {word: words.count(word) for word in sorted({*words})}
+    if arguments.json:
+        emit_json({"run": arguments.run, "trace": arguments.trace, "source": costs.source, "residuals": rows, **counts})
+    else:
+        off = "% rms off on stages left out"
+        lines = [f"{own.module} {own.phase}: {100 * own.rms:.2f} {off}" for own in costs.residuals]
+        told = ", ".join(f"{count} {word}" for word, count in counts.items())
+        emit("\n".join([costs.source, *lines, f"stages and transfers: {told}"]))
+    return 0
 
 
 def say_beyond(result: ValidationResult | LogComparison | TraceComparison, tolerance: float | None) -> int:

@@ -22,7 +22,7 @@ examples:
     --set training.global_batch=8 --method all --exact
   semu assign qwen3-8b --cluster h100:4x8 --parallel tp2-pp4 --samples documents.jsonl --out out
 
-In a run file: [assignment] with samples, method, count, window, seed, speeds.
+In a run file: [assignment] with samples, method, count, window, seed, speeds, costs.
 
 exit codes: 0 ok, 2 bad input, 3 the assigned iteration does not fit in memory, 70 a defect in semu
 """
@@ -43,6 +43,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--speeds", metavar="X,X,...", help="of replicas, usual ones 1: a straggler gets less (default: 1)"
     )
+    asked.add_argument("--costs", metavar="FILE", help="of samples, that semu validate --costs wrote (default: fitted)")
     asked.add_argument(
         "--exact",
         type=float,

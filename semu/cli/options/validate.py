@@ -79,6 +79,14 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="whole iterations in a trace that does not mark them, or in a sum of kernels; their mean is compared",
     )
     own.add_argument("--gpu", type=int, metavar="N", help="number of the GPU in a trace of several")
+    own.add_argument(
+        "--costs",
+        metavar="OUT",
+        help="with --trace: refit costs of samples to its stages, and write them for semu assign",
+    )
+    own.add_argument("--samples", metavar="FILE", help="with --costs: the samples, JSONL, as for semu assign")
+    own.add_argument("--assignment", metavar="FILE", help="with --costs: assignment.jsonl of the iteration")
+    own.add_argument("--replica", type=int, metavar="D", help="with --costs: of the trace (default: 0)")
     own.add_argument("--gpus", type=int, metavar="N", help="GPUs whose kernels a sum of kernels adds up")
     add_reading(own)
     output = parser.add_argument_group("output")

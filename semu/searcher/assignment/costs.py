@@ -73,6 +73,7 @@ class SampleCosts:
             [s], per unit of a feature.
         residuals: of stages, by module and phase.
         source: what the coefficients are fitted to, in words.
+        provenance: of every row, a word of ``measured``; empty: all are fitted to the engine.
     Raises:
         ConfigError: a coefficient that is not finite.
     """
@@ -84,6 +85,12 @@ class SampleCosts:
     slope_s: F64
     residuals: tuple[Residual, ...]
     source: str
+    provenance: tuple[str, ...] = ()
+
+    @property
+    def provenance_of_rows(self) -> tuple[str, ...]:
+        """A word for every row."""
+        return self.provenance or ("fitted",) * len(self.keys)
 
     def __post_init__(self) -> None:
         for name in ("fixed_s", "slope_s"):

@@ -23,6 +23,7 @@ class AssignmentOptions:
         window: iterations among which samples may change places; 1: none.
         seed: of the random order, and of packs and draws.
         speeds: of replicas, of usual ones 1; None: all are alike.
+        costs: path of costs that ``semu validate --costs`` wrote; None: they are fitted to the engine.
     Raises:
         ConfigError: an unknown method, a number out of range.
     """
@@ -33,6 +34,7 @@ class AssignmentOptions:
     window: int = 1
     seed: int = 0
     speeds: tuple[float, ...] | None = None
+    costs: str | None = None
 
     def __post_init__(self) -> None:
         from semu.searcher.assignment.methods.table import METHODS

@@ -66,6 +66,7 @@ class AssignmentStudy:
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
+        words = self.costs.provenance_of_rows
         return {
             "samples": self.source.path,
             "iteration": self.iteration,
@@ -83,7 +84,7 @@ class AssignmentStudy:
             },
             "costs": {
                 "source": self.costs.source,
-                "provenance": "fitted",
+                "provenance": {word: words.count(word) for word in sorted({*words})} if len({*words}) > 1 else words[0],
                 "residuals": [vars(own) for own in self.costs.residuals],
             },
         }

@@ -87,7 +87,7 @@ def asked_of(arguments: argparse.Namespace, run: RunConfig) -> tuple[AssignmentO
     """
     from semu.searcher.assignment.options import AssignmentOptions
 
-    words = ("samples", "method", "count", "window", "seed")
+    words = ("samples", "method", "count", "window", "seed", "costs")
     given = {name: getattr(arguments, name, None) for name in words} | {"speeds": _speeds(arguments)}
     with run.places.located():
         options = AssignmentOptions.of(run.config.get("assignment", {}), **given)

@@ -35,6 +35,7 @@ def assign_command(arguments: argparse.Namespace) -> int:
             window=options.window,
             seed=options.seed,
             speeds=options.speeds,
+            costs=options.costs,
             exact_s=arguments.exact,
             progress=progress,
         )
