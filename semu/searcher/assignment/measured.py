@@ -50,7 +50,7 @@ class MeasuredStage(NamedTuple):
 
 
 def read_stages(path: str | os.PathLike[str]) -> list[MeasuredStage]:
-    """The stages of an iteration of one replica in a trace of ``torch.profiler`` or of semu, on the GPU if it has those.
+    """The stages of an iteration of one replica in a trace of ``torch.profiler`` or of semu, on the GPU if there.
 
     Raises:
         ConfigError: no trace, no stages in it, a stage twice, a backward in two parts.
