@@ -16,7 +16,7 @@ I32 = NDArray[np.int32]
 
 CELLS = 1 << 13
 """Cells of the table of subset sums; loads that do not fit are rounded to the total over this."""
-_FEW = 12
+FEW = 12
 """Up to so many samples of a microbatch all subsets are listed, which is exact."""
 
 
@@ -93,7 +93,7 @@ def pair_up(ptr: I64, weight: I64, tokens: I64 | None = None, rooms: I64 | None 
     cost, subset = np.empty((half, half), np.int64), np.empty((half, half), np.int64)
     tokens = np.zeros_like(weight) if tokens is None else tokens
     rooms = np.full(len(total), -1, np.int64) if rooms is None else rooms
-    pair_costs(ptr, weight, tokens, rooms, upper, lower, _FEW, cost, subset)
+    pair_costs(ptr, weight, tokens, rooms, upper, lower, FEW, cost, subset)
     tables = {}
     for row in np.flatnonzero((subset < 0).any(axis=1)).tolist():
         own = slice(ptr[upper[row]], ptr[upper[row] + 1])

@@ -324,3 +324,67 @@ def pair_costs(
                     best, chosen = apart, mask
             cost[row, column] = max(total[over] - sums[chosen], total[under] + sums[chosen])
             subset[row, column] = chosen
+
+
+@kernel
+def pair_replicas(
+    ptr: I64, weight: I64, tokens: I64, rooms: I64, most: int, place: I64, waits: I64, is_left: I64
+) -> None:
+    """``deferral.pair_up`` of all replicas, those apart that hold a microbatch of more than ``most`` samples.
+
+    Args:
+        ptr: int64[num_replicas x num_microbatches + 1], samples of each microbatch. weight, tokens: int64[n].
+        rooms: int64[num_replicas, num_microbatches], as ``pair_costs``. most: samples of which subsets are listed.
+        place: int64[num_replicas, num_microbatches], written: where each microbatch runs.
+        waits: int64[num_replicas, num_microbatches], written: bits of its samples that wait for the next one.
+        is_left: int64[num_replicas], written: 1 where nothing was done.
+    """
+    replicas, count = place.shape
+    half = count // 2
+    cost, subset = empty((half, half), np.int64), empty((half, half), np.int64)
+    alone, partner = empty(half, np.int64), empty(half, np.int64)
+    total = empty(count, np.int64)
+    for replica in range(replicas):
+        own = ptr[replica * count : (replica + 1) * count + 1]
+        is_left[replica] = 0
+        for number in range(count):
+            waits[replica, number] = 0
+            total[number] = 0
+            for sample in range(own[number], own[number + 1]):
+                total[number] -= weight[sample]  # negative, for a stable descending order
+        order = np.argsort(total, kind="mergesort")
+        upper, lower = order[:half], order[half : 2 * half]
+        for row in range(half):
+            alone[row] = -total[upper[row]]
+            if own[upper[row] + 1] - own[upper[row]] > most:
+                is_left[replica] = 1
+        if is_left[replica] == 1:
+            continue
+        if count % 2 == 1:
+            place[replica, order[count - 1]] = count - 1
+        if half == 0:
+            continue
+        pair_costs(own, weight, tokens, rooms[replica], upper, lower, most, cost, subset)
+        values = np.sort(np.concatenate((cost.ravel(), alone)))
+        low, high = 0, len(values) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if match(cost, alone, values[middle], partner):
+                high = middle
+            else:
+                low = middle + 1
+        match(cost, alone, values[low], partner)
+        free = 0
+        for row in range(half):
+            column = partner[row]
+            if column < 0:  # within the bottleneck alone: the first column that nobody needs
+                is_taken = True
+                while is_taken:
+                    is_taken = False
+                    for other in range(half):
+                        is_taken = is_taken or partner[other] == free
+                    free += 1
+                column = free - 1
+            else:
+                waits[replica, upper[row]] = subset[row, column]
+            place[replica, upper[row]], place[replica, lower[column]] = 2 * row, 2 * row + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,11 @@ from searcher.assignment.jobs import SEQ_LEN, draw_text, draw_vlm, text_assigner
 
 import semu
 from semu.searcher.assignment.assigner import SampleSource
+from semu.searcher.assignment.deferral import pair_up
 from semu.searcher.assignment.kernels import deal, improve
+from semu.searcher.assignment.methods.literal import deferred
 from semu.searcher.assignment.methods.table import METHODS
+from semu.searcher.assignment.problem import Dealt
 from semu.searcher.assignment.reordering import assigned_iterations
 from semu.workload.samples import Samples
 
@@ -139,3 +144,31 @@ def test_a_planner_plans_assigned_iterations(tmp_path):
         steps = list(planner)
     for step, (_, found) in zip(steps, assigned_iterations(assigner, source, 2), strict=True):
         assert tuple(step.job.batch.microbatches(4, 1)) == found.batch.items
+
+
+@pytest.mark.parametrize(("count", "samples", "limit"), [(8, 64, None), (7, 40, None), (6, 60, 2500), (2, 30, None)])
+def test_all_replicas_are_paired_as_each_is(count: int, samples: int, limit: int | None) -> None:
+    """The kernel against ``pair_up`` of each replica, some of whose microbatches hold more than twelve samples."""
+    generator = np.random.default_rng(count)
+    dp, n = 5, 5 * samples
+    bins = np.concatenate((np.arange(dp * count), generator.integers(0, dp * count, n - dp * count)))
+    backbone, tokens = generator.integers(1, 10**6, n), generator.integers(1, 100, n)
+    encoder = np.where(generator.random(n) < 0.8, backbone, 0)
+    problem = SimpleNamespace(dp=dp, limit=limit, tokens=tokens, backbone=backbone, encoder=encoder)
+    found = deferred(problem, Dealt.together(bins // count, bins % count, count))  # type: ignore[arg-type]
+    for replica in range(dp):
+        members = [np.flatnonzero(bins == replica * count + number) for number in range(count)]
+        own = np.concatenate(members)
+        rooms = None if limit is None else np.array([limit - tokens[each].sum() for each in members])
+        ptr = np.cumsum([0, *map(len, members)])
+        pairing = pair_up(ptr, backbone[own], tokens[own], rooms)
+        place = {over: 2 * number for number, (over, _) in enumerate(pairing.pairs)}
+        place |= {under: 2 * number + 1 for number, (_, under) in enumerate(pairing.pairs)}
+        for number in range(count):
+            waits = np.zeros(len(members[number]), np.int64)
+            if number in [over for over, _ in pairing.pairs]:
+                waits = pairing.deferred[place[number] // 2].astype(np.int64)
+            reader = place.get(number, count - 1) + waits
+            assert found.reader[members[number]].tolist() == reader.tolist()
+            is_text = encoder[members[number]] == 0
+            assert found.microbatch[members[number]].tolist() == np.where(is_text, reader, reader - waits).tolist()
