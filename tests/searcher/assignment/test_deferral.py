@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from semu.searcher.assignment.deferral import _FEW, Pairing, Subsets, bottleneck_match, pair_up
+from semu.searcher.assignment.deferral import FEW, Pairing, Subsets, bottleneck_match, pair_up
 from semu.workload.packing import offsets
 
 
@@ -28,7 +28,7 @@ def test_subsets_equal_brute_force(count):
 
 def test_rounded_subsets_are_within_the_table():
     generator = np.random.default_rng(0)
-    weights = generator.integers(10**9, 10**11, _FEW + 8)
+    weights = generator.integers(10**9, 10**11, FEW + 8)
     for target in (weights.sum() / 3, weights.sum() / 7):
         found = int(weights[Subsets(weights).closest(target)].sum())
         assert abs(found - target) < weights.sum() / 4096
