@@ -49,6 +49,7 @@ CAUSES = {
     "eager_pipeline": "eager pipelines over nodes",
     "modality": "more than text",
     "modality_torch": "more than text, under PyTorch",
+    "family": "a family of models never compared",
     "experts": "mixture of experts",
     "adapters": "LoRA",
     "fabric": "a fabric of its own",

@@ -60,6 +60,12 @@ def _has_modality_under_torch(job: TrainingJob) -> bool:
     return job.training.software.kernels is Software.TORCH and _reads_more_than_text(job)
 
 
+def _feeds_modules(job: TrainingJob) -> bool:
+    """Whether a module reads data and, beside it, what other modules made: VLMs, video models, LLMs that hear."""
+    is_fed = any(module.sources and module.inputs for module in job.model.modules)
+    return is_fed and job.training.software.kernels is not Software.TORCH
+
+
 def _has_adapters(job: TrainingJob) -> bool:
     return has_lora(job.model)
 
@@ -84,6 +90,7 @@ CAUSES = (
     Cause("modality_torch", 0.48, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
     Cause("experts", 0.19, _has_experts, "21 runs on H100, H800, B200, GB200"),
     Cause("modality", 0.04, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
+    Cause("family", 0.23, _feeds_modules, "9 families of models, each left out: nothing like this one was compared"),
     Cause("adapters", 0.0, _has_adapters, "7 runs of LoRA on a model of 70 billion parameters: nothing is left"),
     Cause("fabric", 0.06, _has_fabric, "21 runs of an eager framework over AWS's Elastic Fabric Adapter"),
     Cause("network", 0.0, _has_own_network, "41 runs on A100: nothing is left"),
