@@ -65,7 +65,7 @@ def machine() -> dict[str, Any]:
 def judged(name: str, row: str, series: Series) -> tuple[str, bool]:
     """A line about one row, and whether this tree is slower."""
     (base, mine), slower, spread = series.best(), series.slower(), series.spread()
-    is_slow = slower > TOLERANCE and slower > spread
+    is_slow = slower > TOLERANCE and slower > spread and len(series.values[0]) > 1  # one turn has no spread
     told = f"{base:11.4g} {mine:11.4g} {100 * slower:+9.1f} % {100 * spread:8.1f} %"
     return f"{name + ': ' + row:100} {told} {'SLOWER' if is_slow else ''}".rstrip(), is_slow
 
