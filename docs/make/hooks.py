@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ SITE: dict[str, str] = {
 """File of the repository -> page of the site; pictures are added to it."""
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _DECISION = re.compile(r"\b((?:DECISIONS|[Dd]ecision) )(\d+)\b")
+_FENCE = re.compile(r"(?ms)^```.*?^```")
 _CODE = re.compile(r"(?ms)^```.*?^```|`[^`\n]+`")
 
 
@@ -93,14 +94,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return match[0]
         return f"{match[1]}[{match[2]}]({os.path.relpath(known[match[2]], folder)})"
 
-    def mended(text: str) -> str:
-        return _DECISION.sub(name, _LINK.sub(mend, text))
+    linked = _outside(_FENCE, lambda text: _LINK.sub(mend, text), markdown)
+    return _outside(_CODE, lambda text: _DECISION.sub(name, text), linked)
 
-    parts, end = [], 0
-    for code in _CODE.finditer(markdown):
-        parts += [mended(markdown[end : code.start()]), code[0]]
+
+def _outside(skipped: re.Pattern[str], change: Callable[[str], str], text: str) -> str:
+    """Change what lies outside of code."""
+    parts, end = list[str](), 0
+    for code in skipped.finditer(text):
+        parts += [change(text[end : code.start()]), code[0]]
         end = code.end()
-    return "".join([*parts, mended(markdown[end:])])
+    return "".join([*parts, change(text[end:])])
 
 
 class _Page(HTMLParser):
