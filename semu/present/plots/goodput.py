@@ -17,7 +17,7 @@ _ROW_IN = 0.42
 _OVER_TIME_IN = 1.5
 _GAP_IN = 0.75
 _HEAD_IN = 0.3
-_LEFT_IN = 1.9
+_LEFT_IN = 2.15
 _CURVES_IN = 3.6
 
 
