@@ -120,7 +120,7 @@ def launch(
             server.start()
         return _collect(processes, pipes, timeout_s)
     finally:
-        _end(processes)
+        end_processes(processes)
         for pipe in pipes:
             pipe.close()
         del store  # what still waits for it hears that it is gone
@@ -176,7 +176,7 @@ def _name(number: int) -> str:
     return f"world rank {number}"
 
 
-def _end(processes: list[Any]) -> None:
+def end_processes(processes: list[Any]) -> None:
     """End what still runs."""
     for stop in ("terminate", "kill"):
         for process in processes:
@@ -191,7 +191,7 @@ def _end(processes: list[Any]) -> None:
 def _run(work: Callable[..., Any], place: Place, arguments: tuple[object, ...], pipe: Connection) -> NoReturn:
     """A rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it tells it
-    _follow_parent()
+    follow_parent()
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     code = 0
@@ -244,7 +244,7 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """End this process when the one that started it ends."""
     parent = mp.parent_process()
     if parent is None:

@@ -201,7 +201,7 @@ class DemoModel:
             module = found[name] = ModuleStages(
                 sources=sources,
                 load=_Load(self, name, replica),
-                loss=None if is_read else _MeanLoss(self.plan) if self.plan.weights else _loss,
+                loss=None if is_read else _MeanLoss(self.plan) if self.plan.weights else pattern_loss,
                 rows=_Rows(self, name, replica),
                 layers=[Layer(self.width) for _ in range(sum(chunk.num_layers for chunk in chunks))],
                 stem=stem,
@@ -273,7 +273,7 @@ class _Load:
         return found
 
 
-def _loss(output: torch.Tensor, microbatch: int, first: int, _last: int) -> torch.Tensor:
+def pattern_loss(output: torch.Tensor, microbatch: int, first: int, _last: int) -> torch.Tensor:
     """The mean square of the distance from a pattern, summed over items."""
     items, rows, width = output.shape
     return ((output - pattern_of(items, rows, width, microbatch, first, output)) ** 2).mean((1, 2)).sum()
@@ -288,7 +288,7 @@ class _MeanLoss:
 
     def __call__(self, output: torch.Tensor, microbatch: int, first: int, last: int) -> torch.Tensor:
         """As ``semu.executor.model.Loss``."""
-        return _loss(output, microbatch, first, last) * self._scale[microbatch]
+        return pattern_loss(output, microbatch, first, last) * self._scale[microbatch]
 
 
 def microbatches_by_flow(plan: ExecutionPlan) -> list[list[int]]:
@@ -338,7 +338,7 @@ def run_unpipelined(model: DemoModel, trained: Mapping[str, torch.Tensor] | None
                     x = layer(x)
                 made[name, microbatch] = x = module.head(x)
                 if module.loss is not None and plan.weights:
-                    losses.append(_loss(x, microbatch, 0, count) / plan.num_microbatches)
+                    losses.append(pattern_loss(x, microbatch, 0, count) / plan.num_microbatches)
                 elif module.loss is not None:
                     losses.append(module.loss(x, microbatch, 0, count))
         if losses:

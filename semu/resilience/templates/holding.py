@@ -18,10 +18,12 @@ class Copies:
 
     Attributes:
         total_bytes: of all copies. largest_bytes: that a node receives or sends at most.
+        moves: (layer, node that sends it, node that receives it) of each.
     """
 
     total_bytes: float
     largest_bytes: float
+    moves: tuple[tuple[int, int, int], ...] = ()
 
 
 def reassign(
@@ -58,14 +60,17 @@ def reassign(
     if rack_nodes and groups is None:
         places = spread(places, needs, np.array(senders) // rack_nodes, cost, layer_bytes)
     received, sent = np.zeros(len(senders)), np.zeros(len(senders))
+    moves = []
     for place, k in enumerate(places):
         for layer in np.flatnonzero(needs[place] & ~has[k]).tolist():
             holders = np.flatnonzero(has[:, layer])
             if len(holders):
-                sent[holders[np.argmin(sent[holders])]] += layer_bytes[layer]
+                source = holders[np.argmin(sent[holders])]
+                sent[source] += layer_bytes[layer]
                 received[k] += layer_bytes[layer]
+                moves.append((layer, senders[source], senders[k]))
     largest = float(max(received.max(initial=0.0), sent.max(initial=0.0)))
-    return [senders[k] for k in places], Copies(float(received.sum()), largest)
+    return [senders[k] for k in places], Copies(float(received.sum()), largest, tuple(moves))
 
 
 def spread(
