@@ -67,6 +67,7 @@ _MODULES = {
     "assign": "samples.assign",
     "goodput": "resilience.goodput",
     "templates": "resilience.templates",
+    "drill": "resilience.drill",
     "workload": "samples.workload",
 }
 """Commands whose module has another name."""

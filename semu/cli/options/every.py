@@ -20,7 +20,7 @@ from semu.cli.options.grid import GRID
 from semu.cli.options.importing import IMPORT
 from semu.cli.options.init import INIT
 from semu.cli.options.plan import PLAN
-from semu.cli.options.resilience import GOODPUT, TEMPLATES
+from semu.cli.options.resilience import DRILL, GOODPUT, TEMPLATES
 from semu.cli.options.run import RUN
 from semu.cli.options.samples import ASSIGN, WORKLOAD
 from semu.cli.options.schedules import SCHEDULES
@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, CommandOptions] = {
     "workload": WORKLOAD,
     "goodput": GOODPUT,
     "templates": TEMPLATES,
+    "drill": DRILL,
     "compare": COMPARE,
     "plan": PLAN,
     "run": RUN,

@@ -1,4 +1,4 @@
-"""Options of the commands about long runs: ``semu goodput``, ``semu templates``."""
+"""Options of the commands about long runs: ``semu goodput``, ``semu templates``, ``semu drill``."""
 
 from __future__ import annotations
 
@@ -91,3 +91,48 @@ def _add_templates(parser: argparse.ArgumentParser) -> None:
 TEMPLATES = CommandOptions(
     "pipelines that cover any number of surviving nodes", _TEMPLATES, _add_templates, _TEMPLATES_EPILOG
 )
+
+
+_DRILL = (
+    "A drill of Oobleck's recovery: a process for each node trains small layers in the pipelines that the templates "
+    "compose; nodes are killed, the others notice, compose themselves anew, copy missing layers with their optimizer "
+    "state from nodes that hold them, and go on. Losses, parameters and optimizer state are compared with those of the "
+    "model in one piece that nothing interrupts."
+)
+
+_DRILL_EPILOG = """\
+A node dies by SIGKILL in the middle of an iteration (ITERATION:NODE, from 0 on), or at another moment: commit (all have
+their gradients, it has not stepped), copy (while layers are copied), hang (it stops without dying, and is killed when
+others have waited for --timeout). Below (faults + 1) x n0 nodes it ends with exit code 6, and the nodes write their
+state into --out. Nodes have one GPU each. Needs torch: pip install '.[executor]' in a checkout.
+
+examples:
+  semu drill lm-7b --cluster h100:5x1 --set parallel.zero=0 --set training.global_batch=8 --kill 2:1
+  semu drill run.toml --kill 2:1,4:3:copy --join 6:1 --iterations 9 --out out
+
+exit codes: 0 ok, 2 bad input, 3 no template fits, 6 too few nodes are left, or the state differs, 70 a defect in semu
+"""
+
+
+def _add_drill(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    asked = parser.add_argument_group("what happens")
+    asked.add_argument("--faults", type=int, metavar="F", help="failures at once to survive (default 1)")
+    asked.add_argument("--iterations", type=int, default=6, metavar="N", help="to train (default 6)")
+    asked.add_argument(
+        "--kill", metavar="I:N[:MOMENT],...", help="kill node N in iteration I: stage (default), commit, copy, hang"
+    )
+    asked.add_argument("--join", metavar="I:N,...", help="node N comes back behind iteration I")
+    asked.add_argument(
+        "--backend", default="gloo", metavar="NAME", help="gloo: a process per node (default); fake: threads"
+    )
+    asked.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="how long a node waits for another (default 60)"
+    )
+    add_changes(parser, seed="of the batch")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="DIR", help="write drill.json; the state of all nodes where it cannot go on")
+    add_dump(output)
+
+
+DRILL = CommandOptions("kill ranks of pipelines while they train, and go on", _DRILL, _add_drill, _DRILL_EPILOG)

@@ -7,6 +7,7 @@ same holds for copies: a node lets go of what it held when all have told that th
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -60,7 +61,9 @@ def run_node(link: Link, node: int, settings: Settings) -> None:
     while True:
         order = link.receive()
         if isinstance(order, Train):
-            link.send(_train(link, node, settings, state, order))
+            left = _train(link, node, settings, state, order)
+            gc.collect()  # of errors that hold one another, and with them connections whose end others wait for
+            link.send(left)
         elif isinstance(order, Stop):
             state.catch_up(order.steps)
             if order.save is not None:
@@ -85,11 +88,12 @@ def _train(link: Link, node: int, settings: Settings, state: NodeState, order: T
         met = time.monotonic()
         with link.building():
             model = state.build(order.plan, mine.rank)
+        built = time.monotonic()
         received = state.take(model, order, mine, settings.timeout_s, moved=mortal.moved)
         mortal.moved()
         mine.gather(node, settings.timeout_s)
         state.install(order.steps)
-        link.send(Ready(order.epoch, met - begin, time.monotonic() - met, received))
+        link.send(Ready(order.epoch, met - begin, built - met, time.monotonic() - built, received))
         _iterate(link, settings, state, order.plan, model, mine, mortal)
     except (ExecutorError, RuntimeError, OSError) as error:  # torch raises RuntimeError, waits OSError
         reason = str(error)

@@ -96,10 +96,16 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """A node has what it needs. ``connect_s``, ``copy_s``: how long that took [s]; ``received_bytes``: by it."""
+    """A node has what it needs.
+
+    Attributes:
+        connect_s, build_s, copy_s: to meet the others, to build its chunks, to copy and wait for all others' copies
+            [s]. received_bytes: by it.
+    """
 
     epoch: int
     connect_s: float
+    build_s: float
     copy_s: float
     received_bytes: int
 

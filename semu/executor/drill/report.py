@@ -8,7 +8,7 @@ from pathlib import Path
 
 from semu.executor.drill.orders import Ready
 from semu.files import make_folder, write_text
-from semu.units import align_columns, fit_lines, format_bytes, format_time
+from semu.units import align_columns, fit_lines, format_time
 
 
 @dataclass
@@ -20,8 +20,9 @@ class Recovery:
             in flight was given up, and is done again.
         first_notice_s, notice_s: from the moment when the master saw a node go until the first, the last of the others
             had noticed [s]. arrange_s: composing, assigning nodes [s].
-        connect_s, copy_s: the slowest node's [s]. copied_bytes: of all nodes. again_s: from the failure until the next
-            iteration was done [s]; 0: none was. since_s: of the failure [s of ``time.monotonic``].
+        connect_s, build_s, copy_s: meeting, building chunks, copying, of the slowest node [s]. copied_bytes: of all
+            nodes. again_s: from the failure until the next iteration was done [s]; 0: none was. since_s: of the failure
+            [s of ``time.monotonic``].
     """
 
     steps: int
@@ -34,13 +35,15 @@ class Recovery:
     arrange_s: float
     since_s: float
     connect_s: float = 0.0
+    build_s: float = 0.0
     copy_s: float = 0.0
     copied_bytes: int = 0
     again_s: float = 0.0
 
     def add(self, ready: Ready) -> None:
         """A node has what it needs."""
-        self.connect_s, self.copy_s = max(self.connect_s, ready.connect_s), max(self.copy_s, ready.copy_s)
+        for name in ("connect_s", "build_s", "copy_s"):
+            setattr(self, name, max(getattr(self, name), getattr(ready, name)))
         self.copied_bytes += ready.received_bytes
 
     def to_json(self) -> dict[str, object]:
@@ -96,12 +99,13 @@ class DrillReport:
         }
 
     def __repr__(self) -> str:
-        rows = [["behind step", "gone", "back", "nodes", "noticed", "arranged", "met", "copied", "", "next step after"]]
+        rows = [["step", "gone", "back", "nodes", "noticed", "arranged", "met", "built", "copied", "bytes", "again"]]
         for one in self.recoveries:
-            times = [format_time(value) for value in (one.notice_s, one.arrange_s, one.connect_s, one.copy_s)]
-            names = [", ".join(map(str, who)) or "-" for who in (one.gone, one.joined)]
-            again = format_time(one.again_s) if one.again_s else "-"
-            rows.append([str(one.steps), *names, str(one.nodes), *times, format_bytes(one.copied_bytes), again])
+            spans = one.notice_s, one.arrange_s, one.connect_s, one.build_s, one.copy_s, one.again_s
+            times = [f"{value:.3f} s" if value else "-" for value in spans]
+            names = [",".join(map(str, who)) or "-" for who in (one.gone, one.joined)]
+            copied = f"{one.copied_bytes / 1024:.0f}K"
+            rows.append([str(one.steps), *names, str(one.nodes), *times[:-1], copied, times[-1]])
         ends = f"{self.losses[0]:.9g} to {self.losses[-1]:.9g}" if self.losses else "none"
         lines = [
             f"{len(self.losses)} of {self.iterations} iterations on {self.nodes} nodes ({self.backend}), "

@@ -17,7 +17,7 @@ from semu.executor.drill.orders import Key, Train
 from semu.executor.model import ModuleStages, PipelineModel, split_model
 from semu.plan.plan import ExecutionPlan
 
-_FIRST_TAG = 1 << 25
+FIRST_TAG = 1 << 25
 """Behind the tags of messages and of copies."""
 
 
@@ -135,7 +135,7 @@ class NodeState:
             held = self.units if is_send else units
             flat = tuple(tensor.detach() for key in move.keys for own in held[key] for tensor in own)
             peer = nodes.index(move.target if is_send else move.source)
-            (handle,) = mine.launch([Operation(is_send, peer, _FIRST_TAG + number, flat)])
+            (handle,) = mine.launch([Operation(is_send, peer, FIRST_TAG + number, flat)])
             handle.wait(timeout_s)
             if not is_send:
                 wanted -= set(move.keys)

@@ -47,6 +47,8 @@ class Arranger:
         for nodes in range(max(fewest, templates.fewest_nodes), templates.nodes + 1):
             pipelines = templates.compose(nodes)
             self._composed[nodes] = pipelines, compile_pipelines(templates, pipelines, progress=progress)
+        nobody = dict.fromkeys(range(fewest), frozenset[int]())
+        reassign(nobody, [frozenset()] * fewest, templates.layer_bytes)  # loads what it needs before anything fails
 
     def first(self) -> Arrangement:
         """All nodes, one after another."""
