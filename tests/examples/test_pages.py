@@ -139,7 +139,7 @@ def test_printed_commands_end_as_the_pages_say(command: str, folder: Path, reque
             assert done.returncode == 0, done.stderr
     if command.startswith("semu init"):
         (folder / "run.toml").unlink(missing_ok=True)
-    if "semu run" in typed:
+    if "semu run" in typed or "semu drill" in typed:
         pytest.importorskip("torch", reason="running plans needs torch (pip install '.[executor]')")
     done = shell(typed, folder)
     assert done.returncode == EXIT_CODES.get(command, 0), f"{typed}\n{done.stderr}"

@@ -107,7 +107,7 @@ others have waited for --timeout). Below (faults + 1) x n0 nodes it ends with ex
 state into --out. Nodes have one GPU each. Needs torch: pip install '.[executor]' in a checkout.
 
 examples:
-  semu drill lm-7b --cluster h100:5x1 --set parallel.zero=0 --set training.global_batch=8 --kill 2:1
+  semu drill lm-7b --cluster h100:5x1 --parallel pp5 --set parallel.zero=0 --set training.global_batch=8 --kill 2:1
   semu drill run.toml --kill 2:1,4:3:copy --join 6:1 --iterations 9 --out out
 
 exit codes: 0 ok, 2 bad input, 3 no template fits, 6 too few nodes are left, or the state differs, 70 a defect in semu

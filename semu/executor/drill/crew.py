@@ -172,8 +172,6 @@ class ThreadCrew:
         self._told: dict[int, queue.Queue[Any]] = {}
         self._threads: list[threading.Thread] = []
         self._timeout_s = timeout_s
-        self._num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
 
     def world(self, epoch: int, size: int) -> FakeWorld:
         """That of an epoch, for all its threads."""
@@ -222,7 +220,6 @@ class ThreadCrew:
         end = time.monotonic() + self._timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
-        torch.set_num_threads(self._num_threads)
 
 
 _OVER = object()

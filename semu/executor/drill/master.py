@@ -95,13 +95,18 @@ def run_drill(
     settings = Settings(iterations, width, timeout_s, learning_rate, tuple(failures))
     crew: Crew = ProcessCrew(timeout_s) if backend == "gloo" else ThreadCrew(timeout_s)
     master = _Master(crew, arrange, settings, list(joins), out, progress)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of small layers several cost more than they gain
     try:
-        master.run(first)
+        try:
+            master.run(first)
+        finally:
+            crew.close()
+        progress("the model in one piece, without failures")
+        steps = master.saved_steps
+        expected = run_uninterrupted(first.plan, width, learning_rate, steps)
     finally:
-        crew.close()
-    progress("the model in one piece, without failures")
-    steps = master.saved_steps
-    expected = run_uninterrupted(first.plan, width, learning_rate, steps)
+        torch.set_num_threads(threads)
     units = [dict(one.tensors) if one.file is None else _read(one.file) for one in master.saved]
     worst = _worst(units, expected)
     losses = tuple(master.losses[number] for number in range(steps))
