@@ -56,6 +56,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "lm-7b --cluster h100:5x1 --parallel pp5 --set parallel.zero=0 --nodes 5",
         "lm-7b --cluster h100:5x1 --parallel pp5",
     ),
+    "drill": ("lm-7b --kill 1", "lm-7b --cluster h100:2x1 --parallel pp2 --set parallel.zero=0 --backend none"),
     "goodput": ("lm-7b --mtbf 3h --days 2 --seeds 2 --tokens 1T --gpu-hour-usd 2", "lm-7b --mtbf nan"),
     "workload": ("lm-7b --samples samples.jsonl --set training.global_batch=4", "lm-7b"),
     "compare": ("lm-7b llama3-8b", "lm-7b"),

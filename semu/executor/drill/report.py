@@ -8,7 +8,7 @@ from pathlib import Path
 
 from semu.executor.drill.orders import Ready
 from semu.files import make_folder, write_text
-from semu.units import align_columns, fit_lines, format_time
+from semu.units import fit_lines, format_bytes, format_time
 
 
 @dataclass
@@ -45,6 +45,23 @@ class Recovery:
         for name in ("connect_s", "build_s", "copy_s"):
             setattr(self, name, max(getattr(self, name), getattr(ready, name)))
         self.copied_bytes += ready.received_bytes
+
+    def lines(self) -> list[str]:
+        """For people."""
+        who = [f"node {node} {how}" for how, nodes in (("gone", self.gone), ("back", self.joined)) for node in nodes]
+        again = ", the iteration begun is done again" if self.redone else ""
+        spans = (
+            ("noticed by all within", self.notice_s),
+            ("composed", self.arrange_s),
+            ("met", self.connect_s),
+            ("built", self.build_s),
+            (f"copied {format_bytes(self.copied_bytes)}", self.copy_s),
+        )
+        return [
+            f"behind step {self.steps}: {', '.join(who) or 'nobody gone'}; {self.nodes} nodes go on{again}",
+            "  " + ", ".join(f"{name} {format_time(value)}" for name, value in spans),
+            *([f"  {format_time(self.again_s)} from the failure to the next step"] if self.again_s else []),
+        ]
 
     def to_json(self) -> dict[str, object]:
         """In plain numbers."""
@@ -99,13 +116,6 @@ class DrillReport:
         }
 
     def __repr__(self) -> str:
-        rows = [["step", "gone", "back", "nodes", "noticed", "arranged", "met", "built", "copied", "bytes", "again"]]
-        for one in self.recoveries:
-            spans = one.notice_s, one.arrange_s, one.connect_s, one.build_s, one.copy_s, one.again_s
-            times = [f"{value:.3f} s" if value else "-" for value in spans]
-            names = [",".join(map(str, who)) or "-" for who in (one.gone, one.joined)]
-            copied = f"{one.copied_bytes / 1024:.0f}K"
-            rows.append([str(one.steps), *names, str(one.nodes), *times[:-1], copied, times[-1]])
         ends = f"{self.losses[0]:.9g} to {self.losses[-1]:.9g}" if self.losses else "none"
         lines = [
             f"{len(self.losses)} of {self.iterations} iterations on {self.nodes} nodes ({self.backend}), "
@@ -113,8 +123,7 @@ class DrillReport:
             f"loss {ends}; from the model in one piece without failures {self.loss_error:.1e}",
             f"{self.layers} layers: parameters and optimizer state within {self.state_error:.1e} of it",
         ]
-        if self.recoveries:
-            lines += ["", *align_columns(rows, [True] * len(rows[0]))]
+        lines += [line for one in self.recoveries for line in ("", *one.lines())]
         if self.stopped is not None:
             lines += ["", f"stopped behind step {self.stopped.steps}: {self.stopped.reason}"]
             lines += [f"state written to {file}" for file in self.stopped.files]
