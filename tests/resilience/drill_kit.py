@@ -27,7 +27,7 @@ def a_template_set(nodes: int, batch: int = 6) -> TemplateSet:
     for cut in CUTS:
         ends = np.cumsum(cut).tolist()
         stages = tuple(Stage(end - size, end, 1) for end, size in zip(ends, cut, strict=True))
-        found.append(PipelineTemplate(Speed(len(cut), 1.0, 2.0 / len(cut)), stages, 1.0, True))
+        found.append(PipelineTemplate(Speed(len(cut), 1.0, 2.0 / len(cut)), stages, 1.0))
     layer_bytes = np.ones(6)
     return TemplateSet("six layers", job, 1, nodes, tuple(found), layer_bytes, 1.0, np.zeros(6, dtype=np.int64))
 

@@ -128,10 +128,6 @@ class _ProcessLink:
         """From it."""
         return pickle.loads(self.pipe.recv_bytes())
 
-    def poll(self) -> bool:
-        """Whether something is in it."""
-        return self.pipe.poll()
-
     def connect(self, epoch: int, rank: int, size: int, timeout_s: float) -> Communicator:
         """A new process group."""
         limit = timedelta(seconds=timeout_s)
@@ -243,10 +239,6 @@ class _ThreadLink:
         if found is _OVER:
             raise _Killed
         return found
-
-    def poll(self) -> bool:
-        """Whether something is in it."""
-        return not self.told.empty()
 
     def connect(self, epoch: int, rank: int, size: int, timeout_s: float) -> Communicator:
         """Of the epoch's world."""

@@ -24,7 +24,6 @@ from semu.executor.drill.orders import (
     Left,
     Moment,
     Move,
-    Pause,
     Ready,
     Saved,
     Settings,
@@ -193,12 +192,17 @@ class _Master:
         """Steps of the state at the end."""
         return max((one.steps for one in self.saved), default=0)
 
+    @property
+    def _until(self) -> int:
+        """Steps behind which all leave, because a node joins or all is done."""
+        return min([self.settings.iterations, *(at + 1 for at, _ in self.joins)])
+
     def run(self, first: Arrangement) -> None:
         """All of it."""
         self.progress(f"{len(first.nodes)} nodes begin")
         for node in first.nodes:
             self.crew.start(node, self.settings)
-        order = Train(0, first.plan, first.nodes, (), 0)
+        order = Train(0, first.plan, first.nodes, (), 0, self._until)
         recovery: Recovery | None = None
         vain = 0
         while True:
@@ -243,7 +247,7 @@ class _Master:
             self.recoveries.append(recovery)
             who = ", ".join(f"node {node}" for node in recovery.gone) or "nobody"
             self.progress(f"behind step {steps}: {who} gone, {len(held)} nodes go on, {len(found.moves)} copies")
-            order = Train(order.epoch + 1, found.plan, found.nodes, found.moves, steps)
+            order = Train(order.epoch + 1, found.plan, found.nodes, found.moves, steps, self._until)
 
     def _trained(self, order: Train, recovery: Recovery | None) -> tuple[dict[int, Left], list[tuple[int, float]]]:
         """Have the nodes train until all have left or are gone: what those say that left, who is gone since when."""
@@ -253,7 +257,6 @@ class _Master:
         gone: list[tuple[int, float]] = []
         open_nodes = set(order.nodes)
         deadline: float | None = None
-        is_paused = False
         limit = self.settings.timeout_s + _GRACE_S
         while open_nodes:
             wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -277,10 +280,6 @@ class _Master:
                     recovery.add(said)
                 elif isinstance(said, Stepped):
                     self._count(said, recovery)
-                    if not is_paused and any(at <= said.iteration for at, _ in self.joins):
-                        is_paused = True
-                        for one in open_nodes:
-                            self.crew.send(one, Pause())
             if (gone or left) and deadline is None:
                 deadline = time.monotonic() + limit
         return left, gone

@@ -23,7 +23,6 @@ from semu.executor.drill.orders import Failure, Left, Moment, Ready, Saved, Sett
 from semu.executor.drill.state import Clock, NodeState
 from semu.executor.model import PipelineModel
 from semu.executor.runner import Runner
-from semu.plan.plan import ExecutionPlan
 
 
 class Link(Protocol):
@@ -34,9 +33,6 @@ class Link(Protocol):
 
     def receive(self) -> Any:
         """Wait for the master's next word."""
-
-    def poll(self) -> bool:
-        """Whether it has said something."""
 
     def connect(self, epoch: int, rank: int, size: int, timeout_s: float) -> Communicator:
         """Meet the other nodes.
@@ -94,7 +90,7 @@ def _train(link: Link, node: int, settings: Settings, state: NodeState, order: T
         mine.gather(node, settings.timeout_s)
         state.install(order.steps)
         link.send(Ready(order.epoch, met - begin, built - met, time.monotonic() - built, received))
-        _iterate(link, settings, state, order.plan, model, mine, mortal)
+        _iterate(link, settings, state, order, model, mine, mortal)
     except (ExecutorError, RuntimeError, OSError) as error:  # torch raises RuntimeError, waits OSError
         reason = str(error)
         if mine is not None:
@@ -109,29 +105,27 @@ def _iterate(
     link: Link,
     settings: Settings,
     state: NodeState,
-    plan: ExecutionPlan,
+    order: Train,
     model: PipelineModel,
     mine: Communicator,
     mortal: _Mortal,
 ) -> None:
-    """Iterations until the end or a pause."""
+    """Iterations until all are to leave."""
     state.clock.iteration = state.steps
     mortal.watch(model, state.clock)
     runner = Runner(model, mine, timeout_s=settings.timeout_s)
-    program = runner.prepare(plan)
-    weight = weights_of_ranks(plan)[mine.rank]
-    while state.steps < settings.iterations:
+    program = runner.prepare(order.plan)
+    weight = weights_of_ranks(order.plan)[mine.rank]
+    while state.steps < order.until:
         state.clock.iteration = state.steps
         for parameter in model.parameters():
             parameter.grad = None
         loss = runner.run(program).loss() * weight
         state.has_gradients = True
-        told = mine.gather((loss, link.poll()), settings.timeout_s)
+        told = mine.gather(loss, settings.timeout_s)
         mortal.committed(state.clock.iteration)
         state.step()
-        link.send(Stepped(state.clock.iteration, sum(loss for loss, _ in told), time.monotonic()))
-        if any(is_told for _, is_told in told):
-            return
+        link.send(Stepped(state.clock.iteration, sum(told), time.monotonic()))
 
 
 class _Mortal:

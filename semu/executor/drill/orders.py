@@ -72,6 +72,7 @@ class Train:
     Attributes:
         epoch: counts reconfigurations. plan: of all pipelines. nodes: of each rank. moves: in the order in which they
             happen. steps: optimizer steps that the state must have; a node with one less has its gradients.
+        until: steps behind which all leave.
     """
 
     epoch: int
@@ -79,11 +80,7 @@ class Train:
     nodes: tuple[int, ...]
     moves: tuple[Move, ...]
     steps: int
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Leave the training behind the next step, all together."""
+    until: int
 
 
 @dataclass(frozen=True)
