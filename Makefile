@@ -17,7 +17,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-extras lint format types contracts bench-quick bench-compare page readme docs clean
+.PHONY: help demo test test-extras lint format types contracts bench-quick bench-compare fuzz mutate page readme docs clean
 
 help:
 	@echo "make demo         simulate one training iteration, write out/"
@@ -27,6 +27,8 @@ help:
 	@echo "make types        mypy --strict                 make contracts  import-linter"
 	@echo "make bench-quick  every benchmark and every script of benchmarks/paper, in its quick form; with the extras"
 	@echo "make bench-compare REF=COMMIT   speed of this tree beside another commit, in turns"
+	@echo "make fuzz         damages real files and hands them to the commands, FUZZ_ARGS='--seconds 120 --seed 1'"
+	@echo "make mutate       puts faults into semu that the tests must notice, MUTATE_ARGS='--count 400 --whole'"
 	@echo "make page         vendored scripts and types of report.html; needs npm"
 	@echo "make readme       README.md: figures and pictures that commands of seconds make"
 	@echo "make docs         the documentation as a site, site/index.html; warnings are errors, links are checked"
@@ -97,6 +99,13 @@ bench-quick: $(EXTRAS)/.installed
 # REF: the other commit; BENCH_ARGS: see benchmarks/_compare.py.
 bench-compare: $(VENV)/.installed
 	@$(BIN)/python benchmarks/_compare.py $(or $(REF),$(error name the other commit: make bench-compare REF=...)) $(BENCH_ARGS)
+
+# Both go on where they stopped; what fails lies in .fuzz/, what survives is printed (docs: proof).
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.proof.fuzz $(FUZZ_ARGS)
+
+mutate: $(VENV)/.installed-test
+	$(BIN)/python -m tests.proof.mutate $(MUTATE_ARGS)
 
 # Needs npm: the page's library as the registry has it, and its scripts' types.
 page:

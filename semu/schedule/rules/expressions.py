@@ -39,11 +39,16 @@ _TOKEN = re.compile(r"\s*(\d{1,9}|[A-Za-z_]\w*|//|[-+*%(),])")
 NAMES = (*Size._fields, "min", "max")
 
 
+LARGEST = 2**31 - 1
+"""Of a rule's numbers: no pipeline has as many units."""
+
+
 def value_of(number: Number, size: Size, where: str, least: int = 0) -> int:
     """What a number of a rule is on one rank of a pipeline.
 
     Raises:
-        ConfigError: not an expression, a division by zero, less than ``least``; ``where`` it stands.
+        ConfigError: not an expression, a division by zero, less than ``least``, more than ``LARGEST``; ``where`` it
+            stands.
     """
     try:
         if isinstance(number, str):
@@ -56,6 +61,8 @@ def value_of(number: Number, size: Size, where: str, least: int = 0) -> int:
         at = f" at p = {size.p}, r = {size.r}, v = {size.v}, m = {size.m}"
         shown = f"{found}, from {number}{at}" if isinstance(number, str) else f"{found}{at}"
         raise ConfigError("too small a number", where=where, expected=f">= {least}", got=shown, nearest=least)
+    if found > LARGEST:
+        raise ConfigError("too large a number", where=where, expected=f"<= {LARGEST}", got=found, nearest=LARGEST)
     return found
 
 

@@ -1,0 +1,254 @@
+"""Damages real files and hands them to the commands that read them.
+
+    python -m tests.proof.fuzz [--count 10000] [--seed S] [--seconds 120] [--state DIR] [DOOR ...]
+
+What must hold for every input: an exit code that DESIGN §6 knows (never 1 or 70), no traceback, an answer within ten
+seconds, and no answer with a number that is none (NaN, infinite) or a negative time or number of bytes. What fails is
+kept in the state's folder, as the file and the words to try it again; ``--state`` goes on where it stopped. Inputs are
+the same for the same seed, door and number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import multiprocessing
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tests.proof.damage import damaged
+from tests.proof.doors import Door, doors
+
+LONGEST_S = 10.0
+PATIENCE = 3.0
+"""Times ``LONGEST_S`` until a process is given up: other work on the machine is not the input's fault."""
+LARGEST_BYTES = 12 * 2**30
+CODES = (0, 2, 3, 4, 5, 6, 7)
+SIGNED = ("difference", "error", "bias", "change", "gain", "slack", "saved", "left", "margin", "shift", "over", "delta")
+"""Words of quantities that may be below zero."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of an input. Attributes: code: of the exit. fault: what is wrong, or "". seconds: of the processor."""
+
+    code: int
+    fault: str
+    seconds: float
+
+
+def faults_of(value: Any, path: str = "") -> list[str]:
+    """Numbers of an answer that cannot be: not finite, or a time or size below zero."""
+    if isinstance(value, dict):
+        return [fault for key, one in value.items() for fault in faults_of(one, f"{path}.{key}")]
+    if isinstance(value, list):
+        return [fault for i, one in enumerate(value) for fault in faults_of(one, f"{path}[{i}]")]
+    if isinstance(value, float) and not math.isfinite(value):
+        return [f"{path} is {value}"]
+    name = path.rsplit(".", 1)[-1].split("[")[0]
+    is_size = name.endswith(("_s", "_bytes", "_flop")) and not any(word in path for word in SIGNED)
+    return [f"{path} is {value}"] if is_size and isinstance(value, int | float) and value < 0 else []
+
+
+def tried(door: Door, path: Path) -> Verdict:
+    """Run a door's command on a file, in this process."""
+    from semu.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    words = [word.replace("{}", str(path)) for word in door.words]
+    begin = time.process_time()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([*words, "--quiet"])
+    except BaseException as error:
+        return Verdict(1, f"{type(error).__name__} left main: {error}", time.process_time() - begin)
+    seconds = time.process_time() - begin
+    fault = ""
+    if code not in CODES:
+        fault = f"exit code {code}: {err.getvalue().strip()[:300]}"
+    elif "Traceback" in err.getvalue():
+        fault = "a traceback"
+    elif seconds > LONGEST_S:
+        fault = f"{seconds:.1f} s"
+    elif "--json" in words:
+        try:
+            wrong = faults_of(json.loads(out.getvalue()))
+        except ValueError as error:
+            wrong = [f"no JSON: {error}"]
+        fault = "; ".join(wrong[:3]) if code == 0 or (wrong and wrong[0].startswith("no JSON")) else ""
+    elif code == 0 and not out.getvalue():
+        fault = "an empty answer"
+    return Verdict(code, fault, seconds)
+
+
+def input_of(door: Door, seed: int, number: int) -> bytes:
+    """Input ``number`` of a door: one of its files, damaged."""
+    draw = random.Random(f"{seed}:{door.name}:{number}")
+    return damaged(draw, draw.choice(door.seeds))
+
+
+def _child(pipe: Connection, folder: str, number: int, names: list[str]) -> None:
+    """Try inputs as they are asked for, until the pipe ends; first a real file of each door, to compile kernels."""
+    resource.setrlimit(resource.RLIMIT_AS, (LARGEST_BYTES, LARGEST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    every = doors(Path(folder) / "real")
+    mine = Path(folder) / f"process{number}"
+    mine.mkdir(exist_ok=True)
+    os.chdir(mine)
+    for name in names:
+        path = mine / f"real{every[name].suffix}"
+        path.write_bytes(every[name].seeds[0])
+        tried(every[name], path)
+    with contextlib.suppress(EOFError):
+        pipe.send(None)
+        while True:
+            name, data = pipe.recv()
+            door = every[name]
+            path = mine / f"input{door.suffix}"
+            path.write_bytes(data)
+            pipe.send(tried(door, path))
+
+
+class Workplace:
+    """A process that tries inputs, and another where the first is lost."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self.folder = folder
+        self.names = names
+        self.number = 0
+        self.process: Any = None
+
+    def start(self) -> None:
+        """Start a process and wait until it is ready."""
+        self.number += 1
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(
+            target=_child, args=(other, str(self.folder), self.number, self.names), daemon=True
+        )
+        self.process.start()
+        other.close()
+        self.pipe.recv()
+
+    def stop(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.process = None
+
+    def run(self, door: Door, data: bytes) -> Verdict:
+        """Try one input; a process that hangs or dies is replaced."""
+        if self.process is None:
+            self.start()
+        self.pipe.send((door.name, data))
+        if not self.pipe.poll(PATIENCE * LONGEST_S):
+            self.stop()
+            return Verdict(1, f"no answer in {PATIENCE * LONGEST_S:.0f} s", PATIENCE * LONGEST_S)
+        try:
+            found: Verdict = self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            self.stop()
+            return Verdict(1, f"the process died with {code}", 0.0)
+        return found
+
+
+@dataclass
+class Outcome:
+    """What was tried. Attributes: codes: exit codes by door. faults: (door, number, fault)."""
+
+    codes: dict[str, Counter[int]]
+    faults: list[tuple[str, int, str]]
+    slowest_s: float = 0.0
+
+
+def fuzz(
+    *, seed: int, count: int, seconds: float, state: Path, names: list[str] | None = None, is_loud: bool = True
+) -> Outcome:
+    """Try inputs of all doors in turn.
+
+    Args:
+        seed: of the inputs. count: inputs of a door at most. seconds: end after so long; the input under way is
+            finished. state: folder of progress and of what failed. names: doors; None: all.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    progress_path = state / f"progress-{seed}.json"
+    progress: dict[str, int] = json.loads(progress_path.read_text()) if progress_path.exists() else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        every = doors(folder / "real")
+        chosen = [every[name] for name in names or every]
+        place = Workplace(folder, [door.name for door in chosen])
+        outcome = Outcome({door.name: Counter() for door in chosen}, [])
+        try:
+            place.start()
+            begin = said = time.monotonic()
+            while any(progress.get(door.name, 0) < count for door in chosen):
+                for door in chosen:
+                    number = progress.get(door.name, 0)
+                    if number >= count:
+                        continue
+                    data = input_of(door, seed, number)
+                    verdict = place.run(door, data)
+                    outcome.codes[door.name][verdict.code] += 1
+                    outcome.slowest_s = max(outcome.slowest_s, verdict.seconds)
+                    progress[door.name] = number + 1
+                    if verdict.fault:
+                        outcome.faults.append((door.name, number, verdict.fault))
+                        (state / f"{door.name}-{seed}-{number}{door.suffix}").write_bytes(data)
+                        if is_loud:
+                            print(f"{door.name} {number}: {verdict.fault}", flush=True)
+                    now = time.monotonic()
+                    if is_loud and now > said + 30:
+                        said = now
+                        done = sum(map(sum, (one.values() for one in outcome.codes.values())))
+                        print(f"{done:,} inputs, {len(outcome.faults)} faults, {now - begin:.0f} s", file=sys.stderr)
+                    if now - begin > seconds:
+                        return outcome
+        finally:
+            place.stop()
+            progress_path.write_text(json.dumps(progress))
+    return outcome
+
+
+def main() -> int:
+    """Run; returns the exit code: 1 where anything failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("doors", nargs="*", help="doors to try (default: all)")
+    parser.add_argument("--count", type=int, default=1000, help="inputs of each door (default 1000)")
+    parser.add_argument("--seed", type=int, help="of the inputs (default: drawn, and printed)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long")
+    parser.add_argument("--state", type=Path, default=Path(".fuzz"), help="folder of progress and findings")
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}", flush=True)
+    outcome = fuzz(
+        seed=seed,
+        count=arguments.count,
+        seconds=arguments.seconds,
+        state=arguments.state,
+        names=arguments.doors or None,
+    )
+    for name, codes in outcome.codes.items():
+        print(f"{name:28} " + ", ".join(f"exit {code}: {number:,}" for code, number in sorted(codes.items())))
+    total = sum(map(sum, (codes.values() for codes in outcome.codes.values())))
+    print(f"{total:,} inputs, {len(outcome.faults)} faults, slowest {outcome.slowest_s:.1f} s of a processor")
+    return 1 if outcome.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

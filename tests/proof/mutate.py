@@ -1,0 +1,234 @@
+"""Puts one fault at a time into semu and asks the default suite whether it notices.
+
+    python -m tests.proof.mutate [--count 400] [--seed 0] [--state FILE] [--workers 2] [--whole] [AREA ...]
+
+A fault is drawn from an area (``AREAS``), the areas in turn, the files of an area by their length. The tests of the
+fault's own room run first and end with the first failure; with ``--whole``, what they miss is tried by the whole
+default suite. Results are lines of JSON in the state file, with which the same command goes on where it stopped.
+Survivors are read in ``tests/proof/survivors.json``: those proved equivalent have a reason there and do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Queue
+
+from tests.proof.mutants import Mutant, mutants_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SURVIVORS = Path(__file__).with_name("survivors.json")
+AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "network": (("semu/costs/collectives/**/*.py", "semu/hardware/network/**/*.py"), ("costs", "hardware")),
+    "costs": (("semu/costs/**/*.py",), ("costs",)),
+    "rules": (("semu/parallel/**/*.py",), ("parallel",)),
+    "schedules": (("semu/schedule/**/*.py",), ("schedule",)),
+    "job": (("semu/job/**/*.py",), ("job", "simulation")),
+    "memory": (("semu/simulation/memory/**/*.py", "semu/simulation/**/memory*.py"), ("simulation", "engine")),
+    "engine": (("semu/engine/**/*.py",), ("engine", "simulation")),
+    "simulation": (("semu/simulation/**/*.py",), ("simulation",)),
+    "searcher": (("semu/searcher/**/*.py",), ("searcher",)),
+    "grid": (("semu/searcher/grid/**/*.py", "semu/grid/**/*.py"), ("searcher",)),
+    "assignment": (("semu/searcher/assignment/**/*.py",), ("searcher/assignment",)),
+    "plan": (("semu/plan/**/*.py",), ("plan",)),
+    "executor": (("semu/executor/**/*.py",), ("executor",)),
+    "caches": (("semu/memo.py", "semu/compiled.py", "semu/ahead.py", "semu/checks.py"), ("test_memo.py", "engine")),
+    "importers": (("semu/imports/**/*.py",), ("imports",)),
+    "exports": (("semu/exports/**/*.py",), ("exports",)),
+    "calibration": (("semu/fitting/**/*.py", "semu/hardware/**/*.py"), ("fitting", "hardware", "calibration")),
+    "uncertainty": (("semu/simulation/effects/**/*.py", "semu/validation/**/*.py"), ("simulation", "validation")),
+    "resilience": (("semu/resilience/**/*.py",), ("resilience",)),
+    "runfile": (("semu/runfile/**/*.py",), ("runfile",)),
+    "masks": (("semu/masks/**/*.py",), ("masks",)),
+    "workload": (("semu/workload/**/*.py",), ("workload",)),
+    "models": (("semu/nn/**/*.py", "semu_models/**/*.py", "semu/graph/**/*.py"), ("nn", "semu_models", "graph")),
+    "reports": (("semu/present/**/*.py",), ("present",)),
+    "commands": (("semu/cli/**/*.py", "semu/door/**/*.py"), ("cli",)),
+}
+"""Files of an area, and the folders of tests of its room."""
+ROOM_S = 900.0
+WHOLE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a fault: ``caught`` by its ``room`` or by the ``whole`` suite, or ``survived``."""
+
+    key: str
+    area: str
+    path: str
+    line: int
+    what: str
+    outcome: str
+    seconds: float
+
+
+def key_of(path: str, source: str, mutant: Mutant) -> str:
+    """A name of a fault that stays while its function's line stays as it is."""
+    line = source.splitlines()[mutant.line - 1].strip()
+    return hashlib.sha256(f"{path}\0{line}\0{mutant.column}\0{mutant.what}".encode()).hexdigest()[:16]
+
+
+def drawn(areas: list[str], seed: int) -> list[tuple[str, str, Mutant]]:
+    """Faults in the order in which they are tried: the areas in turn, each fault once."""
+    order: list[list[tuple[str, str, Mutant]]] = []
+    for area in areas:
+        found = []
+        for pattern in AREAS[area][0]:
+            for path in sorted(ROOT.glob(pattern)):
+                name = path.relative_to(ROOT).as_posix()
+                found += [(area, name, mutant) for mutant in mutants_of(path.read_text())]
+        random.Random(f"{seed}:{area}").shuffle(found)
+        order.append(found)
+    seen: set[tuple[str, int, int, str]] = set()
+    result = []
+    for number in range(max(map(len, order), default=0)):
+        for one in order:
+            if number < len(one):
+                area, name, mutant = one[number]
+                if (mark := (name, mutant.begin, mutant.end, mutant.new)) not in seen:
+                    seen.add(mark)
+                    result.append((area, name, mutant))
+    return result
+
+
+class Tree:
+    """A copy of the repository in which faults are put."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+        for name in names.decode().split("\0"):
+            if name and (ROOT / name).is_file():
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, target)
+
+    def passes(self, tests: list[str], limit_s: float) -> bool:
+        """Whether tests pass; too slow is a failure."""
+        data = os.environ.get("SEMU_DATA", str(ROOT.parent / "shared" / "data"))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.folder),
+            "SEMU_DATA": data,
+            "CI": "true",
+            "NUMBA_CACHE_DIR": str(self.folder / ".numba"),
+        }
+        words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+        process = subprocess.Popen(
+            words,
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(limit_s) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return False
+
+    def outcome(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> str:
+        """What the tests say of a fault; the file is as it was afterwards."""
+        path = self.folder / name
+        source = path.read_text()
+        path.write_text(mutant.text(source))
+        try:
+            rooms = [f"tests/{room}" for room in AREAS[area][1] if (self.folder / "tests" / room).exists()]
+            if not self.passes(rooms, ROOM_S):
+                return "room"
+            return "survived" if not is_whole or self.passes(["tests"], WHOLE_S) else "whole"
+        finally:
+            path.write_text(source)
+
+
+def run(
+    *, count: int, seed: int, areas: list[str], state: Path, workers: int, is_whole: bool, seconds: float
+) -> list[Result]:
+    """Try faults; see the module's text. Returns all results of the state file that belong to them."""
+    done = {}
+    if state.exists():
+        for line in state.read_text().splitlines():
+            one = Result(**json.loads(line))
+            done[one.key] = one
+    wanted = []
+    for area, name, mutant in drawn(areas, seed)[:count]:
+        wanted.append((area, name, mutant, key_of(name, (ROOT / name).read_text(), mutant)))
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as temporary:
+        trees: Queue[Tree] = Queue()
+        for number in range(workers):
+            trees.put(Tree(Path(temporary) / f"tree{number}"))
+
+        def work(task: tuple[str, str, Mutant, str]) -> None:
+            area, name, mutant, key = task
+            if key in done or time.monotonic() > end:
+                return
+            tree = trees.get()
+            begin = time.monotonic()
+            try:
+                outcome = tree.outcome(area, name, mutant, is_whole)
+            finally:
+                trees.put(tree)
+            one = Result(key, area, name, mutant.line, mutant.what, outcome, round(time.monotonic() - begin, 1))
+            done[key] = one
+            with state.open("a") as file:
+                file.write(json.dumps(asdict(one)) + "\n")
+            print(f"{outcome:8} {one.seconds:6.1f} s  {name}:{mutant.line}: {mutant.what}", flush=True)
+
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(work, wanted))
+    return [done[key] for *_, key in wanted if key in done]
+
+
+def main() -> int:
+    """Run; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"of {', '.join(AREAS)} (default: all)")
+    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no more after so long")
+    parser.add_argument("--state", type=Path, default=Path(".mutants.jsonl"))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--whole", action="store_true", help="what a room misses is tried by the whole default suite")
+    arguments = parser.parse_args()
+    for area in arguments.areas:
+        if area not in AREAS:
+            parser.error(f"no area {area}; expected one of {', '.join(AREAS)}")
+    found = run(
+        count=arguments.count,
+        seed=arguments.seed,
+        areas=arguments.areas or list(AREAS),
+        state=arguments.state,
+        workers=arguments.workers,
+        is_whole=arguments.whole,
+        seconds=arguments.seconds,
+    )
+    equivalent = json.loads(SURVIVORS.read_text())
+    outcomes = Counter("equivalent" if one.key in equivalent else one.outcome for one in found)
+    real = sum(number for outcome, number in outcomes.items() if outcome != "equivalent")
+    caught = outcomes["room"] + outcomes["whole"]
+    for one in found:
+        if one.outcome == "survived" and one.key not in equivalent:
+            print(f"survived {one.key} {one.path}:{one.line}: {one.what}")
+    print(f"{real} faults, {caught} caught ({100 * caught / max(real, 1):.0f} %), {outcomes['equivalent']} equivalent")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
