@@ -178,6 +178,7 @@ def doors(folder: Path) -> dict[str, Door]:
 
     runs = texts(RUN, EXPERTS)
     few = "vlm-7b --set training.global_batch=4"
+    text = "lm-7b --set training.global_batch=8"
     door("run", "simulate {} --json", ".toml", lambda: [*runs(), *dumped()])
     door("run-grid", "grid {} --json --top 3", ".toml", runs)
     door("run-init", "init {}", ".toml", dumped)
@@ -191,8 +192,8 @@ def doors(folder: Path) -> dict[str, Door]:
     plan = written("plan", at, "-o")
     door("plan-verify", "plan --verify {} --json", ".json", plan)
     door("plan-show", "plan --show {}", ".json", plan)
-    stream = written("plan", *few.split(), "--iterations", "2", "--write-stream")
-    door("stream", f"plan {few} --stream {{}} --json --deadline 0.01 --iterations 2", ".jsonl", stream)
+    stream = written("plan", *text.split(), "--iterations", "2", "--write-stream")
+    door("stream", f"plan {text} --stream {{}} --json --deadline 0.01 --iterations 2", ".jsonl", stream)
     door("result", f"compare {at} {{}} --json", ".json", result)
     door("rule", f"schedules {at} --program {{}} --json", ".toml", texts(RULE))
     door("profile", f"simulate {at} --profile {{}} --json", ".toml", texts(PROFILE))

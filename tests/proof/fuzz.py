@@ -32,7 +32,7 @@ from tests.proof.damage import damaged
 from tests.proof.doors import Door, doors
 
 LONGEST_S = 10.0
-PATIENCE = 3.0
+PATIENCE = 12.0
 """Times ``LONGEST_S`` until a process is given up: other work on the machine is not the input's fault."""
 LARGEST_BYTES = 12 * 2**30
 CODES = (0, 2, 3, 4, 5, 6, 7)
