@@ -13,9 +13,10 @@ from semu.job import TrainingJob
 from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.assigner import assign as assign_job
 from semu.searcher.assignment.costs import SampleCosts
-from semu.searcher.assignment.measured import read_costs, read_members, read_stages, refitted
+from semu.searcher.assignment.measured import read_costs, read_members, refitted
 from semu.searcher.assignment.study import AssignmentStudy, study_methods
 from semu.searcher.assignment.workload import WorkloadStudy, study_workload
+from semu.validation.traces.stages import read_stages
 
 __all__ = ["assign", "assignment_study", "refit_costs", "workload_study"]
 

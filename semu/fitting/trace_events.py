@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.fitting.source_text import parse_json, read_source
+from semu.files import parse_json, read_source
 
 EXPECTED = "a trace of torch.profiler (export_chrome_trace): JSON with traceEvents, plain or gzip"
 

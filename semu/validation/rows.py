@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from semu.checks import check_member, is_integer, is_number
 from semu.errors import ConfigError
-from semu.fitting.source_text import parse_json
+from semu.files import parse_json
 from semu.hardware.profile import list_fabrics, list_profiles
 from semu.hardware.software import Software
 from semu.simulation.effects.pass_times import PassTimes

@@ -58,11 +58,11 @@ def read_measurements(paths: Sequence[str | os.PathLike[str]], profile: str, *, 
         ConfigError: a file that cannot be read, another format, times that are not positive, units that do not agree,
             a trace without shapes, a file given twice.
     """
+    from semu.files import read_source
     from semu.fitting.readers.nccl import is_nccl, read_nccl
     from semu.fitting.readers.software import folder_software, nccl_software, trace_software
     from semu.fitting.readers.tables import read_table
     from semu.fitting.readers.trace import is_trace, read_trace
-    from semu.fitting.source_text import read_source
 
     samples: list[Sample] = []
     refusals: list[Refusal] = []

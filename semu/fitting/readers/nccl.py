@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.files import parse_json
 from semu.fitting.samples import Refusal, Sample, places
-from semu.fitting.source_text import parse_json
 from semu.hardware.known_devices import named_device
 
 EXPECTED = "the output of nccl-tests, e.g. all_reduce_perf -b 8 -e 8G -f 2 -g 8"

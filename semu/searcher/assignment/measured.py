@@ -1,6 +1,6 @@
-"""Costs of samples from measured stages: ``read_stages`` of a trace, ``refitted`` costs, and their file.
+"""Costs of samples from measured stages: ``refitted`` costs, and their file.
 
-A trace says how long every stage of an iteration took, by annotations that are named as semu's own traces name them:
+A trace says how long every stage of an iteration took (``validation.traces.stages``), by annotations that are named as semu's own traces name them:
 ``2B13 llm`` is the backward of chunk 2 of the pipeline on microbatch 13 (``torch.profiler.record_function`` around a
 stage). An assignment says which samples each microbatch had. Where a trace has a stage kind, its coefficients are
 fitted anew; other stages of the same module and pass are scaled alike; transfers stay the engine's.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
-from semu.files import write_text
-from semu.fitting.source_text import read_source
-from semu.fitting.trace_events import read_events
+from semu.files import read_source, write_text
 from semu.schedule.phases import PHASES
 from semu.searcher.assignment.costs import DIGITS, Residual, SampleCosts, StageKind, TransferKind, weighted
 
@@ -35,9 +32,6 @@ FEWEST = 4
 """Measured stages of a kind, below which nothing can be said."""
 STAGES_EACH = 3
 """Measured stages for each coefficient that is fitted anew, at least."""
-_NAME = re.compile(r"(\d+)([A-Z])(\d+)(?: |$)")
-_CODES = {"F": 0, "B": 1}
-_TRACE = "annotations of stages, such as '2B13 llm': chunk, F or B, microbatch"
 
 
 class MeasuredStage(NamedTuple):
@@ -47,37 +41,6 @@ class MeasuredStage(NamedTuple):
     code: int
     microbatch: int
     seconds: float
-
-
-def read_stages(path: str | os.PathLike[str]) -> list[MeasuredStage]:
-    """The stages of an iteration of one replica in a trace of ``torch.profiler`` or of semu, on the GPU if there.
-
-    Raises:
-        ConfigError: no trace, no stages in it, a stage twice, a backward in two parts.
-    """
-    events, _, _ = read_events(path)
-    place = os.fspath(path)
-    named = [
-        (event, _NAME.match(str(event.get("name", "")))) for event in events if "annotation" in str(event.get("cat"))
-    ]
-    found = [(event, match) for event, match in named if match is not None]
-    on_gpu = [pair for pair in found if pair[0].get("cat") == "gpu_user_annotation"]
-    stages: dict[tuple[int, int, int], MeasuredStage] = {}
-    for event, match in on_gpu or found:
-        chunk, letter, microbatch = int(match[1]), match[2], int(match[3])
-        if letter not in _CODES:
-            raise ConfigError(
-                "a backward in two parts", where=place, expected="whole backwards", got=str(event["name"])
-            )
-        key = chunk, _CODES[letter], microbatch
-        if key in stages:
-            raise ConfigError(
-                "a stage twice", where=place, expected="a trace of one iteration and replica", got=str(event["name"])
-            )
-        stages[key] = MeasuredStage(*key, float(event["dur"]) * 1e-6)
-    if not stages:
-        raise ConfigError("no stages in the trace", where=place, expected=_TRACE, got=f"{len(events)} other events")
-    return [stages[key] for key in sorted(stages)]
 
 
 def read_members(path: str | os.PathLike[str], replica: int, ids: Sequence[str | int]) -> list[I64]:

@@ -6,7 +6,7 @@ import os
 import re
 
 from semu.errors import ConfigError
-from semu.fitting.source_text import read_source
+from semu.files import read_source
 from semu.validation.logs.megatron_log import parse_megatron
 from semu.validation.logs.other_logs import (
     parse_composer,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from semu.files import read_source
 from semu.fitting import trace_events
-from semu.fitting.source_text import read_source
 from semu.validation.traces import nsys_table
 from semu.validation.traces.gpu_trace import GpuTrace, KernelSum
 from semu.validation.traces.kineto import read_kineto

@@ -22,10 +22,10 @@ from semu.searcher.assignment.measured import (
     SCALED,
     MeasuredStage,
     read_costs,
-    read_stages,
     refitted,
     write_costs,
 )
+from semu.validation.traces.stages import read_stages
 
 KINDS = {"vlm": (vlm_assigner, draw_vlm), "text": (text_assigner, draw_text)}
 
