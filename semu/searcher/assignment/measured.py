@@ -1,9 +1,10 @@
 """Costs of samples from measured stages: ``refitted`` costs, and their file.
 
-A trace says how long every stage of an iteration took (``validation.traces.stages``), by annotations that are named as semu's own traces name them:
-``2B13 llm`` is the backward of chunk 2 of the pipeline on microbatch 13 (``torch.profiler.record_function`` around a
-stage). An assignment says which samples each microbatch had. Where a trace has a stage kind, its coefficients are
-fitted anew; other stages of the same module and pass are scaled alike; transfers stay the engine's.
+A trace says how long every stage of an iteration took, by annotations that are named as semu's own traces name them
+(``validation.traces.stages``): ``2B13 llm`` is the backward of chunk 2 of the pipeline on microbatch 13
+(``torch.profiler.record_function`` around a stage). An assignment says which samples each microbatch had. Where a
+trace has a stage kind, its coefficients are fitted anew; other stages of the same module and pass are scaled alike;
+transfers stay the engine's.
 """
 
 from __future__ import annotations
