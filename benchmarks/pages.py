@@ -97,30 +97,33 @@ def measure(is_quick: bool) -> Iterator[Row]:
     if not is_quick:
         runs.append(("vlm-xl-16k", "vlm-xl-16k", (), 10.0))
     runs.append((f"{boxes:,} boxes", "lm-7b", many, 10.0))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, run, overrides, most in runs:
-            report = semu.simulate(run, overrides=overrides)
-            begin = time.perf_counter()
-            path = report.page().save(Path(folder) / "page.html")
-            yield Row(f"{name}: making the page", time.perf_counter() - begin, "s", where)
-            size = path.stat().st_size / MB
-            yield Row(f"{name}: size", size, "MB", "the file", f"<= {most:g}", size <= most)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, run, overrides, most in runs:
+                report = semu.simulate(run, overrides=overrides)
+                begin = time.perf_counter()
+                path = report.page().save(Path(folder) / "page.html")
+                yield Row(f"{name}: making the page", time.perf_counter() - begin, "s", where)
+                size = path.stat().st_size / MB
+                yield Row(f"{name}: size", size, "MB", "the file", f"<= {most:g}", size <= most)
+                if browser is None:
+                    continue
+                loads = [load_s(browser, path) for _ in range(LOADS)]
+                median = statistics.median(loads)
+                yield Row(f"{name}: load until drawn", median, "s", f"median of {LOADS}, Chromium", "<= 1", median <= 1)
             if browser is None:
-                continue
-            loads = [load_s(browser, path) for _ in range(LOADS)]
-            median = statistics.median(loads)
-            yield Row(f"{name}: load until drawn", median, "s", f"median of {LOADS}, Chromium", "<= 1", median <= 1)
-        if browser is None:
-            return
-        for kind in ("zoom", "pan"):
-            found = browser.execute_async_script(_MOVE, kind, FRAMES)
-            beats, work = sorted(found["beats"]), sorted(found["work"])
-            rate = 1e3 / statistics.fmean(beats)
-            said = f"{FRAMES} frames without a GPU, {where}"
-            yield Row(f"{boxes:,} boxes: {kind}, frames a second", rate, "1/s", said, ">= 57", rate >= 57)
-            late = work[int(0.95 * len(work))]
-            yield Row(f"{boxes:,} boxes: {kind}, drawing at p95", late, "ms", said, "<= 16.7", late <= 16.7)
-        browser.quit()
+                return
+            for kind in ("zoom", "pan"):
+                found = browser.execute_async_script(_MOVE, kind, FRAMES)
+                beats, work = sorted(found["beats"]), sorted(found["work"])
+                rate = 1e3 / statistics.fmean(beats)
+                said = f"{FRAMES} frames without a GPU, {where}"
+                yield Row(f"{boxes:,} boxes: {kind}, frames a second", rate, "1/s", said, ">= 57", rate >= 57)
+                late = work[int(0.95 * len(work))]
+                yield Row(f"{boxes:,} boxes: {kind}, drawing at p95", late, "ms", said, "<= 16.7", late <= 16.7)
+    finally:
+        if browser is not None:
+            browser.quit()
 
 
 if __name__ == "__main__":

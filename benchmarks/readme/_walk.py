@@ -32,7 +32,7 @@ def name_of(page: Path) -> str:
 
 def is_walkable(text: str) -> bool:
     """Whether a page can be run here: plans are executed by torch."""
-    return "\nsemu run " not in text or find_spec("torch") is not None
+    return re.search(r"\nsemu (run|drill) ", text) is None or find_spec("torch") is not None
 
 
 def walk(text: str, folder: Path) -> str:

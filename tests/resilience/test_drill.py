@@ -109,7 +109,7 @@ def test_too_few_nodes_are_left(tmp_path: Path) -> None:
         saved = torch.load(file, weights_only=True)
         assert saved["steps"] == 2
         layers |= saved["layers"].keys()
-    assert layers == {("gpt", layer) for layer in range(-1, 7)} or len(layers) == 8
+    assert layers == {("llm", layer) for layer in range(-1, 7)}
 
 
 def test_all_copies_of_layers_are_lost() -> None:
@@ -145,6 +145,7 @@ def test_state_of_the_optimizer_that_is_not_copied_is_seen(monkeypatch: pytest.M
         ([Failure(9, 1)], [], "no such iteration"),
         ([Failure(1, 9)], [], "no such node"),
         ([Failure(1, 1), Failure(2, 1)], [], "fails twice"),
+        ([Failure(0, 1), Failure(2, 1)], [(0, 1)], "fails twice"),
         ([], [(1, 1)], "that is there joins"),
         ([Failure(1, 1, HANG)], [], "hangs cannot be ended"),
     ],
@@ -190,11 +191,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert flag in capsys.readouterr().err
 
 
+def test_more_nodes_are_gone_than_was_foreseen() -> None:
+    arranger = an_arranger(5, fewest=5)
+    first = arranger.first()
+    held = {node: frozenset(key for keys in arranger._keys for key in keys) for node in range(4)}
+    assert len(arranger(held).nodes) == 4 and len(first.nodes) == 5
+
+
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("moment", [STAGE, COMMIT, HANG])
 def test_processes(moment: Moment) -> None:
     """SIGKILL (or SIGSTOP) of a process; no process is left behind."""
-    report = drill(5, Failure(1, 1, moment), backend="gloo", iterations=3, timeout_s=20.0 if moment is HANG else 60.0)
+    report = drill(5, Failure(1, 1, moment), backend="gloo", iterations=3, timeout_s=60.0)
     check(report, [4])
     assert not multiprocessing.active_children()
 

@@ -185,7 +185,8 @@ class ThreadCrew:
             try:
                 run_node(link, node, settings)
             except _Killed:
-                link.world.fail(f"node {node} is gone")
+                if link.world is not None:  # else it had met nobody yet
+                    link.world.fail(f"node {node} is gone")
             finally:
                 self._said.put((node, None))
 
@@ -228,6 +229,7 @@ class _ThreadLink:
     said: queue.Queue[tuple[int, Any]]
     node: int
     lock: threading.Lock
+    world: FakeWorld | None = None
 
     def send(self, message: object) -> None:
         """Into the master's queue."""

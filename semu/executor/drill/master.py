@@ -151,6 +151,7 @@ def _check(
         raise ConfigError("not a width", where="width", expected="a multiple of 4", got=width)
     last = max(first.nodes)
     here = dict.fromkeys(range(last + 1), True)
+    failed: set[int] = set()
     events = [(one.iteration, 0, one.node) for one in failures] + [(at, 1, node) for at, node in joins]
     for iteration, is_join, node in sorted(events):
         where = "--join" if is_join else "--kill"
@@ -158,10 +159,11 @@ def _check(
             raise ConfigError("no such iteration", where=where, expected=f"0 to {iterations - 1}", got=iteration)
         if node not in here:
             raise ConfigError("no such node", where=where, expected=f"0 to {last}", got=node)
-        if here[node] is bool(is_join):
+        if here[node] is bool(is_join) or (not is_join and node in failed):
             what = "a node that is there joins" if is_join else "a node fails twice"
             raise ConfigError(what, where=where, expected="each node fails once, and joins after that", got=node)
         here[node] = bool(is_join)
+        failed.add(node)
     if backend == "fake" and any(one.moment is Moment.HANG for one in failures):
         raise ConfigError("a thread that hangs cannot be ended", where="--kill", expected="--backend gloo")
 

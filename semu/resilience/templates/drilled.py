@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 from semu.errors import ConfigError
 from semu.resilience.templates.holding import lost_layers, reassign
 from semu.resilience.templates.planned import compile_pipelines
-from semu.resilience.templates.template_set import TemplateSet
+from semu.resilience.templates.template_set import PipelineSet, TemplateSet
 
 if TYPE_CHECKING:
     from semu.executor.drill import Arrangement
     from semu.executor.drill.orders import Key
+    from semu.plan.plan import ExecutionPlan
 
 
 class Arranger:
     """Composes nodes, as ``run_drill`` asks it to.
 
-    Plans for all numbers of nodes are made before anything fails, as templates are.
+    Plans for all numbers of nodes that are foreseen are made before anything fails, as templates are.
 
     Args:
         templates: whose stages are on a node each. fewest: nodes that may be left. progress: called with what is done.
@@ -43,19 +44,31 @@ class Arranger:
             number, count = owners[:layer].count(module), owners.count(module)
             ends = ([(module, -1)] if number == 0 else []) + ([(module, count)] if number == count - 1 else [])
             self._keys.append(((module, number), *ends))
-        self._composed = {}
+        self._progress = progress
+        self._composed: dict[int, tuple[PipelineSet, ExecutionPlan]] = {}
         for nodes in range(max(fewest, templates.fewest_nodes), templates.nodes + 1):
-            pipelines = templates.compose(nodes)
-            self._composed[nodes] = pipelines, compile_pipelines(templates, pipelines, progress=progress)
+            self._pipelines(nodes)
         nobody = dict.fromkeys(range(fewest), frozenset[int]())
         reassign(nobody, [frozenset()] * fewest, templates.layer_bytes)  # loads what it needs before anything fails
+
+    def _pipelines(self, nodes: int) -> tuple[PipelineSet, ExecutionPlan]:
+        """Those of a number of nodes; more may fail than was foreseen, so that a plan may have to be made now.
+
+        Raises:
+            ConfigError: too few nodes.
+        """
+        if nodes not in self._composed:
+            pipelines = self.templates.compose(nodes)
+            plan = compile_pipelines(self.templates, pipelines, progress=self._progress)
+            self._composed[nodes] = pipelines, plan
+        return self._composed[nodes]
 
     def first(self) -> Arrangement:
         """All nodes, one after another."""
         from semu.executor.drill import Arrangement
 
         nodes = self.templates.nodes
-        return Arrangement(self._composed[nodes][1], tuple(range(nodes)), ())
+        return Arrangement(self._pipelines(nodes)[1], tuple(range(nodes)), ())
 
     def __call__(self, held: Mapping[int, frozenset[Key]]) -> Arrangement:
         """Pipelines on all of some nodes.
@@ -78,9 +91,7 @@ class Arranger:
                 where="nodes",
                 expected=f"at most {self.templates.faults} failures at once",
             )
-        if len(held) not in self._composed:
-            self.templates.compose(len(held))  # says why not
-        pipelines, plan = self._composed[len(held)]
+        pipelines, plan = self._pipelines(len(held))
         chosen, copies = reassign(whole, pipelines.places(1), self.templates.layer_bytes)
         moves = tuple(Move(self._keys[layer], source, target) for layer, source, target in copies.moves)
         return Arrangement(plan, tuple(chosen), moves)
