@@ -183,6 +183,7 @@ NOT_RESULTS = {
     ("searcher/engines/local.py", "_WORK"),  # what a worker process is for
     ("ahead.py", "_running"),  # the command whose kernels are compiled
     ("ahead.py", "_trouble"),  # why compiled kernels cannot be kept
+    ("stored.py", "_linkers"),  # the process' one linker of stored machine code
     ("compiler.py", "_types_of_calls"),  # of numba's own functions, as many as kernels have calls of different types
     ("compiler.py", "_without_variables"),  # of numba's statements, which has some dozen
 }
@@ -245,6 +246,7 @@ WITHIN_A_CALL = {
     *("simulation/data_parallel/step.py", "simulation/pipeline.py", "simulation/replica_costs.py"),
     *("simulation/contexts/policies.py", "simulation/schedules/exploring.py", "validation/traces/gpu_work.py"),
     *("workload/derived.py", "workload/masked.py"),
+    "stored.py",  # addresses of None, exceptions and its own environment, which machine code is linked to
 }
 """Files that tell objects apart by ``id(...)`` as long as one call holds all of them."""
 

@@ -268,7 +268,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     code, of_sums = said(*told, "--out", str(tmp_path / "out"), "--tolerance", "25")
     assert (code, of_sums["trace"]) == (0, str(sums))
     assert said(*told, "--tolerance", "19")[0] == 7
-    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv", ".json", ".png"]
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv", ".html", ".json", ".png"]
     code, of_spans = said("--trace", str(trace), "--iterations", "1", "--gpu", "0")
     assert code == 0
     one, other = ({row["kind"]: row["measured_s"] for row in document["kinds"]} for document in (of_sums, of_spans))

@@ -45,7 +45,7 @@ def collective_seconds(profile: DeviceProfile, kind: OpKind, group: CommGroup, n
         moves += (link.c_s * moves) ** 0.5
         fixed = _fixed_seconds(profile, kind, group)
         found.append(((fixed + waits + link.setup_s) ** link.p + moves**link.p) ** (1 / link.p))
-        if link.short_net:
+        if link.short_net and rate == 1.0:  # aggregated trees have no protocol for short messages
             found.append(fixed + link.short_hop * waits + net_bytes / at_once / (link.short_net * port))
     if _is_reduced_in_switch(profile, kind, group):
         found.append(link.switch_s + net_bytes / (link.switch * link.net * port))
