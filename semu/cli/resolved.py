@@ -31,7 +31,7 @@ def read_run(arguments: argparse.Namespace, progress: Progress, *, seed: int | N
         arguments.run,
         Overrides(
             arguments.assignments,
-            arguments.cluster,
+            asked_cluster(arguments),
             arguments.parallel,
             arguments.profile,
             seed,
@@ -39,6 +39,23 @@ def read_run(arguments: argparse.Namespace, progress: Progress, *, seed: int | N
             arguments.allow_unmodelled,
         ),
     )
+
+
+def asked_cluster(arguments: argparse.Namespace) -> str | None:
+    """``--cluster`` and ``--gpus`` as one text.
+
+    Raises:
+        ConfigError: both say a number of GPUs, or it is none.
+    """
+    cluster: str | None = arguments.cluster
+    gpus = getattr(arguments, "cluster_gpus", None)
+    if gpus is None:
+        return cluster
+    if gpus < 1:
+        raise ConfigError("no number of GPUs", where="--gpus", expected="at least 1", got=gpus, nearest=1)
+    if cluster is not None and ":" in cluster:
+        raise ConfigError("the number of GPUs is told twice", where="--gpus", expected="--cluster DEVICE", got=cluster)
+    return f"{cluster or ''}:{gpus}"
 
 
 def read_job(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:

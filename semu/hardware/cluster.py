@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 from semu.checks import check_integer, check_number
 from semu.errors import ConfigError
@@ -157,26 +157,18 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str, override: Mapping[str, object] | None = None) -> Self:
-        """Read the short form ``DEVICE:NODESxGPUS``.
+        """Read the short form ``DEVICE:NODESxGPUS`` or ``DEVICE:GPUS``.
 
         Args:
-            text: e.g. ``h800:8x8``; the device may be the path of a profile TOML.
+            text: e.g. ``h800:8x8`` or ``h800:64``, as ``said_of_cluster`` reads it.
             override: as in the constructor.
         Raises:
-            ConfigError: another form, an unknown device.
+            ConfigError: another form, no size, an unknown device.
         """
-        match = re.fullmatch(r"(.+):(\d+)x(\d+)", text.strip())
-        if match is None:
-            one = re.fullmatch(r"(.+):([1-9]\d{0,8})", text.strip())  # so many GPUs
-            gpus = int(one[2]) if one is not None else 0
-            raise ConfigError(
-                "not a cluster",
-                where="cluster",
-                expected="DEVICE:NODESxGPUS, e.g. h800:8x8",
-                got=repr(text),
-                nearest=None if one is None else f"{one[1]}:{gpus // 8}x8" if gpus % 8 == 0 else f"{one[1]}:1x{gpus}",
-            )
-        return cls(match[1], int(match[2]), int(match[3]), override or {})
+        said = said_of_cluster(text)
+        if not said.keys() >= {"device", "nodes"}:
+            raise _not_a_cluster(text)
+        return cls(**said, override=override or {})
 
     def node_of(self, gpu: int) -> int:
         """Node of a GPU.
@@ -257,3 +249,55 @@ def _load(device: object) -> DeviceProfile:
     except ConfigError as error:
         error.where = "cluster.device" if error.where is None else error.where
         raise
+
+
+DEFAULT_DEVICE = "h100"
+"""The device where none is said."""
+PER_NODE = 8
+"""GPUs of a node where only the number of GPUs is said, as most machines for training have."""
+
+
+def said_of_cluster(text: str) -> dict[str, Any]:
+    """What a short form says of ``[cluster]``: ``device``, ``nodes`` and ``gpus_per_node``, or some of them.
+
+    Args:
+        text: ``DEVICE:NODESxGPUS``; ``DEVICE:GPUS``, one node or whole nodes of ``PER_NODE``; ``DEVICE`` or ``:GPUS``
+            alone. The device may be the path of a profile TOML.
+    Raises:
+        ConfigError: another form, GPUs that make no whole nodes.
+    """
+    match = re.fullmatch(r"(?P<device>.*?)(?::(?:(?P<nodes>\d+)x)?(?P<gpus>\d+))?", text.strip())
+    if match is None or (":" in match["device"] and not match["device"].endswith(".toml")):
+        raise _not_a_cluster(text)
+    device = {"device": match["device"]} if match["device"] else {}
+    if match["gpus"] is None:
+        if not device or re.fullmatch(r"\d+(x.*)?", match["device"]):
+            raise _not_a_cluster(text)
+        return device
+    gpus = int(match["gpus"])
+    if match["nodes"] is not None:
+        return {**device, "nodes": int(match["nodes"]), "gpus_per_node": gpus}
+    if gpus > PER_NODE and gpus % PER_NODE:
+        raise ConfigError(
+            f"{gpus} GPUs do not make nodes of {PER_NODE}",
+            where="cluster",
+            expected=f"up to {PER_NODE} GPUs, a multiple of {PER_NODE}, or DEVICE:NODESxGPUS",
+            got=repr(text),
+            nearest=f"{match['device']}:{-(-gpus // PER_NODE) * PER_NODE}".removeprefix(":"),
+        )
+    return {**device, "nodes": max(1, gpus // PER_NODE), "gpus_per_node": min(gpus, PER_NODE)}
+
+
+def _not_a_cluster(text: str) -> ConfigError:
+    """The error of a text that says no cluster; ``8xh100`` and the like with what was meant."""
+    turned = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?[x:]([a-zA-Z][\w-]*)", text.strip())
+    nearest = None
+    if turned is not None:
+        nearest = f"{turned[3]}:{turned[1]}" + (f"x{turned[2]}" if turned[2] else "")
+    return ConfigError(
+        "not a cluster",
+        where="cluster",
+        expected="DEVICE:NODESxGPUS or DEVICE:GPUS, e.g. h800:8x8 or h800:64",
+        got=repr(text),
+        nearest=nearest,
+    )

@@ -13,6 +13,7 @@ from typing import Any
 from semu.errors import ConfigError
 from semu.imports.arguments import Argument
 from semu.imports.settings import Difference, Settings
+from semu.imports.sizes import says_size
 from semu_models.hf.reading import Reading, ReadingRow
 
 Tables = dict[str, dict[str, Any]]
@@ -92,7 +93,7 @@ def _reading(settings: Settings, tables: Tables, cluster: str | None) -> Reading
             ignored.append(_row(argument, f"{flags.program}'s own value"))
         else:
             understood.append(_row(argument, _shown(flags.understood[dest].to, tables), settings.asked[dest]))
-    if given.cluster_line and given.nodes is not None and cluster is None:
+    if given.cluster_line and given.nodes is not None and not says_size(cluster):
         size = f"{given.nodes} x {given.gpus_per_node}"
         understood.append(ReadingRow("launcher", size, _shown("cluster.nodes, cluster.gpus_per_node", tables)))
     defaulted = [

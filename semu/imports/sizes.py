@@ -7,11 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.hardware.cluster import Cluster
+from semu.hardware.cluster import DEFAULT_DEVICE, PER_NODE, Cluster, said_of_cluster
 from semu.imports.settings import Settings
-
-DEFAULT_DEVICE = "h100"
-DEFAULT_GPUS_PER_NODE = 8
 
 
 def cluster_of(
@@ -29,7 +26,8 @@ def cluster_of(
 
     Args:
         settings: take a note of what was decided.
-        asked: ``DEVICE:NODESxGPUS`` by the caller. ranks: GPUs of one replica, at least.
+        asked: ``DEVICE:NODESxGPUS`` by the caller, or a part of it (``said_of_cluster``).
+        ranks: GPUs of one replica, at least.
         world, gpus_per_node: as the file says; None: it does not. where: what says so, for messages.
         divides: whether the batch and the groups divide on so many GPUs; where they do on no whole number of nodes
             below 16 times the fewest, the most GPUs of one node are taken on which they do.
@@ -38,14 +36,16 @@ def cluster_of(
     Raises:
         ConfigError: a cluster that cannot be parsed; GPUs that make no whole nodes.
     """
-    if asked is not None:
-        cluster = Cluster.parse(asked)
+    said = said_of_cluster(asked) if asked is not None else {}
+    device = said.get("device", DEFAULT_DEVICE)
+    if "nodes" in said:
+        cluster = Cluster(**{"device": device, **said})
         if world is not None and world != cluster.num_gpus:
             settings.notes.append(f"cluster: {cluster.num_gpus} GPUs as asked, the file is for {world}")
         return {"device": cluster.device, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node}
     is_legal = world is None or (world % ranks == 0 and divides(world))
     if world is not None and not is_legal and may_grow:
-        least = math.lcm(ranks, gpus_per_node or DEFAULT_GPUS_PER_NODE)
+        least = math.lcm(ranks, gpus_per_node or PER_NODE)
         sizes = [least * times for times in range(1, 17) if divides(least * times)]
         if sizes and sizes[0] > world:
             settings.notes.append(
@@ -53,7 +53,7 @@ def cluster_of(
             )
             world = sizes[0]
     if world is not None:
-        per_node = gpus_per_node or min(world, DEFAULT_GPUS_PER_NODE)
+        per_node = gpus_per_node or min(world, PER_NODE)
         if world % per_node:
             message = f"{world} GPUs do not make nodes of {per_node}"
             raise ConfigError(
@@ -61,8 +61,8 @@ def cluster_of(
             )
         if gpus_per_node is None:
             settings.notes.append(f"cluster: {world} GPUs taken as nodes of {per_node}")
-        return {"device": DEFAULT_DEVICE, "nodes": world // per_node, "gpus_per_node": per_node}
-    per_node = gpus_per_node or DEFAULT_GPUS_PER_NODE
+        return {"device": device, "nodes": world // per_node, "gpus_per_node": per_node}
+    per_node = gpus_per_node or PER_NODE
     world = _fewest(ranks, per_node, divides)
     size = min(world, per_node)
     nodes = world // size
@@ -71,7 +71,12 @@ def cluster_of(
         if size == per_node
         else f"cluster: not said, taken as {size} GPUs of a node, the most on which batch and groups divide"
     )
-    return {"device": DEFAULT_DEVICE, "nodes": nodes, "gpus_per_node": size}
+    return {"device": device, "nodes": nodes, "gpus_per_node": size}
+
+
+def says_size(asked: str | None) -> bool:
+    """Whether a caller's ``DEVICE:NODESxGPUS`` says the number of GPUs."""
+    return asked is not None and "nodes" in said_of_cluster(asked)
 
 
 def _fewest(ranks: int, per_node: int, divides: Callable[[int], bool]) -> int:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from semu.errors import ConfigError, ScheduleError
-from semu.hardware.cluster import Cluster
+from semu.hardware.cluster import DEFAULT_DEVICE, PER_NODE, Cluster
 from semu.nn import MixtureOfExperts, Model
 from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import Parallel
 from semu.runfile.build import VOCAB_MULTIPLE
 from semu.runfile.config import RunConfig
 
-DEVICE, PER_NODE, MOST_NODES = "h100", 8, 2048
+MOST_NODES = 2048
 MOST_PP = 16
 EXPERT_RANKS = 8
 PATIENCE = 3
@@ -53,11 +53,14 @@ def choose_layout(
     resolve: Callable[[Mapping[str, Any]], RunConfig],
     model: Model,
     vocab: int | None,
+    *,
+    is_any_size: bool,
 ) -> list[str]:
     """Write a cluster, sizes of the parallelism and a recompute setting where the tables hold none.
 
     Args:
         config: tables. resolve: tables -> run. model, vocab: of the tables; rows of its token table, None: none.
+        is_any_size: the command line names a device and no number of GPUs; a run file that does so means one node.
     Returns:
         What was decided, a sentence each.
     Raises:
@@ -65,14 +68,20 @@ def choose_layout(
         ConfigError, ScheduleError: what is wrong with the run, where it is not the memory of any layout.
     """
     cluster, parallel = config.setdefault("cluster", {}), config.setdefault("parallel", {})
-    has_cluster, has_sizes = "device" in cluster, any(key in parallel for key in AXES)
+    says_gpus = "nodes" in cluster or "gpus_per_node" in cluster
+    has_cluster, has_sizes = says_gpus or ("device" in cluster and not is_any_size), any(key in parallel for key in AXES)
+    missing = "cluster.nodes" if "device" in cluster else "cluster"
+    notes = [f"cluster.device: not given, taken as {DEFAULT_DEVICE}"] if says_gpus and "device" not in cluster else []
+    if has_cluster:
+        cluster.setdefault("device", DEFAULT_DEVICE)
     if has_cluster and has_sizes:
-        return []
+        return notes
     if has_sizes:
         gpus = math.prod(parallel.get(key, 1) for key in MESH)
         nodes, per_node = (gpus // PER_NODE, PER_NODE) if gpus % PER_NODE == 0 else (1, gpus)
-        config["cluster"] = {"device": DEVICE, "nodes": nodes, "gpus_per_node": per_node, **cluster}
-        return [f"cluster: not given, taken as {DEVICE}:{nodes}x{per_node}, which the parallelism needs"]
+        config["cluster"] = {"device": DEFAULT_DEVICE, "nodes": nodes, "gpus_per_node": per_node, **cluster}
+        size = f"{config['cluster']['device']}:{nodes}x{per_node}"
+        return [f"{missing}: not given, taken as {size}, which the parallelism needs"]
     asked = None if not has_cluster else (cluster.get("nodes", 1), cluster.get("gpus_per_node", PER_NODE))
     weights = _weights(model)
     refusals: list[ConfigError | ScheduleError] = []
@@ -88,7 +97,7 @@ def choose_layout(
                     break
                 smaller = f"{between}x{per_node}"
             config.update(best)
-            return [_sentence(config, smaller, is_given=has_cluster)]
+            return [*notes, _sentence(config, smaller, "parallel" if has_cluster else missing)]
         smaller = f"{nodes}x{per_node}"
         if asked is None and nodes & (nodes - 1):  # refusals count where the GPUs have doubled
             continue
@@ -100,7 +109,7 @@ def choose_layout(
     size = f"{asked[0]}x{asked[1]}" if asked is not None else f"{MOST_NODES}x{PER_NODE}"
     cause = f"; others cannot be: {refused.where}: {refused.message}" if refused is not None else ""
     raise ConfigError(
-        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEVICE)}:{size}"
+        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEFAULT_DEVICE)}:{size}"
         + cause,
         where="--cluster" if has_cluster else "--parallel",
         expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",
@@ -133,7 +142,7 @@ def _layouts(
 ) -> Iterator[dict[str, Any]]:
     """Tables of the layouts to try; those that cannot fit are left out."""
     gpus = nodes * per_node
-    device = config["cluster"].get("device", DEVICE)
+    device = config["cluster"].get("device", DEFAULT_DEVICE)
     memory = Cluster(device, nodes, per_node, config["cluster"].get("override", {})).profile.memory_bytes.value
     is_changed = "zero" in config["parallel"] or any(key in config["training"] for key in _OTHER_BYTES)
     is_usual = not is_changed and not any(config["model"].get(key) for key in ("frozen", "lora"))
@@ -200,13 +209,17 @@ def _seconds(
     return found.iteration_time_s / job.training.global_batch if found.fits else math.inf
 
 
-def _sentence(config: Mapping[str, Any], smaller: str, *, is_given: bool) -> str:
-    """What was decided. ``smaller``: the next smaller cluster, on which nothing fits; empty: there is none."""
+def _sentence(config: Mapping[str, Any], smaller: str, missing: str) -> str:
+    """What was decided.
+
+    Args:
+        smaller: the next smaller cluster, on which nothing fits; empty: there is none. missing: what was not given.
+    """
     cluster, parallel = config["cluster"], config["parallel"]
     sizes = "-".join(f"{key}{parallel[key]}" for key in AXES if key in parallel)
     size = f"{cluster['device']}:{cluster['nodes']}x{cluster['gpus_per_node']}"
-    what = f"parallel: not given, taken as {sizes}" if is_given else f"cluster: not given, taken as {size} with {sizes}"
+    taken = sizes if missing == "parallel" else f"{size} with {sizes}"
     how = "the fastest of the layouts tried"
     if smaller:
         how += f"; none fits on {smaller}, the next smaller cluster tried"
-    return f"{what} and recompute {config['training']['recompute']}: {how}"
+    return f"{missing}: not given, taken as {taken} and recompute {config['training']['recompute']}: {how}"

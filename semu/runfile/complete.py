@@ -76,7 +76,10 @@ def complete_run(
         training["seq_len"] = read.seq_len
         notes.append(f"training.seq_len: not given, taken as {read.seq_len}{read.why}")
     notes += pad_for(config, read.vocab)
-    notes += choose_layout(config, lambda tables: resolve(tables, places), read.model, read.vocab)
+    is_any_size = places.flags.get("cluster.device") == "--cluster"
+    notes += choose_layout(
+        config, lambda tables: resolve(tables, places), read.model, read.vocab, is_any_size=is_any_size
+    )
     return tuple(notes)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semu.errors import ConfigError
-from semu.hardware.cluster import Cluster
+from semu.hardware.cluster import DEFAULT_DEVICE, Cluster, said_of_cluster
 from semu.imports.kinds import ReadOptions
 from semu.parallel.axes import Following
 from semu.parallel.config import Parallel
@@ -25,7 +25,8 @@ class Overrides:
 
     Attributes:
         assignments: ``key=value``, dotted keys of the run file; values in TOML, simple words also without quotes.
-        cluster: ``DEVICE:NODESxGPUS``; replaces device, nodes and gpus_per_node, keeps ``[cluster.override]``.
+        cluster: ``DEVICE:NODESxGPUS``, or a part of it (``said_of_cluster``); replaces device, nodes and
+            gpus_per_node as far as it says them, keeps ``[cluster.override]``.
         parallel: ``dp8-tp2-pp4``; sizes that are not named become 1, the other keys of ``[parallel]`` stay.
         profile: device name or profile file; replaces the device.
         seed: of the batch.
@@ -69,9 +70,10 @@ class Overrides:
     def _flags(self) -> Iterator[tuple[str, tuple[str, ...], object]]:
         """(flag, path of the key, value) of each change that a flag makes."""
         if self.cluster is not None:
-            with _blamed("--cluster"):
-                cluster = Cluster.parse(self.cluster)
-            for name in ("device", "nodes", "gpus_per_node"):
+            with _blamed("--gpus" if self.cluster.startswith(":") else "--cluster"):
+                said = said_of_cluster(self.cluster)
+                cluster = Cluster(**{"device": DEFAULT_DEVICE, **said})
+            for name in said:
                 yield "--cluster", ("cluster", name), getattr(cluster, name)
         if self.parallel is not None:
             with _blamed("--parallel"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulation.reference.network import collective_seconds
 
 from semu.errors import ConfigError
-from semu.hardware.cluster import Cluster
+from semu.hardware.cluster import Cluster, said_of_cluster
 from semu.hardware.device import Direction
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.known_devices import KNOWN_DEVICES
@@ -33,7 +33,7 @@ def test_label_round_trips(device: str) -> None:
     assert cluster.num_gpus == 12
 
 
-@pytest.mark.parametrize("text", ["h800", "h800:8", "h800:8x", "h800:x8", ":8x8", "h800:8x8x8", "h800:-1x8", ""])
+@pytest.mark.parametrize("text", ["h800", "h800:8x", "h800:x8", ":8x8", "h800:8x8x8", "h800:-1x8", ""])
 def test_not_a_cluster(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Cluster.parse(text)
@@ -224,13 +224,39 @@ def test_clusters_are_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "nearest"), [("h800:8", "h800:1x8"), ("a100-80g:64", "a100-80g:8x8"), ("h100:4", "h100:1x4")]
+    ("text", "sizes"), [("h800:8", (1, 8)), ("a100-80g:64", (8, 8)), ("h100:4", (1, 4)), ("h100:1000000", (125_000, 8))]
 )
-def test_a_number_of_gpus_is_answered_with_nodes_of_them(text: str, nearest: str) -> None:
+def test_a_number_of_gpus_is_nodes_of_eight(text: str, sizes: tuple[int, int]) -> None:
+    cluster = Cluster.parse(text)
+    assert (cluster.nodes, cluster.gpus_per_node) == sizes
+    assert cluster.num_gpus == int(text.partition(":")[2])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("h100", {"device": "h100"}),
+        (":64", {"nodes": 8, "gpus_per_node": 8}),
+        ("my profiles/x.toml:2x4", {"device": "my profiles/x.toml", "nodes": 2, "gpus_per_node": 4}),
+        ("x.toml", {"device": "x.toml"}),
+        ("h20:1x6", {"device": "h20", "nodes": 1, "gpus_per_node": 6}),
+    ],
+)
+def test_a_short_form_may_say_a_part(text: str, said: dict[str, Any]) -> None:
+    assert said_of_cluster(text) == said
+    if len(said) < 3:
+        with pytest.raises(ConfigError, match="not a cluster"):
+            Cluster.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [("h100:12", "h100:16"), (":9", "16"), ("8xh100", "h100:8"), ("8x8xh100", "h100:8x8"), ("", None), ("64", None)],
+)
+def test_what_says_no_cluster(text: str, nearest: str | None) -> None:
     with pytest.raises(ConfigError) as caught:
-        Cluster.parse(text)
+        said_of_cluster(text)
     assert caught.value.nearest == nearest
-    assert Cluster.parse(nearest).num_gpus == int(text.partition(":")[2])
 
 
 # -- cards, leaves, domains ------------------------------------------------------------------------------------------

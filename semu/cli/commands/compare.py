@@ -7,7 +7,7 @@ import math
 
 from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written, write_html
 from semu.cli.option_checks import check_place
-from semu.cli.resolved import read_defined
+from semu.cli.resolved import asked_cluster, read_defined
 from semu.errors import ConfigError
 
 TOLERANCE_EXIT = 7
@@ -31,7 +31,7 @@ def compare_command(arguments: argparse.Namespace) -> int:
 
         changes = Overrides(
             arguments.assignments,
-            arguments.cluster,
+            asked_cluster(arguments),
             arguments.parallel,
             arguments.profile,
             arguments.seed,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from semu.cli.console import Progress, emit, emit_json, say_written
 from semu.cli.option_checks import check_place
-from semu.cli.resolved import read_run, say_notes
+from semu.cli.resolved import asked_cluster, read_run, say_notes
 from semu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def _generic(arguments: argparse.Namespace) -> RunConfig:
     from semu.runfile.resolve import resolve_tables
 
     tables, places = deepcopy(GENERIC), Places("the generic run")
-    changes = Overrides(arguments.assignments, arguments.cluster, arguments.parallel, arguments.profile, arguments.seed)
+    changes = Overrides(
+        arguments.assignments, asked_cluster(arguments), arguments.parallel, arguments.profile, arguments.seed
+    )
     changes.apply(tables, places)
     return resolve_tables(tables, places)

@@ -126,10 +126,15 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
     parser, commands = build_parser()
     arguments, extra = parser.parse_known_args(words)
+    if extra and hasattr(arguments, "assignments"):
+        set_words = _as_assignments(words, extra)
+        if set_words is not None:
+            arguments, extra = parser.parse_known_args(set_words)
     for word in extra:
         used = commands.get(arguments.command, parser)
         if word.startswith("--"):
             options = set(re.findall(r"--[a-z-]+", used.format_usage()))
+            options |= _keys().keys() if "--set" in options else set()
             raise _unknown_option(word.partition("=")[0], options, used.prog)
         raise ConfigError(
             "an argument too many", where=used.prog, expected=" ".join(used.format_usage().split()), got=word
@@ -139,7 +144,45 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-_MEANT = {"--device": "--cluster", "--gpu": "--cluster", "--gpus": "--cluster", "--nodes": "--cluster"}
+def _keys() -> dict[str, str]:
+    """Options that are keys of a run file: ``--seq-len`` -> ``training.seq_len``, ``--tp`` -> ``parallel.tp``."""
+    from semu.job.training import OPTIONS
+    from semu.parallel.axes import AXES
+
+    keys = {f"--{option.name.replace('_', '-')}": f"training.{option.name}" for option in OPTIONS}
+    return keys | {f"--{axis}": f"parallel.{axis}" for axis in (*AXES, "zero")}
+
+
+def _as_assignments(words: Sequence[str], extra: Sequence[str]) -> list[str] | None:
+    """A command line in which unknown options that are keys of [training] or [parallel] are ``--set KEY=VALUE``.
+
+    Args:
+        extra: what the parser did not know.
+    Returns:
+        The words; None where none of them is such a key.
+    Raises:
+        ConfigError: a key without a value.
+    """
+    keys = _keys()
+    unknown = {word.partition("=")[0] for word in extra} & keys.keys()
+    if not unknown:
+        return None
+    found: list[str] = []
+    left = iter(words)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if flag not in unknown:
+            found.append(word)
+            continue
+        if not equals:
+            value = next(left, "--")
+        if not value or value.startswith("--"):
+            raise ConfigError(f"{flag} needs a value", where=flag, expected=f"{flag} VALUE, for {keys[flag]}")
+        found += ["--set", f"{keys[flag]}={value}"]
+    return found
+
+
+_MEANT = {"--device": "--cluster", "--gpu": "--gpus", "--nodes": "--cluster", "--batch-size": "--global-batch"}
 """Options that other programs have, and what says it here."""
 
 

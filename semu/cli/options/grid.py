@@ -66,7 +66,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--workers", type=int, metavar="N", help="processes (default 1; with --engine all cores)")
     work.add_argument("--engine", metavar="NAME", help="local (default): processes; ray: a Ray cluster")
     work.add_argument("--results", metavar="FILE", help="SQLite file: keeps results, and takes from it what is there")
-    add_changes(parser, seed="seed of the batch", parallel=f"{AS_SIMULATE}; of axes that do not vary")
+    add_changes(parser, seed="seed of the batch", parallel=f"{AS_SIMULATE}; of axes that do not vary", has_gpus=False)
     output = parser.add_argument_group("output")
     output.add_argument("--csv", metavar="FILE", help="write a line per configuration")
     output.add_argument(

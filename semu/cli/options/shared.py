@@ -37,14 +37,30 @@ def add_set(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     group.add_argument("--set", **REPEATED, metavar="KEY=VALUE", dest="assignments", help=AS_SIMULATE)
 
 
-def add_changes(parser: argparse.ArgumentParser, *, seed: str | None = None, parallel: str = AS_SIMULATE) -> None:
+def add_gpus(group: argparse._ArgumentGroup) -> None:
+    """Add ``--gpus``."""
+    group.add_argument(
+        "--gpus", type=int, metavar="N", dest="cluster_gpus", help="so many GPUs, in nodes of 8: --cluster DEVICE:N"
+    )
+
+
+def add_changes(
+    parser: argparse.ArgumentParser,
+    *,
+    seed: str | None = None,
+    parallel: str = AS_SIMULATE,
+    has_gpus: bool = True,
+) -> None:
     """Add the options that change a run.
 
     Args:
         seed: help of ``--seed``; None: the command has it elsewhere. parallel: help of ``--parallel``.
+        has_gpus: whether ``--gpus`` is one of them; False: the command has its own.
     """
     group = parser.add_argument_group("changes to the run")
     group.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help=AS_SIMULATE)
+    if has_gpus:
+        add_gpus(group)
     group.add_argument("--parallel", metavar="SIZES", help=parallel)
     group.add_argument("--profile", metavar="FILE|NAME", help=AS_SIMULATE)
     if seed is not None:

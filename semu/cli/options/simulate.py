@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import REPEATED, CommandOptions, add_html, add_reading, add_strict
+from semu.cli.options.shared import REPEATED, CommandOptions, add_gpus, add_html, add_reading, add_strict
 
 _EPILOG = """\
 RUN is a TOML file or the name of a shipped setup (semu list setups), which brings its cluster, parallelism and batch;
@@ -15,6 +15,10 @@ examples:
   semu simulate vlm-m
   semu simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4 --out out
   semu simulate run.toml --set training.recompute=none --json
+  semu simulate llama3-8b --gpus 64 --seq-len 4096 --global-batch 512
+
+Every key of [training] is an option too, as --seq-len 4096 for --set training.seq_len=4096, and so are the sizes of
+[parallel]: --tp 4.
 
 model.frozen lists modality modules, roles and module paths. What it names is frozen whole: "encoder" also freezes the
 adapter at the encoder's end, which keeps training under
@@ -32,7 +36,12 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "run", metavar="RUN", help="a TOML file, a config.json, a file of another program, or a shipped setup"
     )
     change = parser.add_argument_group("changes to the run")
-    change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help="e.g. h800:8x8; devices: see semu list devices")
+    change.add_argument(
+        "--cluster",
+        metavar="DEVICE:NODESxGPUS",
+        help="e.g. h800:8x8, or h800:64 for as many GPUs in nodes of 8, or the device alone; see semu list devices",
+    )
+    add_gpus(change)
     change.add_argument("--parallel", metavar="SIZES", help="e.g. dp8-tp2-pp4; sizes that are not named become 1")
     change.add_argument("--profile", metavar="FILE|NAME", help="another device: a profile TOML or a shipped name")
     change.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of --samples")

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_dump, add_html, add_reading, add_run
+from semu.cli.options.shared import (
+    AS_SIMULATE,
+    REPEATED,
+    CommandOptions,
+    add_dump,
+    add_gpus,
+    add_html,
+    add_reading,
+    add_run,
+)
 
 _DESCRIPTION = "Simulate a run under changes, one at a time: which of them would help most."
 
@@ -37,6 +46,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--factor", type=float, metavar="F", help="without --set: of hardware numbers (default 2)")
     change = parser.add_argument_group("the run itself")
     change.add_argument("--cluster", metavar="DEVICE:NODESxGPUS", help=AS_SIMULATE)
+    add_gpus(change)
     change.add_argument("--parallel", metavar="SIZES", help=AS_SIMULATE)
     change.add_argument("--profile", metavar="FILE|NAME", help=AS_SIMULATE)
     change.add_argument("--seed", type=int, metavar="N", help="of the batch")

@@ -17,6 +17,7 @@ from semu.imports.megatron.parallel_tables import cluster_table, overlap_table, 
 from semu.imports.megatron.training_tables import training_table
 from semu.imports.megatron.vision_tables import add_vision
 from semu.imports.reading import ImportedTables, Tables, finish
+from semu.imports.sizes import says_size
 from semu.imports.settings import Settings
 
 
@@ -127,7 +128,7 @@ def _tables(settings: Settings, cluster: str | None) -> Tables:
     has_experts = "experts" in model
     own = dict(cluster_table(settings, cluster, has_experts=has_experts))
     given = settings.given
-    where = f"--cluster {cluster}" if cluster is not None else given.where(given.cluster_line)
+    where = f"--cluster {cluster}" if says_size(cluster) else given.where(given.cluster_line)
     parallel = parallel_table(settings, own["nodes"] * own["gpus_per_node"], where, has_experts=has_experts)
     training = training_table(settings, parallel, model["layers"], has_experts=has_experts)
     return {

@@ -1,0 +1,115 @@
+"""What people type first: a number of GPUs, a device alone, keys of the run file as options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.test_command import TINY
+
+from semu.cli import main
+from semu.cli.options.every import parse_arguments
+from semu.errors import ConfigError
+from semu.runfile import Overrides, resolve_run
+
+SIZES = ("device", "nodes", "gpus_per_node")
+
+
+def config(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--dump-config", "--json", "--quiet"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)["config"]
+    return found
+
+
+def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main([*words, "--quiet"]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["simulate", "search", "schedules", "goodput"])
+@pytest.mark.parametrize("name", ["lm-7b", "gpt2"])
+def test_keys_of_training_are_options(command: str, name: str) -> None:
+    said = parse_arguments([command, name, "--seq-len", "512", "--set", "a=1", "--global-batch=64", "--tp", "2"])
+    assert said.run == name
+    assert said.assignments == ["training.seq_len=512", "a=1", "training.global_batch=64", "parallel.tp=2"]
+
+
+def test_a_key_as_an_option_is_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    short = ("--seq-len", "2048", "--micro-batch", "2", "--recompute=full", "--tp", "4", "--pp", "1")
+    keys = ("training.seq_len=2048", "training.micro_batch=2", "training.recompute=full", "parallel.tp=4", "parallel.pp=1")
+    words = [word for key in keys for word in ("--set", key)]
+    found = config(capsys, "simulate", "lm-7b", *short)
+    assert found == config(capsys, "simulate", "lm-7b", *words)
+    assert (found["training"]["seq_len"], found["parallel"]["tp"]) == (2048, 4)
+
+
+def test_an_option_of_the_command_stays_its_own() -> None:
+    """``simulate --samples`` and ``plan --schedule`` are no keys."""
+    assert parse_arguments(["simulate", "lm-7b", "--samples", "3"]).samples == 3
+    said = parse_arguments(["search", "lm-7b", "--seed", "3", "--schedule", "1f1b"])
+    assert said.seed == 3
+    with pytest.raises(ConfigError, match="unknown option '--seq-len'"):
+        parse_arguments(["doctor", "--seq-len", "3"])
+
+
+@pytest.mark.parametrize("words", [("--seq-len",), ("--seq-len", "--json"), ("--seq-len=",)])
+def test_a_key_without_a_value(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--seq-len needs a value"):
+        parse_arguments(["simulate", "lm-7b", *words])
+
+
+def test_wrong_values_and_near_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "training.seq_len" in error(capsys, "simulate", "lm-7b", "--seq-len", "many")
+    assert "did you mean '--global-batch'?" in error(capsys, "simulate", "lm-7b", "--batch-size", "8")
+    assert "did you mean '--micro-batch'?" in error(capsys, "simulate", "lm-7b", "--micro-batches", "8")
+
+
+def test_a_device_alone_keeps_a_setups_size(capsys: pytest.CaptureFixture[str]) -> None:
+    own, other = (config(capsys, "simulate", "vlm-m", *words) for words in ((), ("--cluster", "a100-80g")))
+    assert other["cluster"] == {**own["cluster"], "device": "a100-80g"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        (("--gpus", "8"), ("h100", 1, 8)),
+        (("--cluster", "h200", "--gpus", "16"), ("h200", 2, 8)),
+        (("--cluster", "h200:4"), ("h200", 1, 4)),
+        (("--cluster", "a100-80g", "--parallel", "dp2-tp2-pp4"), ("a100-80g", 2, 8)),
+        (("--gpus", "4", "--parallel", "tp4"), ("h100", 1, 4)),
+    ],
+)
+def test_sizes_of_a_model(words: tuple[str, ...], sizes: tuple[object, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    found = config(capsys, "simulate", "gpt2", *words)["cluster"]
+    assert tuple(found[name] for name in SIZES) == sizes
+
+
+def test_a_device_alone_takes_the_fewest_gpus_that_do() -> None:
+    free, named = (resolve_run("gpt2", Overrides(cluster=cluster)) for cluster in (None, "a100-80g"))
+    assert {**named.config["cluster"], "device": "h100"} == free.config["cluster"]
+    assert any(note.startswith("cluster.nodes: not given, taken as a100-80g:1x1") for note in named.notes)
+    one = resolve_run("gpt2", Overrides(["cluster.device=a100-80g"]))
+    assert one.config["cluster"]["gpus_per_node"] == 8  # a run file that names a device means one node
+
+
+def test_a_script_of_another_program_keeps_its_size(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 "
+        "--num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 "
+        "--global-batch-size 32 --tensor-model-parallel-size 2 --vocab-size 32000 --bf16\n"
+    )
+    found = [resolve_run(str(script), Overrides(cluster=said)).config["cluster"] for said in (None, "h200", "h200:8")]
+    assert [one["nodes"] * one["gpus_per_node"] for one in found] == [16, 16, 8]
+    assert [one["device"] for one in found] == ["h100", "h200", "h200"]
+
+
+def test_wrong_numbers_of_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(TINY)
+    assert "nearest allowed: 16" in error(capsys, "simulate", str(run), "--gpus", "12")
+    assert "--gpus: no number of GPUs" in error(capsys, "simulate", str(run), "--gpus", "0")
+    assert "told twice" in error(capsys, "simulate", str(run), "--cluster", "h100:1x8", "--gpus", "8")
+    assert "nearest allowed: h100:8" in error(capsys, "simulate", str(run), "--cluster", "8xh100")
