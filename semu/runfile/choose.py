@@ -69,7 +69,10 @@ def choose_layout(
     """
     cluster, parallel = config.setdefault("cluster", {}), config.setdefault("parallel", {})
     says_gpus = "nodes" in cluster or "gpus_per_node" in cluster
-    has_cluster, has_sizes = says_gpus or ("device" in cluster and not is_any_size), any(key in parallel for key in AXES)
+    has_cluster, has_sizes = (
+        says_gpus or ("device" in cluster and not is_any_size),
+        any(key in parallel for key in AXES),
+    )
     missing = "cluster.nodes" if "device" in cluster else "cluster"
     notes = [f"cluster.device: not given, taken as {DEFAULT_DEVICE}"] if says_gpus and "device" not in cluster else []
     if has_cluster:

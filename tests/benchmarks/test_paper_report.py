@@ -1,4 +1,4 @@
-"""``python -m benchmarks.paper``: the frame around its scripts, with scripts made here; and, slowly, all of them."""
+"""``python -m benchmarks.paper``: the frame around its scripts, with scripts made here."""
 
 from __future__ import annotations
 
@@ -229,17 +229,3 @@ def test_table_1_with_two_images_a_sequence() -> None:
     language = table1.cell("lm-7b", few, None)
     assert table1.lost(table1.static_cell(few, 2), language) == pytest.approx(12.5, abs=5)
     assert table1.lost(table1.dynamic_cell(few, 4), language) == pytest.approx(40.3, abs=10)
-
-
-@pytest.mark.slow
-def test_every_script_runs_quickly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that ``test_paper_dynamic`` does not run."""
-    elsewhere = ("fig08b", "fig09", "fig10", "fig11", "fig12", "fig14")
-    names = [name for name in _scripts.SCRIPTS if name not in elsewhere]
-    assert len(names) + len(elsewhere) == len(_scripts.SCRIPTS)
-    assert frame.main([*names, "--quick", "--json", "--out", str(tmp_path)]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [item["name"] for item in document["results"]] == names
-    for item in document["results"]:
-        assert item["rows"], item["name"]
-        assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in item["pictures"])

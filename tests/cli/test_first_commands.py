@@ -38,7 +38,13 @@ def test_keys_of_training_are_options(command: str, name: str) -> None:
 
 def test_a_key_as_an_option_is_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     short = ("--seq-len", "2048", "--micro-batch", "2", "--recompute=full", "--tp", "4", "--pp", "1")
-    keys = ("training.seq_len=2048", "training.micro_batch=2", "training.recompute=full", "parallel.tp=4", "parallel.pp=1")
+    keys = (
+        "training.seq_len=2048",
+        "training.micro_batch=2",
+        "training.recompute=full",
+        "parallel.tp=4",
+        "parallel.pp=1",
+    )
     words = [word for key in keys for word in ("--set", key)]
     found = config(capsys, "simulate", "lm-7b", *short)
     assert found == config(capsys, "simulate", "lm-7b", *words)
@@ -81,7 +87,9 @@ def test_a_device_alone_keeps_a_setups_size(capsys: pytest.CaptureFixture[str]) 
         (("--gpus", "4", "--parallel", "tp4"), ("h100", 1, 4)),
     ],
 )
-def test_sizes_of_a_model(words: tuple[str, ...], sizes: tuple[object, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_of_a_model(
+    words: tuple[str, ...], sizes: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = config(capsys, "simulate", "gpt2", *words)["cluster"]
     assert tuple(found[name] for name in SIZES) == sizes
 
