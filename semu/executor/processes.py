@@ -80,6 +80,16 @@ def _distance(error: ExecutorError) -> int:
     return next((at for at, words in enumerate(_FOLLOWS, 1) if error.message.startswith(words)), 0)
 
 
+def rank_context() -> Any:
+    """How ranks begin: as copies of a server that has imported torch, which takes each of them seconds, and has neither
+    threads nor a GPU in use; as new processes where there is no such server (Windows)."""
+    if "forkserver" not in mp.get_all_start_methods():
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "semu.executor.demo", "semu.executor.drill"])
+    return context
+
+
 def launch(
     work: Callable[..., Any],
     world_size: int,
@@ -103,7 +113,7 @@ def launch(
     limit = timedelta(seconds=timeout_s)
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
     place = Place(0, world_size, HOST, store.port, backend, timeout_s)
-    context = mp.get_context("spawn")
+    context = rank_context()
     processes, pipes = [], []
     server: threading.Thread | None = None
     try:

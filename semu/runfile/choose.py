@@ -110,10 +110,10 @@ def choose_layout(
         if len(refusals) == (1 if asked is not None else PATIENCE):
             raise refusals[0]
     size = f"{asked[0]}x{asked[1]}" if asked is not None else f"{MOST_NODES}x{PER_NODE}"
+    device = cluster.get("device", DEFAULT_DEVICE)
     cause = f"; others cannot be: {refused.where}: {refused.message}" if refused is not None else ""
     raise ConfigError(
-        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {cluster.get('device', DEFAULT_DEVICE)}:{size}"
-        + cause,
+        f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {device}:{size}" + cause,
         where="--cluster" if has_cluster else "--parallel",
         expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",
         got=f"{model.num_parameters():,} parameters",

@@ -15,6 +15,7 @@ import pytest
 from validation.nsys_reports import write_gpu_trace
 
 from benchmarks.readme._weave import PAGES, ROOT, WALKED
+from semu.cli import main
 from semu.cli.options.every import COMMANDS
 
 INSTANCES = ROOT / "benchmarks" / "instances" / "first_minutes"
@@ -111,6 +112,19 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def typed_here(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """Exit code and stderr of a command: in this process, unless it takes a shell."""
+    if re.search(r"[&|<>*;]", command):
+        done = shell(command, folder)
+        return done.returncode, done.stderr
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    code = main(shlex.split(command)[1:])
+    return code, capsys.readouterr().err
+
+
 def test_commands_are_found() -> None:
     commands = printed_commands()
     assert len(commands) > 50 and set(EXIT_CODES) <= set(commands)
@@ -121,7 +135,13 @@ def test_commands_are_found() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", printed_commands())
-def test_printed_commands_end_as_the_pages_say(command: str, folder: Path, request: pytest.FixtureRequest) -> None:
+def test_printed_commands_end_as_the_pages_say(
+    command: str,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     typed = command
     if "runs.json" in command.lower() or "validate --runs FILE" in command:
         data = request.getfixturevalue("data_dir") / "runs" / "runs.json"
@@ -135,15 +155,15 @@ def test_printed_commands_end_as_the_pages_say(command: str, folder: Path, reque
     typed = re.sub(r"(?<!\S)FILES?(?!\S)", files, typed)
     for begin, before in AFTER.items():
         if command.startswith(begin):
-            done = shell(before, folder)
-            assert done.returncode == 0, done.stderr
+            code, err = typed_here(before, folder, monkeypatch, capsys)
+            assert code == 0, err
     if command.startswith("semu init"):
         (folder / "run.toml").unlink(missing_ok=True)
     if "semu run" in typed or "semu drill" in typed:
         pytest.importorskip("torch", reason="running plans needs torch (pip install '.[executor]')")
-    done = shell(typed, folder)
-    assert done.returncode == EXIT_CODES.get(command, 0), f"{typed}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
+    code, err = typed_here(typed, folder, monkeypatch, capsys)
+    assert code == EXIT_CODES.get(command, 0), f"{typed}\n{err}"
+    assert "Traceback" not in err
 
 
 def shown_run_files() -> list[tuple[str, str]]:
@@ -159,10 +179,12 @@ def shown_run_files() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "text"), shown_run_files(), ids=[name for name, _ in shown_run_files()])
 @pytest.mark.sampled(2)
-def test_run_files_of_the_pages_run(name: str, text: str, folder: Path) -> None:
+def test_run_files_of_the_pages_run(
+    name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if "[cluster]" not in text:
         text += '[cluster]\ndevice = "h100"\n[parallel]\ntp = 4\npp = 2\n[training]\nglobal_batch = 4\n'
     (folder / f"{name}.toml").write_text(text)
-    done = shell(f"semu simulate {name}.toml --json", folder)
-    assert done.returncode in (0, 3), done.stderr
-    assert json.loads(done.stdout)["iteration_time_s"] > 0
+    monkeypatch.chdir(folder)
+    assert main(["simulate", f"{name}.toml", "--json"]) in (0, 3)
+    assert json.loads(capsys.readouterr().out)["iteration_time_s"] > 0

@@ -109,7 +109,7 @@ def test_what_is_searched_is_what_is_simulated(random: Random) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_what_is_searched_is_what_is_simulated_many(random: Random) -> None:
     job = random_job(random)

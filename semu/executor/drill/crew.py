@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import pickle
 import queue
@@ -24,7 +23,7 @@ from semu.executor.communicator import Communicator
 from semu.executor.drill.node import run_node
 from semu.executor.drill.orders import Moment, Settings
 from semu.executor.fake_communicator import FakeWorld
-from semu.executor.processes import HOST, end_processes, follow_parent
+from semu.executor.processes import HOST, end_processes, follow_parent, rank_context
 from semu.executor.torch_communicator import TorchCommunicator
 
 
@@ -53,7 +52,7 @@ class ProcessCrew:
     def __init__(self, timeout_s: float) -> None:
         limit = timedelta(seconds=timeout_s)
         self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
-        self._context = mp.get_context("spawn")
+        self._context = rank_context()
         self._processes: dict[int, Any] = {}
         self._pipes: dict[int, Connection] = {}
         self._ended: list[Any] = []

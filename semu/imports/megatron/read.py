@@ -17,8 +17,8 @@ from semu.imports.megatron.parallel_tables import cluster_table, overlap_table, 
 from semu.imports.megatron.training_tables import training_table
 from semu.imports.megatron.vision_tables import add_vision
 from semu.imports.reading import ImportedTables, Tables, finish
-from semu.imports.sizes import says_size
 from semu.imports.settings import Settings
+from semu.imports.sizes import says_size
 
 
 def read_megatron(
