@@ -94,9 +94,9 @@ def draw_fullest(
         if is_marked:
             axes.axhline(max(most) / GIB, color=hue, **DOTTED)
     for (_, own), rank, hue in zip(timelines, ranks, _HUES, strict=False):
-        most = rank.highest_memory(edges)
+        drawn = rank.highest_memory(edges)
         inside = edges[:-1] < own.iteration_time_s
-        axes.step(edges[:-1][inside], most.total[inside] / GIB, color=hue, linewidth=1.2, where="post")
+        axes.step(edges[:-1][inside], drawn.total[inside] / GIB, color=hue, linewidth=1.2, where="post")
     axes.axhline(limit_bytes / GIB, color=LIMIT, **DASHED)
     axes.set_xlim(0, end_s)
     axes.set_ylim(0, 1.08 * max([limit_bytes, *map(max, highest)]) / GIB)
