@@ -14,7 +14,6 @@ import ctypes
 import marshal
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha256
@@ -91,6 +90,8 @@ def read(function: Callable[..., Any]) -> list[Known]:
 
 def write(function: Callable[..., Any], spec: Spec, code: Code) -> None:
     """Store the machine code of a kernel for some types beside what is stored of it, if that is possible."""
+    from tempfile import mkstemp
+
     linker = _linker()
     if linker is None:
         return
@@ -102,7 +103,7 @@ def write(function: Callable[..., Any], spec: Spec, code: Code) -> None:
             before = marshal.loads(kept[32:]) if kept[:32] == stamp else []
         entries = [entry for entry in before if entry[0] != spec] + [(spec, _fits_code(spec), tuple(code))]
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        handle, name = mkstemp(dir=path.parent, prefix=path.name)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(stamp + marshal.dumps(entries))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from semu.engine.sampling import pool_step_function
 from semu.graph.tensor import Role
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ expanded lazily.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from semu.engine.memory import MemoryCurve, PeakMemory
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import Port, Provenance
+from semu.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -18,6 +18,7 @@ from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.pipeline import PARTITIONS, TIMED_PARTITIONS
 from semu.parallel.segments import OWN_RANKS, check_segments
+from semu.records import dataclass
 
 PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""

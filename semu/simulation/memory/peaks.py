@@ -9,7 +9,6 @@ could hold the peak, is the stage expanded operator by operator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.stage import ExpandedStage, StageProgram, later_of
 from semu.costs.phases import CODES, costs_of, program_of
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.boundary import PipelineMemoryEvents, boundary_events

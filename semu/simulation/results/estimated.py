@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from semu.job import TrainingJob
 from semu.present.estimate import Deferred, Estimate
+from semu.records import dataclass
 from semu.schedule.phases import NOTHING
 from semu.schedule.stage_table import StageTable
 from semu.simulation.context import PipelineRun
