@@ -466,8 +466,7 @@ class Parallel(ParallelSizes):
 
     @property
     def expert_shard_ranks(self) -> int:
-        """Ranks over which ZeRO shards experts: those with the same experts, of a sharding group where there are any
-        (torchtitan's ``efsdp`` = dp_shard x cp x tp / (ep x etp))."""
+        """Ranks over which ZeRO shards experts, of a sharding group where there are any (torchtitan's ``efsdp``)."""
         return self.shard_ranks * self.tp // (self.ep * self.expert_tensor_ranks)
 
     @property

@@ -128,7 +128,7 @@ def rank_tails(
     steps = rank_steps(timed)
     if of_ranks is not None:
         steps = [rank_steps(own)[rank] for rank, own in enumerate(of_ranks)]
-    begun = {id(step): step.after(barrier) for step in steps}
+    begun = {key: step.after(barrier) for key, step in {id(step): step for step in steps}.items()}
     return [
         RankTail(slices, begun[id(step)], checks[rank], losses[rank])
         for rank, (slices, step) in enumerate(zip(reductions, steps, strict=True))
