@@ -1,7 +1,7 @@
 """What is made when it is first used: names of packages (``lazy_names``), values of tables (``LazyTable``)."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 V = TypeVar("V")
@@ -18,7 +18,7 @@ def imported(module: str, name: str) -> Callable[[], Any]:
     return _import
 
 
-class LazyTable(Mapping[str, V]):
+class LazyTable(MutableMapping[str, V]):
     """A table whose values are made when they are first asked for.
 
     Args:
@@ -26,12 +26,19 @@ class LazyTable(Mapping[str, V]):
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], V]]) -> None:
-        self._makers, self._made = makers, dict[str, V]()
+        self._makers, self._made = dict(makers), dict[str, V]()
 
     def __getitem__(self, key: str) -> V:
         if key not in self._made:
             self._made[key] = self._makers[key]()
         return self._made[key]
+
+    def __setitem__(self, key: str, value: V) -> None:
+        self._makers[key], self._made[key] = lambda: value, value
+
+    def __delitem__(self, key: str) -> None:
+        del self._makers[key]
+        self._made.pop(key, None)
 
     def __contains__(self, key: object) -> bool:
         return key in self._makers

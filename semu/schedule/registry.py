@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 
 from semu.checks import find_named
@@ -16,7 +16,7 @@ def _family(module: str, name: str) -> Callable[[], ScheduleFamily]:
     return imported(f"semu.schedule.generators.{module}", name)
 
 
-REGISTRY: Mapping[str, ScheduleFamily] = LazyTable(
+REGISTRY: MutableMapping[str, ScheduleFamily] = LazyTable(
     {
         "gpipe": _family("gpipe", "gpipe_family"),
         "1f1b": _family("one_f_one_b", "one_f_one_b_family"),
