@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from semu import ahead
@@ -263,6 +265,25 @@ def test_every_file_whose_kernels_a_kernel_calls_is_found() -> None:
         called += len(files)
         assert files <= set(ahead.kernel_sources(Path(str(module.__file__)))), name
     assert called > 5
+
+
+def _is_set(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def test_constants_of_kernels_stand_in_files_that_are_looked_at() -> None:
+    """A kernel is compiled with the values of its constants."""
+    used = 0
+    for module in {import_module(f"semu.{name.rpartition('.')[0]}") for name in KERNELS}:
+        sources = ahead.kernel_sources(Path(str(module.__file__)))
+        trees = [ast.parse(source.read_text(encoding="utf-8")) for source in sources]
+        written = {one.id for tree in trees for one in ast.walk(tree) if isinstance(one, ast.Name) and _is_set(one)}
+        functions = [found.py_func for found in vars(module).values() if hasattr(found, "py_func")]
+        for name in {name for function in functions for name in function.__code__.co_names}:
+            if isinstance(vars(module).get(name), int | float | tuple | np.generic):
+                used += 1
+                assert name in written, f"{module.__name__} uses {name}"
+    assert used > 5
 
 
 # -- a cache that cannot be written to -------------------------------------------------------------------------------

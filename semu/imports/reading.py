@@ -7,13 +7,13 @@ changes little into ``[training] left_out``, which widens the interval, and make
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from semu.errors import ConfigError
 from semu.imports.arguments import Argument
 from semu.imports.settings import Difference, Settings
 from semu.imports.sizes import says_size
+from semu.records import dataclass
 from semu_models.hf.reading import Reading, ReadingRow
 
 Tables = dict[str, dict[str, Any]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.records import dataclass
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides
@@ -131,7 +132,9 @@ def distinct_latencies(
     which of them each unit is: int64[num_units]."""
     programs = programs_of(costed.layout.recipe, units)
     every = programs.edges
-    linked = tuple([edge_link(costed.layout, s, t, _PHASES[back], links[pair]) for s, t, back, pair in every])
+    linked, job = links, costed.job
+    if job.parallel.has_own_gpus and job.cluster.shares_cards:  # else an edge has the link of its pair of ranks
+        linked = tuple([edge_link(costed.layout, s, t, _PHASES[back], links[pair]) for s, t, back, pair in every])
 
     def _find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         latency: list[NDArray[np.float64]] = []
@@ -147,10 +150,11 @@ def distinct_latencies(
         row_of_stage = np.empty(distinct[-1] + 1, dtype=np.int64)
         row_of_stage[distinct] = [rows[id(costs)] for costs in stages]
         row[:, : units.num_stages] = row_of_stage[stage]
-        number_of = {link: number for number, link in enumerate(linked)}
+        of_edge = [links[pair] for *_, pair in every] if linked is links else linked
+        number_of = {link: number for number, link in enumerate(of_edge)}
         sends: dict[tuple[int, bytes], int] = {}
         row_of_edge = []
-        for (source, target, back, _), link in zip(every, linked, strict=True):
+        for (source, target, back, _), link in zip(every, of_edge, strict=True):
             sizes = edge_bytes(costed, source, target, _PHASES[back])
             key = number_of[link], sizes.tobytes()
             if key not in sends:
@@ -160,7 +164,7 @@ def distinct_latencies(
         row[:, units.num_stages :] = np.array(row_of_edge, dtype=np.int64)[programs.edge[units.copy]]
         return np.stack(latency), row.ravel()
 
-    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, linked), _find)
+    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, linked is links, linked), _find)
 
 
 def send_latency(costed: CostedJob, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:

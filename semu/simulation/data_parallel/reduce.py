@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -19,6 +18,7 @@ from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
+from semu.records import dataclass
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan, has_reductions, reduction_plan
 from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients
@@ -103,13 +103,15 @@ def plan_reductions(timed: TimedJob) -> Reductions:
     gates = np.concatenate((ready, ends, (0.0,)))[plan.gate].tolist()
     start_s: list[float] = []
     end_s: list[float] = []
+    begin, end = start_s.append, end_s.append  # hundreds of buckets an evaluation
     for _, first, stop, _ in plan.by_rank:
         now = 0.0
         for gate, length in zip(gates[first:stop], plan.length[first:stop], strict=True):
-            now = max(now, gate)
-            start_s.append(now)
+            if gate > now:
+                now = gate
+            begin(now)
             now += length
-            end_s.append(now)
+            end(now)
     return Reductions(run, plan, gradients, start_s, end_s, tied_reductions(timed, plan, end_s))
 
 
