@@ -15,6 +15,8 @@ from semu.checks import check_integer, check_member, check_word
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
+from semu.schedule.stage_plan import StagePlan
+from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import fitted, settled
@@ -60,10 +62,12 @@ def job_problem(
     candidates: int = MOST_CANDIDATES,
     memory_limit_bytes: int | None = None,
     progress: Callable[[str], None] | None = None,
+    assigned: Assignment | None = None,
 ) -> tuple[Partition, JobProblem]:
     """What a search would look at.
 
-    Args: as ``search``, but for ``job``: one without layout and schedule (``plain_job``).
+    Args: as ``search``, but for ``job``: one without layout and schedule (``plain_job``); and ``assigned``, whose batch
+    the job has and whose samples are deferred.
     """
     for word in strategies:
         check_word(word, LAYER_STRATEGIES, "memory strategy", "strategies")
@@ -71,8 +75,9 @@ def job_problem(
     say = progress or (lambda _: None)
     say("cutting the model and the batch")
     cut = partition(job, sub_batch=sub_batch, segments=segments)
+    cut, plan = cut.deferring(StagePlan() if assigned is None else assigned.cut(cut.sizes), job.parallel.replicas)
     say("simulating the candidates of every chunk")
-    plan = candidate_variants(job, cut.plan(), strategies=strategies, most=candidates)
+    plan = candidate_variants(job, plan, strategies=strategies, most=candidates)
     built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
     check_limits(built.problem)
     return cut, built
@@ -81,6 +86,7 @@ def job_problem(
 def search(
     job: TrainingJob,
     *,
+    assigned: Assignment | None = None,
     rollouts: int | None = None,
     time_s: float | None = None,
     seed: int = 0,
@@ -100,6 +106,8 @@ def search(
 
     Args:
         job: what to train, on what; its layout, schedule and recomputation are replaced.
+        assigned: samples for its microbatches, in place of its batch: those that are deferred stay so (Megatron-LM, which
+            cannot defer, encodes them where they are read). None: those of the job.
         rollouts: sequences to try; gives the same bytes again. time_s: wall time of the search itself [s]; does not.
             0 of either: the heuristic's schedule. Neither: 1,024 rollouts.
         seed: of all random numbers. strategy: over sequences, one of ``semu.searcher.orders.strategy.STRATEGIES``.
@@ -123,9 +131,12 @@ def search(
     say = progress or (lambda _: None)
     began = time.perf_counter()
     say("simulating Megatron-LM's schedule")
-    given, beside, explored = job, compared_with(job), explored_baselines(job, say) if explore else []
-    job, changes, cut_into = to_cut(job)
-    options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
+    given = job if assigned is None else assigned.given_to(job, assigned.undeferred)
+    beside, explored = compared_with(given), explored_baselines(given, say) if explore else []
+    job, changes, cut_into = to_cut(given)
+    options: dict[str, Any] = {"strategies": strategies, "candidates": candidates}
+    options |= {"memory_limit_bytes": memory_limit_bytes, "assigned": assigned}
+    job = job if assigned is None else replace(job, batch=assigned.batch)
     again = partial(cut_into, job, sub_batch=sub_batch, **options)
     is_least, is_kept = goal is Objective.MIN, keeps_places(job)
     is_cut = not is_kept or not keeps_ranks(job)  # Megatron-LM cuts it where nothing else was asked for

@@ -52,7 +52,7 @@ class ModulePartition:
         name: of the module. sub_batch: B_i, items of a sub-microbatch; None: microbatches run whole.
         rates: of 1, 2, ... typical items, over the best of them; empty where microbatches run whole.
         time_s: T_i [s]. segments: K_i. layers: of its P x K_i chunks.
-        parts: per microbatch, sub-microbatches of every replica.
+        parts: per microbatch, sub-microbatches of every replica. waits: samples of it are deferred.
     """
 
     name: str
@@ -62,6 +62,7 @@ class ModulePartition:
     segments: int
     layers: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,25 @@ class Partition:
             parts={m.name: _plain(m.parts) for m in self.modules if m.sub_batch is not None},
             layers={m.name: m.layers for m in self.modules} if self.num_ranks > 1 else None,
         )
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Module -> items of a sub-microbatch; None: microbatches run whole."""
+        return {m.name: m.sub_batch for m in self.modules}
+
+    def deferring(self, own: StagePlan, dp: int) -> tuple[Partition, StagePlan]:
+        """The same chunks with what an assignment defers, if anything: the partition, and its plan.
+
+        Args:
+            own: parts, items and reads (``Assignment.cut``). dp: replicas.
+        """
+        modules = [
+            replace(m, parts=tuple((_one(n),) * dp for n in own.parts[m.name]), waits=True) if m.name in own.reads else m
+            for m in self.modules
+        ]
+        found = replace(self, modules=tuple(modules))
+        plan = found.plan()
+        return found, replace(plan, parts={**plan.parts, **own.parts}, items=own.items, reads=own.reads)
 
     def to_json(self) -> dict[str, object]:
         """By module."""
@@ -109,6 +129,8 @@ class Partition:
             sizes = f"{min(m.layers)}" if min(m.layers) == max(m.layers) else f"{min(m.layers)} to {max(m.layers)}"
             if not any(counts):
                 how = "no items in this batch"
+            elif m.waits:
+                how = f"samples that stay, then samples that wait, {how}"
             layers = "layer" if max(m.layers) == 1 else "layers"
             chunks = f"{m.segments} segment{'s' if m.segments > 1 else ''} of chunks of {sizes} {layers}"
             found.append(f"{m.name}: {chunks}, {how}")
@@ -299,6 +321,11 @@ def _parts(
     stream = min(streams)
     counts = [-(-len(item.lengths[stream]) // size) for item in batch]
     return tuple(tuple(counts[i * dp : (i + 1) * dp]) for i in range(m))
+
+
+def _one(parts: int | tuple[int, ...]) -> int:
+    assert isinstance(parts, int)
+    return parts
 
 
 def _plain(parts: Sequence[tuple[int, ...]]) -> tuple[int | tuple[int, ...], ...]:
