@@ -106,8 +106,8 @@ def search(
 
     Args:
         job: what to train, on what; its layout, schedule and recomputation are replaced.
-        assigned: samples for its microbatches, in place of its batch: those that are deferred stay so (Megatron-LM, which
-            cannot defer, encodes them where they are read). None: those of the job.
+        assigned: samples for its microbatches, in place of its batch: those that are deferred stay so (Megatron-LM,
+            which cannot defer, encodes them where they are read). None: those of the job.
         rollouts: sequences to try; gives the same bytes again. time_s: wall time of the search itself [s]; does not.
             0 of either: the heuristic's schedule. Neither: 1,024 rollouts.
         seed: of all random numbers. strategy: over sequences, one of ``semu.searcher.orders.strategy.STRATEGIES``.

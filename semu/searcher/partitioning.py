@@ -94,10 +94,12 @@ class Partition:
         Args:
             own: parts, items and reads (``Assignment.cut``). dp: replicas.
         """
-        modules = [
-            replace(m, parts=tuple((_one(n),) * dp for n in own.parts[m.name]), waits=True) if m.name in own.reads else m
-            for m in self.modules
-        ]
+        modules = []
+        for m in self.modules:
+            if m.name in own.reads:
+                counts = tuple((n,) * dp if isinstance(n, int) else n for n in own.parts[m.name])
+                m = replace(m, parts=counts, waits=True)
+            modules.append(m)
         found = replace(self, modules=tuple(modules))
         plan = found.plan()
         return found, replace(plan, parts={**plan.parts, **own.parts}, items=own.items, reads=own.reads)
@@ -321,11 +323,6 @@ def _parts(
     stream = min(streams)
     counts = [-(-len(item.lengths[stream]) // size) for item in batch]
     return tuple(tuple(counts[i * dp : (i + 1) * dp]) for i in range(m))
-
-
-def _one(parts: int | tuple[int, ...]) -> int:
-    assert isinstance(parts, int)
-    return parts
 
 
 def _plain(parts: Sequence[tuple[int, ...]]) -> tuple[int | tuple[int, ...], ...]:

@@ -74,7 +74,7 @@ def _halves(rows: Sequence[Sequence[int]], size: int | None) -> list[list[tuple[
             continue
         cut = [-(-own // size) for own in counts]
         width = max(*cut, 1 - half)  # what stays has a part, if an empty one
-        even = [[own // max(n, 1) + (i < own % max(n, 1)) for i in range(n)] for own, n in zip(counts, cut, strict=True)]
+        even = [[own // n + (part < own % n) for part in range(n)] for own, n in zip(counts, cut, strict=True)]
         found.append([(*own, *(0,) * (width - len(own))) for own in even])
     return found
 

@@ -145,7 +145,7 @@ class OrderSpace:
 
 
 def _usual(exists: NDArray[np.bool_], needs: list[set[int]], microbatch: I32) -> I32:
-    """Microbatch after microbatch, forwards along the flow and then backwards; what needs a later microbatch, with that."""
+    """Microbatch after microbatch, forwards along the flow and then backwards; what needs a later one comes with it."""
     from graphlib import TopologicalSorter
 
     groups = len(microbatch)

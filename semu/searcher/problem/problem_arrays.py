@@ -84,7 +84,7 @@ class ProblemArrays:
 
     @cached_property
     def joint(self) -> I32:
-        """int32[n], from 0 on: microbatches with stages that need one another, as those of deferred samples do, have one
+        """int32[n], from 0 on: microbatches whose stages need one another's, as those of deferred samples do, have one
         number; others have their own."""
         _, number = np.unique(self.microbatch, return_inverse=True)
         found = number.reshape(-1).astype(np.int32)
