@@ -45,8 +45,8 @@ def test_every_rank_finds_its_microbatches(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_torchtitans_positions(kind: str, tmp_path: Path) -> None:
-    """torchtitan 0.3.0 has a document begin where ``positions`` are 0 (``create_varlen_metadata_for_document``): samples
-    that count from 0 one after another are told apart as the line has them."""
+    """torchtitan 0.3.0 has a document begin where ``positions`` are 0 (``create_varlen_metadata_for_document``): of
+    samples that count from 0, one after another, each begins where the line has it."""
     lines, samples = written(kind, tmp_path)
     for line in lines:
         each = [int(samples.lengths[int(name[1:])]) for name in line["ids"]]
