@@ -12,6 +12,7 @@ from plan.compiled import check_compiled
 from searcher.assignment.jobs import draw_vlm, vlm_assigner, vlm_job
 
 import semu
+from semu.baselines import megatron, megatron_1f1b
 from semu.errors import ConfigError
 from semu.plan.verification.rules import verify
 from semu.schedule.stage_plan import StagePlan
@@ -49,7 +50,7 @@ def check_reads(plan: StagePlan, found: Assignment) -> None:
 def test_a_search_keeps_what_is_deferred_and_its_plan_runs_under_rendezvous_sends() -> None:
     found = assigned(8)
     assert found.defers
-    report = semu.search(vlm_job(), assigned=found, rollouts=8, workers=1)
+    report = semu.search(vlm_job(), assigned=found, rollouts=8, workers=1, candidates=3)
     check_reads(report.plan, found)
     assert semu.simulate(report.job, plan=report.plan).iteration_time_s == report.report.iteration_time_s
     assert report.report.iteration_time_s < min(found.iteration_s, report.default.iteration_time_s + 1e-12)
@@ -57,11 +58,10 @@ def test_a_search_keeps_what_is_deferred_and_its_plan_runs_under_rendezvous_send
     assert plan.reads == report.plan.reads
     check_compiled(plan, report.problem.simulated(report.plan))
     verify(plan)
-    assert "samples that wait" in repr(report)
-    again = semu.search(vlm_job(), assigned=found, rollouts=8, workers=1)
-    assert again.plan.to_json() == report.plan.to_json()
+    assert "samples that stay, then samples that wait" in " ".join(report.partition.lines())
 
 
+@pytest.mark.slow
 def test_without_deferral_it_is_the_search_of_the_assigned_job() -> None:
     found = assigned(10, "coupled")
     assert not found.defers
@@ -76,13 +76,14 @@ def test_samples_of_another_job_are_refused() -> None:
         semu.search(vlm_job(dp=1), assigned=assigned(8), rollouts=1)
 
 
+@pytest.mark.slow
 def test_a_planner_plans_iterations_that_defer_and_others() -> None:
-    own = [assigned(8), assigned(9), assigned(10, "coupled")]
+    own = [assigned(8), assigned(10, "coupled")]
     rows: list[IterationRow] = []
     with semu.Planner(vlm_job(), iter(own), rollouts=4, workers=1) as planner:
         fallback = planner.batches.fallback(*_jobs(planner, own[0]))
-        train(planner, 3, has_deadline=False, tell=rows.append)
-    assert [row.error for row in rows] == [None] * 3
+        train(planner, 2, has_deadline=False, tell=rows.append)
+    assert [row.error for row in rows] == [None] * 2
     for row, found in zip(rows, own, strict=True):
         assert row.outcome is Outcome.PLANNED
         assert row.planned_s is not None
@@ -100,9 +101,9 @@ def _jobs(planner: semu.Planner, found: Assignment) -> tuple[semu.TrainingJob, A
 
 
 def _megatron(found: Assignment) -> semu.TrainingJob:
-    from semu.baselines import megatron
-
-    return megatron(found.given_to(vlm_job(), found.undeferred)).job
+    """Interleaved where the number of microbatches allows it, as the loop has it."""
+    make = megatron_1f1b if found.num_microbatches % 4 else megatron
+    return make(found.given_to(vlm_job(), found.undeferred)).job
 
 
 def test_steps_say_which_samples_they_train() -> None:
