@@ -66,7 +66,7 @@ def deferring_plan(
 
 def _halves(rows: Sequence[Sequence[int]], size: int | None) -> list[list[tuple[int, ...]]]:
     """Items of the parts of what stays, and of what waits where the microbatch has such a half, of every replica."""
-    found = []
+    found: list[list[tuple[int, ...]]] = []
     for half in range(len(rows[0])):
         counts = [own[half] for own in rows]
         if size is None:

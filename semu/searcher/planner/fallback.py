@@ -61,11 +61,11 @@ class Fallback:
         count = job.num_microbatches
         whole = self.plan(count)
         assert whole.orders is not None
-        own = {"parts": cut.parts, "items": cut.items, "reads": cut.reads}
-        shape = prepare(job, plan=replace(self._template, **own)).pipeline_shape
+        template = replace(self._template, parts=cut.parts, items=cut.items, reads=cut.reads)
+        shape = prepare(job, plan=template).pipeline_shape
         runs = [len(shape.every_part(chunk)) for chunk in range(shape.num_chunks)]
         choice = tuple((variants[0],) * n for variants, n in zip(whole.choice, runs, strict=True))
-        return replace(whole, **own, choice=choice, orders=defer_backward(whole.orders, shape, NAME))
+        return replace(template, choice=choice, orders=defer_backward(whole.orders, shape, NAME))
 
     def _made(self, count: int) -> StagePlan:
         problem, chunk = _repeated(self._built, count)

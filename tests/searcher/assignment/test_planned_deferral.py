@@ -34,7 +34,8 @@ def check_reads(plan: StagePlan, found: Assignment) -> None:
     images = np.diff(found.samples.items["vision"].ptr)
     reads, items, parts = plan.reads["vit"], plan.items["vit"], plan.parts["vit"]
     listed = sorted(pair for own in reads for pair in own)
-    assert listed == [(i, part) for i, count in enumerate(parts) for part in range(count)]
+    assert listed == [(i, part) for i, own in enumerate(items) for part in range(len(own[0]))]
+    assert [len(own[0]) for own in items] == list(parts)
     for replica in range(found.dp):
         for microbatch in range(found.num_microbatches):
             assert sum(items[microbatch][replica]) == images[found.members(replica, microbatch)].sum()
