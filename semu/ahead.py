@@ -24,7 +24,9 @@ from semu.kernel_table import KERNELS, NEEDS
 
 _PACKAGE = Path(__file__).resolve().parent
 _MOST_HELPERS = 3
-_KERNEL_IMPORT = re.compile(r"^from semu\.((?:\w+\.)*kernels\.\w+) import", re.MULTILINE)
+_CONSTANTS = "units"
+"""The only file beside those of kernels whose constants kernels use."""
+_KERNEL_IMPORT = re.compile(rf"^from semu\.((?:\w+\.)*kernels\.\w+|{_CONSTANTS}) import", re.MULTILINE)
 _trouble: list[str] = []
 WRITING = threading.Lock()
 """Held while what was compiled is written to the cache."""
@@ -67,7 +69,8 @@ def missing_kernels(command: str) -> list[str]:
 
 
 def kernel_sources(source: Path) -> list[Path]:
-    """A file of kernels, and the files whose kernels it calls by what it imports: the file itself first."""
+    """A file of kernels, and the files whose kernels and constants it uses by what it imports: the file itself
+    first."""
     found = [source]
     for path in found:
         with suppress(OSError):

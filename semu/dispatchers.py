@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype
 
 from semu import ahead
-from semu.stored import Code, Spec, kernel_name
+from semu.stored import Code, Spec, kernel_name, needed_symbols
 
 _FAULTS = (OSError, EOFError, pickle.UnpicklingError)
 """Of a disk that is full, a folder that is not there or a file that was cut off."""
@@ -49,7 +49,8 @@ class _Results(CompileResultCacheImpl):
         environments = [environment, *others]
         if not any(each.consts for each in environments):
             names = tuple(each.env_name for each in environments)
-            self.codes[signature.args] = Code(description.llvm_cpython_wrapper_name, names, machine_code)
+            entry, needed = description.llvm_cpython_wrapper_name, needed_symbols(machine_code)
+            self.codes[signature.args] = Code(entry, names, machine_code, needed)
         return payload
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -53,11 +52,13 @@ def write_file(path: Path, write: Callable[[Path], object]) -> Path:
     Raises:
         ConfigError: it cannot be written.
     """
+    from tempfile import mkstemp
+
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             write(path)
             return path
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+        handle, name = mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
         os.close(handle)
         try:
             write(Path(name))

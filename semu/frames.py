@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from semu.errors import ConfigError
@@ -54,6 +53,8 @@ def html_table(names: Sequence[str], rows: Sequence[Sequence[str]], caption: str
     Args:
         names: of the columns. rows: cells. caption: above the table; empty: none.
     """
+    from html import escape
+
     lines = [
         "".join(f"<{tag} style='text-align:left'>{escape(_cut(cell))}</{tag}>" for cell in row)
         for tag, row in (("th", names), *(("td", row) for row in rows))

@@ -60,6 +60,10 @@ KERNELS = {
         f"i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i8[::1], f8[:,::1])), Tuple((f8[:,::1], f8[:,::1], "
         f"f8[:,::1], b1[:,::1]))",
     ),
+    "engine.kernels.memory_parts.highest_of_parts": Kernel(
+        0.8,
+        "f8[::1], i8[::1], i8[::1], f8[::1], i8[::1], i8[::1], f8[::1], i8[:,::1], f8[::1], f8[::1], i8[:,::1]",
+    ),
     "engine.kernels.orders.forced_order": Kernel(
         0.9,
         f"{_STREAMS}, {_EDGES}, {_EDGES}, i4[::1]",
@@ -196,8 +200,8 @@ _SEARCH = (
     "searcher.kernels.bounds.refute",
 )
 NEEDS = {
-    "simulate": (*_TIMES, *_ALLOCATOR),
-    "grid": (*_TIMES, *_ALLOCATOR),
+    "simulate": (*_TIMES, *_ALLOCATOR, "engine.kernels.memory_parts.highest_of_parts"),
+    "grid": (*_TIMES, *_ALLOCATOR, "engine.kernels.memory_parts.highest_of_parts"),
     "validate": (*_TIMES, *_ALLOCATOR),
     "what-if": (*_TIMES, *_ORDERS[:2]),
     "schedules": (*_TIMES, *_ORDERS, "engine.kernels.pipeline_memory.raise_to_summits"),

@@ -3,8 +3,10 @@
 numba's cache holds machine code too, but whoever reads it imports numba and sets up its types, which takes longer than
 most simulations. Here a kernel's machine code lies beside what its arguments must be; LLVM (llvmlite) links it, and
 numba's two small libraries in C, which it calls, are loaded by themselves. A file counts as long as the sources of the
-kernel, the versions of numba and llvmlite, Python and the processor are what they were. Where anything is otherwise,
-nothing is found and numba does what it always did.
+kernel, the versions of numba and llvmlite, Python and the processor are what they were: a checksum over all that and
+over its own bytes says so. Only the user, the owner of semu or the administrator may have written it. Where anything is
+otherwise, nothing is found and numba does what it always did (which trusts whatever lies in its cache: where others may
+write to that folder, name one's own in ``NUMBA_CACHE_DIR``).
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import builtins
 import ctypes
 import marshal
 import os
+import stat
+import struct
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha256
@@ -40,6 +43,8 @@ _SCALARS = {
 _NAMES = {"Array": np.ndarray, "Int": np.int64, "Float": np.float64, "Bool": np.bool_}
 _ORDERED, _WRITTEN = 0x101, 0x400
 """Flags of arrays: in C order and aligned; that may be written to."""
+_SYMBOLS = 2
+"""Kind of the section of an ELF file that has its symbols."""
 _HARMLESS = {"NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS", "NUMBA_DISABLE_JIT"}
 """Settings of numba that do not change what it compiles."""
 
@@ -49,12 +54,13 @@ class Code(NamedTuple):
 
     Attributes:
         entry: name of the function that Python calls. environments: names of the places where it looks for objects of
-            Python. machine_code: an object file.
+            Python. machine_code: an object file. needed: names of the functions that it calls and does not have.
     """
 
     entry: str
     environments: tuple[str, ...]
     machine_code: bytes
+    needed: tuple[str, ...]
 
 
 class Known(NamedTuple):
@@ -77,13 +83,12 @@ def fits(spec: Spec) -> Callable[[tuple[Any, ...]], bool]:
 def read(function: Callable[..., Any]) -> list[Known]:
     """What is stored of a kernel and counts today."""
     try:
-        kept = _file(function).read_bytes()
-        linker = _linker()
-        if linker is None or kept[:32] != _stamp(function, linker):
+        path, linker = _file(function), _linker()
+        if linker is None or not path.exists():
             return []
         return [
             Known(_function(code, spec), linker.link(function, Code(*found)))
-            for spec, code, found in marshal.loads(kept[32:])
+            for spec, code, found in _entries(path, _stamp(function, linker))
         ]
     except Exception:  # whatever it is, numba compiles
         return []
@@ -91,6 +96,8 @@ def read(function: Callable[..., Any]) -> list[Known]:
 
 def write(function: Callable[..., Any], spec: Spec, code: Code) -> None:
     """Store the machine code of a kernel for some types beside what is stored of it, if that is possible."""
+    from tempfile import mkstemp
+
     linker = _linker()
     if linker is None:
         return
@@ -98,18 +105,55 @@ def write(function: Callable[..., Any], spec: Spec, code: Code) -> None:
         path, stamp = _file(function), _stamp(function, linker)
         before: list[Any] = []
         with suppress(OSError, ValueError, EOFError, TypeError):
-            kept = path.read_bytes()
-            before = marshal.loads(kept[32:]) if kept[:32] == stamp else []
+            before = _entries(path, stamp)
         entries = [entry for entry in before if entry[0] != spec] + [(spec, _fits_code(spec), tuple(code))]
+        body = marshal.dumps(entries)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        handle, name = mkstemp(dir=path.parent, prefix=path.name)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(stamp + marshal.dumps(entries))
+                file.write(sha256(stamp + body).digest() + body)
+            os.chmod(name, 0o644)
             os.replace(name, path)
         except OSError:
             os.unlink(name)
             raise
+
+
+def _entries(path: Path, stamp: bytes) -> list[Any]:
+    """What a file holds; nothing, where its bytes or its stamp are other than they were, or somebody else wrote it."""
+    with path.open("rb") as file:
+        is_trusted, kept = _is_trusted(os.fstat(file.fileno())), file.read()
+    if not is_trusted or kept[:32] != sha256(stamp + kept[32:]).digest():
+        return []
+    entries: list[Any] = marshal.loads(kept[32:])
+    return entries
+
+
+def _is_trusted(file: os.stat_result) -> bool:
+    """Whether nobody can have written a file who could not change semu or this process."""
+    if not hasattr(os, "geteuid"):  # not on Windows, where folders say who may write
+        return True
+    owners = {0, os.geteuid(), os.stat(__file__).st_uid}
+    return file.st_uid in owners and not file.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def needed_symbols(machine_code: bytes) -> tuple[str, ...]:
+    """Names that an object file (ELF, 64 bits, as on Linux) uses and does not have; of other kinds of files none."""
+    if machine_code[:6] != b"\x7fELF\x02\x01":
+        return ()
+    start, size, count = *struct.unpack_from("<Q", machine_code, 40), *struct.unpack_from("<HH", machine_code, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", machine_code, start + size * n) for n in range(count)]
+    found = []
+    for _, kind, _, _, offset, length, linked, _, _, step in sections:
+        if kind != _SYMBOLS:
+            continue
+        names = machine_code[sections[linked][4] :][: sections[linked][5]]
+        for place in range(offset, offset + length, step):
+            name, _, _, section = struct.unpack_from("<IBBH", machine_code, place)
+            if name and not section:
+                found.append(names[name : names.index(b"\0", name)].decode())
+    return tuple(found)
 
 
 def _file(function: Callable[..., Any]) -> Path:
@@ -207,12 +251,17 @@ class _Linker:
         versions = [Path(folder, "_version.py"), Path(llvm.__file__).parents[1] / "_version.py"]
         here = Path(__file__).parent
         files = [*versions, *(here / f"{name}.py" for name in ("compiled", "compiler", "dispatchers", "stored"))]
-        self.stamp = repr((sys.version, np.__version__, self._processor)).encode() + b"".join(
+        python = sys.version, sys.flags.optimize, sys.byteorder
+        self.stamp = repr((python, np.__version__, self._processor)).encode() + b"".join(
             sha256(file.read_bytes()).digest() for file in files
         )
 
     def link(self, function: Callable[..., Any], code: Code) -> Callable[..., Any]:
-        """A function of Python that runs machine code."""
+        """A function of Python that runs machine code.
+
+        Raises:
+            ValueError: it calls a function that this process does not have (LLVM would end the process).
+        """
         llvm = self._llvm
         processor, features = self._processor
         is_x86 = llvm.Target.from_default_triple().name.startswith("x86")
@@ -225,6 +274,9 @@ class _Linker:
             jit=True,
         )
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        lacking = [name for name in code.needed if not llvm.address_of_symbol(name)]
+        if lacking:
+            raise ValueError(f"no {', '.join(lacking)}, which the machine code of {kernel_name(function)} calls")
         engine.add_object_file(llvm.ObjectFileRef.from_data(code.machine_code))
         engine.finalize_object()
         for name in code.environments:

@@ -7,7 +7,6 @@ Objects: ``KIB, MIB, GIB``, ``TIME_STEP_S``, ``quantize_time``, ``format_bytes``
 from __future__ import annotations
 
 import re
-import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -79,7 +78,9 @@ LEAST_HANGING = 30
 
 def terminal_width() -> int:
     """Columns of the terminal, or COLUMNS; 80 where neither is known."""
-    return shutil.get_terminal_size((80, 24)).columns
+    from shutil import get_terminal_size
+
+    return get_terminal_size((80, 24)).columns
 
 
 def fit_lines(text: str, *, width: int | None = None) -> str:

@@ -24,7 +24,6 @@ routers and the mask.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from semu.nn import (
     TEXT_IDS,
@@ -42,6 +41,7 @@ from semu.nn import (
 from semu.nn.layers.moe import Router, TokenGate
 from semu.nn.layers.transformer import CrossAttention, TiedLinear
 from semu.nn.window import Window
+from semu.records import dataclass
 from semu_models.text.mtp import PredictionHead, PredictionLayer
 
 CONVENTIONS = ("semu", "megatron", "megatron_full", "palm", "torchtitan")

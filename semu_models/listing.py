@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from semu.nn import MixtureOfExperts, Module
+from semu.records import dataclass
 from semu.units import fit_columns, format_count
 from semu_models.flop_formulas import flop_per_token
 from semu_models.registry import MODELS, ModelEntry

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from semu.checks import find_named
 from semu.errors import ConfigError
 from semu.job import Recompute, Training
 from semu.parallel.config import Parallel
+from semu.records import dataclass
 from semu_models.registry import find_model
 
 VLM_BATCH: Mapping[str, object] = MappingProxyType({"kind": "vlm", "seed": 0})

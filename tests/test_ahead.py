@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from semu import ahead
@@ -263,6 +265,20 @@ def test_every_file_whose_kernels_a_kernel_calls_is_found() -> None:
         called += len(files)
         assert files <= set(ahead.kernel_sources(Path(str(module.__file__)))), name
     assert called > 5
+
+
+def test_constants_of_kernels_stand_in_files_that_are_looked_at() -> None:
+    """A kernel is compiled with the values of its constants."""
+    used = 0
+    for module in {import_module(f"semu.{name.rpartition('.')[0]}") for name in KERNELS}:
+        sources = ahead.kernel_sources(Path(str(module.__file__)))
+        text = "\n".join(source.read_text(encoding="utf-8") for source in sources)
+        functions = [found.py_func for found in vars(module).values() if hasattr(found, "py_func")]
+        for name in {name for function in functions for name in function.__code__.co_names}:
+            if isinstance(vars(module).get(name), int | float | tuple | np.generic):
+                used += 1
+                assert re.search(rf"(?m)^{name}\b.* = ", text), f"{module.__name__} uses {name}"
+    assert used > 5
 
 
 # -- a cache that cannot be written to -------------------------------------------------------------------------------

@@ -127,6 +127,23 @@ def test_a_name_that_semu_does_not_have_is_an_attribute_error() -> None:
     assert run_python(code).strip() == "module 'semu' has no attribute 'Clusters'"
 
 
+UNASKED = """
+    semu.baselines semu.cli semu.executor semu.exports semu.fitting semu.plan semu.present.page semu.present.pictures
+    semu.resilience semu.schedule.compare semu.schedule.exploration semu.schedule.generators.zb_v
+    semu.schedule.rules.program semu.searcher semu.validation semu_models.generation semu_models.hf.load
+    semu_models.listing semu_models.multimodal semu_models.text.bert semu_models.text.gemma semu_models.vision
+    matplotlib networkx ortools pandas torch
+""".split()  # noqa: SIM905
+"""What a simulation of a language model has nothing to do with."""
+
+
+def test_a_simulation_imports_only_what_it_needs() -> None:
+    code = "import json, sys, semu\nsemu.simulate('lm-7b')\nprint(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(run_python(code))
+    assert [name for name in UNASKED if any(f"{one}.".startswith(f"{name}.") for one in loaded)] == []
+    assert sum(name.partition(".")[0] in PACKAGES for name in loaded) < 420
+
+
 def test_numba_is_used_only_in_kernel_files() -> None:
     users = [module_name(file) for file in source_files() if "numba" in imported_names(file)]
     assert [name for name in users if not is_kernel_module(name)] == ["semu.dispatchers"]

@@ -101,7 +101,12 @@ def test_arguments_of_other_types_are_compiled(tmp_path: Path) -> None:
         assert run_python(KERNELS_CALLED.replace("CHANGE", STRIDED), tmp_path)[2:] == [False, True, True]
 
 
-@pytest.mark.parametrize("damage", ["cut", "stamp", "empty"])
+def flipped(kept: bytes) -> bytes:
+    """With one bit of the last machine code changed."""
+    return kept[:-900] + bytes([kept[-900] ^ 4]) + kept[-899:]
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "writable by others"])
 def test_what_does_not_count_is_compiled(damage: str, tmp_path: Path) -> None:
     code = KERNELS_CALLED.replace("CHANGE", "")
     first = run_python(code, tmp_path)
@@ -109,7 +114,10 @@ def test_what_does_not_count_is_compiled(damage: str, tmp_path: Path) -> None:
     assert len(files) == 2
     for file in files:
         kept = file.read_bytes()
-        file.write_bytes({"cut": kept[: len(kept) // 2], "stamp": b"x" * 32 + kept[32:], "empty": b""}[damage])
+        if damage == "writable by others":
+            file.chmod(0o666)
+        else:
+            file.write_bytes({"cut": kept[: len(kept) // 2], "bit": flipped(kept)}[damage])
     again = run_python(code, tmp_path)
     assert again[-1] and again[:2] == first[:2]
     assert not run_python(code, tmp_path)[-1]
@@ -145,6 +153,49 @@ def test_a_stored_kernel_raises_what_it_raised_and_numba_may_come_later(tmp_path
     first, second = (run_python(code, tmp_path / "cache") for _ in range(2))
     assert first == [2.0, True, "division by zero", 3, 2.0]
     assert second == [2.0, False, "division by zero", 3, 2.0]
+
+
+def test_who_may_have_written_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "kernel"
+    file.touch(mode=0o644)
+    own = file.stat()
+    assert stored._is_trusted(own)
+    others = max(own.st_uid, Path(stored.__file__).stat().st_uid) + 1
+    for place, value in ((4, others), (0, own.st_mode | 0o020), (0, own.st_mode | 0o002)):
+        fields = [*own]
+        fields[place] = value
+        assert not stored._is_trusted(os.stat_result(fields))
+
+
+def test_machine_code_that_calls_what_is_not_there_is_refused() -> None:
+    """LLVM ends the process of whoever links such code."""
+    linker = stored._linker()
+    if linker is None:
+        pytest.skip("kernels are not linked here")
+    code = stored.Code("entry", (), b"", ("memcpy", "numba_unpickle", "no_such_function"))
+    with pytest.raises(ValueError, match=r"^no no_such_function, which"):
+        linker.link(run_python, code)
+
+
+def test_symbols_of_an_object_file() -> None:
+    """As LLVM writes it, of a function that calls two others of which it has one."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    text = """
+    declare double @outside(double)
+    define double @inside(double %x) { ret double %x }
+    define double @both(double %x) {
+      %y = call double @outside(double %x)
+      %z = call double @inside(double %y)
+      ret double %z
+    }
+    """
+    machine = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine()
+    code = machine.emit_object(llvm.parse_assembly(text))
+    assert stored.needed_symbols(code) == ("outside",)
+    assert stored.needed_symbols(b"MZ" + code) == ()
 
 
 def test_what_fits() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.present.estimate import Estimate
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.schedule.schedule import Schedule
 from semu.simulation import JobCheckpoint, prepare, simulate
 

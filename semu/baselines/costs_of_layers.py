@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from semu.compile.tracer import Block
 from semu.costs.layer_times import template_times
 from semu.job import Optimizer, Recompute, TrainingJob
 from semu.parallel.stage_layers import layer_parts
+from semu.records import dataclass
 from semu.simulation import JobCheckpoint, prepare
 from semu.workload.batch import AbstractBatch
 

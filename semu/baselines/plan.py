@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.baselines.costs_of_layers import LayerCosts
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

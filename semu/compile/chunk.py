@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.compile.combined.hidden_exchanges import HiddenExchanges
 from semu.compile.combined.layers import hiding_programs
 from semu.compile.stage import StageProgram
 from semu.compile.tracer import Block
 from semu.parallel.pipeline import Chunk
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ take turns with activations that come back. What they bring is a storage of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.compile.template import Template, transfer
 from semu.graph.operator import Phase
 from semu.graph.tensor import Role
 from semu.hardware.device import RELOAD
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

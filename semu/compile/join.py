@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,7 @@ from semu.compile.zero_exchange import (
 )
 from semu.errors import ConfigError
 from semu.hardware.device import HOST_COPIES
+from semu.records import dataclass
 
 _STORAGE_OF_ROW = {
     GATHER_FORWARD: FORWARD_PARAMETERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from semu import memo
@@ -28,6 +28,7 @@ from semu.parallel.segments import place_modules
 from semu.parallel.stage_layers import stage_boundaries
 from semu.parallel.towers import deal_towers
 from semu.parallel.vocabulary import deal_between
+from semu.records import dataclass
 from semu.schedule.placement import both_ends
 from semu.schedule.schedule import PipelineShape
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -25,6 +25,7 @@ from semu.nn.model import ModalityModule, Model
 from semu.nn.module import Module, Parameter
 from semu.parallel.axes import Shards, axes_of
 from semu.parallel.mesh import Mesh
+from semu.records import dataclass
 
 PLACEMENT = frozenset(
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from semu.parallel.axes import PEERS
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
+from semu.records import dataclass
 from semu.workload.spread import Spread
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.compile.parameter_pools import ParameterPool
 from semu.compile.tracer import HeldParameter
 from semu.job import Optimizer, TrainingJob
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ are the parameters of modality modules with other tensor-parallel groups than th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from semu.compile.tracer import HeldParameter
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
 from semu.parallel.mesh import Mesh
+from semu.records import dataclass
 
 
 def weight_bytes(job: TrainingJob, held: HeldParameter) -> int:

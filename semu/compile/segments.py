@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.compile.stage import StageCosts, StageProgram
+from semu.records import dataclass
 
 Numbers = NDArray[np.int32]
 

@@ -10,7 +10,6 @@ Transfers of parameters and gradients: ``split_exchanges``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from semu.compile.split_exchanges import exchanged_storages, place_exchanges
 from semu.compile.stage import StageProgram, csr
 from semu.graph.operator import Operator, Phase
 from semu.hardware.kinds import OpKind
+from semu.records import dataclass
 
 Bools = NDArray[np.bool_]
 

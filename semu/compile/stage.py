@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.tensor import Role
+from semu.records import dataclass
 
 ROLES: tuple[Role, ...] = tuple(Role)
 """Row order of memory by role."""

@@ -8,12 +8,13 @@ attributes are plain data, submodules and parameters. Any other module has no st
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import FunctionType
 
 from semu import memo
 from semu.nn.module import Module, Parameter
+from semu.records import dataclass
 
 _PACKAGES = frozenset({"semu", "semu_models"})
 _ATOMS = frozenset({int, bool, str, bytes, type(None)})

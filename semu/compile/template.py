@@ -8,7 +8,6 @@ Costs stay symbolic rows; ``TemplateLibrary`` stacks the rows of all templates a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +21,7 @@ from semu.graph.tensor import Role
 from semu.hardware.device import DeviceKind, Stream
 from semu.hardware.kinds import DType, OpKind
 from semu.hardware.network import CommGroup
+from semu.records import dataclass
 
 COMPUTE_STREAM = "compute"
 

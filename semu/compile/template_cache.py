@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from semu import memo
 from semu.compile.combined.hidden_exchanges import HiddenExchanges
@@ -20,6 +19,7 @@ from semu.compile.template import Template, TemplateLibrary, compile_template, s
 from semu.compile.zero_exchange import ExchangeCosts, ExchangePlan
 from semu.nn.module import Parameter
 from semu.nn.trace.block import CarrySpec, TracedBlock
+from semu.records import dataclass
 
 _serial = itertools.count()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from semu.compile.module_sharding import ModuleSetting, resharded, to_shards, to_whole, vocabulary_options
 from semu.compile.structure import StructureReader
@@ -26,6 +26,7 @@ from semu.nn.trace.sharding import ShardingStyle
 from semu.parallel.context import Balance
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import megatron_plan
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ parameters and unsharded gradients are storages of it. Their costs are a templat
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from semu.compile.template import Template, transfer
 from semu.graph.operator import Operator, Phase
@@ -17,6 +16,7 @@ from semu.hardware.device import Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import DType, OpKind
 from semu.hardware.network import CommGroup, wire_factor
 from semu.nn.trace.tracing import COMPUTE
+from semu.records import dataclass
 
 GATHER_FORWARD, GATHER_BACKWARD, REDUCE, COPY_OUT_FORWARD, COPY_OUT_BACKWARD, COPY_IN, REPLICATE = range(7)
 """Rows of an exchange's template: its operators in order."""

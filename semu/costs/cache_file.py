@@ -8,7 +8,6 @@ database that is not sound is made anew. Nothing here raises: what cannot be rea
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -186,7 +185,7 @@ class CacheFile:
         import sqlite3
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.new")
+        draft = self.path.with_name(f"{self.path.name}.{os.urandom(8).hex()}.new")
         try:
             with closing(sqlite3.connect(draft, isolation_level=None)) as database:
                 database.executescript(

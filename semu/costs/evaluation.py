@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import repeat
 from operator import is_
 
@@ -24,6 +24,7 @@ from semu.graph.rounding import with_rounded
 from semu.hardware.capabilities import DeviceProfile
 from semu.job import TrainingJob
 from semu.nn.window import Window
+from semu.records import dataclass
 from semu.workload.batch import Microbatch, shape_columns
 from semu.workload.spread import Spread, spread_columns
 

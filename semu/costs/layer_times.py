@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from semu.costs.result_cache import ResultCache
 from semu.costs.segment_costs import stage_costs
 from semu.costs.shape_costs import ShapeCosts
 from semu.graph.operator import Phase
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

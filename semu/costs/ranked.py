@@ -8,7 +8,7 @@ is that of the rank with most tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn.masked_kernel import is_held
 from semu.parallel.config import Parallel
+from semu.records import dataclass
 
 _TOGETHER = 2048
 """Shapes x ranks that are costed at once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from semu.job.context import context_plan
 from semu.nn.masked_kernel import FIELDS, GATE, MARK, TRAFFIC, WIDTH, MaskedKernel, masked_in
 from semu.nn.trace.sharding import ContextKind
 from semu.parallel.context import Balance
+from semu.records import dataclass
 from semu.workload.batch import Microbatch
 from semu.workload.masked import ContextPlan, rank_columns
 

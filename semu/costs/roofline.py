@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +22,7 @@ from semu.hardware.network import CommGroup
 from semu.hardware.network.cost import collective_cost
 from semu.hardware.network.protocols import CollectiveCost
 from semu.hardware.number import worst_provenance
+from semu.records import dataclass
 from semu.units import TIME_GRID_PER_S
 
 

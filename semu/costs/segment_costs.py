@@ -7,7 +7,6 @@ sees only images has as many shapes as the batch has counts of images, whatever 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel
 from semu.costs.segment_keys import keys_under
 from semu.costs.shape_costs import ShapeCosts, distinct_rows
+from semu.records import dataclass
 
 _NUM_SCALARS = 4
 """Words of a result before the exposed times: latency, peak, net, operator at the peak."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from semu.compile.stage import ExpandedStage, StageProgram
 from semu.compile.template import CostColumns
 from semu.costs.roofline import CostModel
 from semu.errors import InternalError
+from semu.records import dataclass
 
 _FEW = 4
 T = TypeVar("T")

@@ -14,10 +14,10 @@ kMinLargeAlloc, kRoundLarge; get_free_block, should_split, try_merge_blocks), wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 RULES = {
     "kMinBlockSize": 512,

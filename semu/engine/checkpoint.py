@@ -8,13 +8,14 @@ one are its operators timed again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from semu.engine.nodes import added_edges, node_graph
 from semu.engine.sides import PlaceEdges, Side
 from semu.engine.unit_graph import Edges, UnitGraph
 from semu.errors import GraphError
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from semu.engine.consolidation import Consolidated, UnitMemory

@@ -3,14 +3,13 @@ simulated."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.segments import cost_stage
 from semu.compile.stage import StageProgram, csr
 from semu.engine.graph_units import GraphUnits, UnitShape
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, StageSlice
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
+from semu.records import dataclass
 
 Piece: TypeAlias = StageSlice | OuterSlice
 """What a path is made of."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from semu.compile.stage import ROLES
 from semu.engine.graph_units import GraphUnits
 from semu.engine.memory import MemoryCurve, PeakMemory, compress_steps
+from semu.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

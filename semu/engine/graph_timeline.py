@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from semu.graph.dim import DimTable
 from semu.graph.graph import Graph
 from semu.graph.level import Level
 from semu.hardware.device import DeviceKind, Stream
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from semu.engine.checkpoint import Checkpoint

@@ -6,7 +6,6 @@ A graph without stages is one unit. Units of equal structure, whatever they are 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +15,7 @@ from semu.graph.graph import Graph
 from semu.graph.operator import Operator
 from semu.graph.subgraph import Level
 from semu.hardware.device import DeviceKind, Stream
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

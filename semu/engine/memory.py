@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.engine.sampling import pool_step_function
 from semu.graph.tensor import Role
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,15 @@ class MemoryCurve:
         at_end, after = (int(np.searchsorted(times, end_s, side=side)) for side in ("left", "right"))
         last = after - 1 if after > at_end else after  # the last point at the end holds from there on
         return int(total[first : max(last, first + 1)].max())
+
+    def highest_of(self, edges: NDArray[np.float64]) -> MemoryCurve:
+        """The points that have most between every two edges: one for each part, the first of equally high ones.
+
+        Args:
+            edges: float64[num_parts + 1] [s], increasing; a part contains its left edge.
+        """
+        kept = pool_step_function(self.times_s, self.total, edges)
+        return MemoryCurve(self.times_s[kept], self.by_role[:, kept], self.roles, self.capacity_bytes)
 
     def between(self, time_s: float) -> int:
         """Total at a moment at which one piece ends and the next begins: the smaller of just before and just after.

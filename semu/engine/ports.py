@@ -5,12 +5,11 @@ Objects: ``PortUses``, ``LinkUnits``. ``kernels.fair_shares`` says what a unit i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import GraphError
+from semu.records import dataclass
 
 F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]

@@ -7,7 +7,6 @@ expanded lazily.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from semu.engine.memory import MemoryCurve, PeakMemory
 from semu.graph.operator import OpKind, Phase
 from semu.hardware.kinds import Port, Provenance
+from semu.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ class RankTimeline:
         stages: in order of start. outer: operators outside stages, in order of start.
         find_peak: explains the highest point of the memory curve.
         expand: stage number (position in ``stages``) -> its operators.
-        build_memory: makes the memory curve.
+        build_memory: makes the memory curve. build_highest: edges of parts of time [s] -> the curve's points that have
+            most in each part, without the whole curve; None: it is made.
         weight: how much the rank counts in a mean over GPUs, 1 where all ranks have as many.
     """
 
@@ -137,6 +138,7 @@ class RankTimeline:
     expand: Callable[[int], StageOperators]
     build_memory: Callable[[], MemoryCurve]
     weight: float = 1.0
+    build_highest: Callable[[NDArray[np.float64]], MemoryCurve] | None = None
 
     @cached_property
     def memory(self) -> MemoryCurve:
@@ -146,7 +148,17 @@ class RankTimeline:
     @cached_property
     def peak(self) -> PeakMemory:
         """The highest point of the memory curve, with the operator there and what makes it up."""
-        return self.find_peak(self.memory)
+        return self.find_peak(self.highest_memory(np.array([0.0, np.inf])))
+
+    def highest_memory(self, edges: NDArray[np.float64]) -> MemoryCurve:
+        """The points of the memory curve that have most between every two edges: one for each part.
+
+        Args:
+            edges: float64[num_parts + 1] [s], increasing, from the beginning of the curve on.
+        """
+        if self.build_highest is not None:
+            return self.build_highest(edges)
+        return self.memory.highest_of(edges)
 
     @cached_property
     def carried(self) -> dict[int, StageSlice]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from semu.graph.level import Level
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.device import Stream
 from semu.hardware.network import CommGroup
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from semu.engine.rank_timeline import OuterSlice, RankTimeline, StageOperators
 from semu.errors import ConfigError, nearest_name
 from semu.graph.level import Level
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 
 from semu.engine.memory import MemoryCurve, PeakMemory, compress_steps
@@ -13,6 +13,7 @@ from semu.engine.rank_timeline import OperatorTable, OuterSlice, RankTimeline, S
 from semu.engine.span import Span
 from semu.engine.span_tree import chunk_spans, find_span, iteration_span
 from semu.frames import html_table
+from semu.records import dataclass
 from semu.schedule.costs import idle_share
 from semu.units import format_time
 

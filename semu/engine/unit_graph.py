@@ -10,7 +10,7 @@ Arrays have one row per *variant* (a data-parallel replica with other data): sam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from semu.engine.cycles import cycle_error
 from semu.errors import ConfigError, GraphError
+from semu.records import dataclass
 
 F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]

@@ -6,10 +6,11 @@ Two are there: ``TorchCommunicator`` (processes, torch.distributed) and ``FakeCo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from semu.records import dataclass
 
 Tensors = tuple[torch.Tensor, ...]
 

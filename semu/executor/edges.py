@@ -9,12 +9,13 @@ cut a microbatch, two parts meet where they share items; where only one does, it
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from semu.errors import ExecutorError
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from semu.errors import ExecutorError
 from semu.executor.chunk import LayerChunk
 from semu.executor.edges import chains_of, groups_of
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 Load = Callable[[int, int, int], Any]
 """(microbatch, first item, one past the last) -> tensors of the data loader, a tuple or one."""

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from semu.errors import ExecutorError, SemuError
+from semu.records import dataclass
 
 HOST = "127.0.0.1"
 GRACE_S = 5.0

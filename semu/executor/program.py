@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.errors import ExecutorError
 from semu.executor.edges import Edge, Stage, linked_stages, match_messages
 from semu.executor.model import PipelineModel
@@ -11,6 +9,7 @@ from semu.executor.recording import PHASES
 from semu.executor.shapes import StageShapes
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, NoReturn
 
@@ -15,6 +14,7 @@ from semu.errors import ConfigError
 from semu.graph.operator import OpKind, Phase
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 PHASES = {
     ActionKind.FORWARD_STAGE: Phase.FORWARD,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from semu.executor.recording import Recording, common_zero, own_clock, recorder_
 from semu.executor.stage_run import StageRun
 from semu.plan.action import ActionKind
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 TIMEOUT_S = 300.0
 """How long a rank waits for another one, where nothing is said."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from difflib import unified_diff
 
 from semu.errors import ConfigError, unknown_name
@@ -12,6 +11,7 @@ from semu.exports.exported import Exported
 from semu.exports.megatron import changed_script, export_megatron
 from semu.exports.nemo import export_nemo
 from semu.exports.torchtitan import export_torchtitan
+from semu.records import dataclass
 from semu.runfile.config import RunConfig
 
 

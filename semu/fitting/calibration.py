@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from semu.fitting.scores import Errors, bands, errors_of
 from semu.frames import Tabular
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import DType
+from semu.records import dataclass
 
 FEWEST_HELD_OUT = 6
 """With fewer held-out rows a section's error is taken over all its rows."""

@@ -9,7 +9,6 @@ that agree with the base, so that two rows cannot ruin it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from semu.fitting.forms import Peaks, predict
 from semu.fitting.models import CACHE, FLOOR, TIME, Model, is_beside_the_cache
 from semu.fitting.readers.rows import SKEWED
 from semu.fitting.samples import Samples
+from semu.records import dataclass
 
 Values = NDArray[np.float64]
 SHRINKAGE = 3.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from semu.hardware.network import CommGroup, cost_on_links, wire_factor
 from semu.hardware.network.algorithm import Links
 from semu.hardware.network.cost import port_peak
 from semu.hardware.shape_terms import attention_factor, cache_factor, p_norm, row_bytes_factor, tiled_flop
+from semu.records import dataclass
 
 Values = NDArray[np.float64]
 THROTTLE_S = 2e-3

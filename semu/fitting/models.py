@@ -7,7 +7,7 @@ value in the profile.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from semu.hardware.efficiency import Efficiency, coefficient_names
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.known_devices import KNOWN_DEVICES
 from semu.hardware.network import COEFFICIENTS
+from semu.records import dataclass
 
 SMALL_PRODUCT = 256
 """Products with a smaller m, n or k are small: no training job waits for them, and they are not fitted."""

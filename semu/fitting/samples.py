@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 HELD_OUT_RULE = "crc32(shape) % 3 == 0"
 """A shape is held out of the fit when the CRC-32 of its key's text is a multiple of three."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from semu.fitting.forms import flop_of
 from semu.fitting.models import SMALL_BYTES, SMALL_PRODUCT
 from semu.fitting.samples import Family, Samples
+from semu.records import dataclass
 
 Values = NDArray[np.float64]
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.checks import check_number
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 LIKE_PROFILE = 0.015
 """Standard deviation of ``a`` where the profile knows the site's hardware and software."""

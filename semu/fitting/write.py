@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from semu.files import toml_string
 from semu.fitting.calibration import CAST, CalibratedSection, Calibration
@@ -17,6 +16,7 @@ from semu.fitting.samples import HELD_OUT_RULE, Family
 from semu.hardware.attention_kernels import PASSES, AttentionKernel
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import COEFFICIENTS
+from semu.records import dataclass
 
 _ROOFLINE = ("flop", "mem", "t0_s", "p")
 _NAMES: Mapping[Family, tuple[str, ...]] = {

@@ -9,13 +9,13 @@ on integers, so that grouping shapes cannot change a bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import GraphError, InternalError
+from semu.records import dataclass
 
 Monomial: TypeAlias = tuple[str, ...]
 """Symbols multiplied together, sorted; the empty tuple is the constant."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from semu.graph.dim import Dim
 from semu.hardware.device import Stream
 from semu.hardware.kinds import DType, OpKind
+from semu.records import dataclass
 
 __all__ = ["OpKind", "Operator", "Phase"]
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.graph.graph import Graph
 from semu.graph.subgraph import Replication, Subgraph
 from semu.hardware.device import Stream
+from semu.records import dataclass
 
 _Copies = dict[int, int]
 """Open replicated subgraph -> number of the copy that is being written, outermost first."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from semu.graph.level import Level
+from semu.records import dataclass
 
 __all__ = ["Level", "Replication", "Subgraph"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from semu.graph.dim import Dim
 from semu.hardware.kinds import DType
+from semu.records import dataclass
 
 
 class Role(Enum):

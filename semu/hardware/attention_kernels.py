@@ -8,7 +8,7 @@ on short ones (``s0_tokens``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from semu.checks import check_number
@@ -16,6 +16,7 @@ from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.number import Number, worst_provenance
 from semu.hardware.software import Software, slowed
+from semu.records import dataclass
 
 
 class AttentionKernel(Enum):

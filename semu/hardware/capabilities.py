@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.number import Number, located, worst_provenance
 from semu.hardware.software import FACTORS, NEUTRAL_FACTORS, Software, SoftwareFactors
+from semu.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

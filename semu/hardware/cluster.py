@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from functools import cached_property
 from typing import Self
@@ -18,6 +18,7 @@ from semu.hardware.device import Device, DeviceKind, Direction
 from semu.hardware.kinds import Port
 from semu.hardware.network import CommGroup
 from semu.hardware.profile import load_fabric, load_profile
+from semu.records import dataclass
 
 BYTES_PER_GBIT = 1e9 / 8
 

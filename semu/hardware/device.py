@@ -6,11 +6,11 @@ A GPU is one compute device and, per port (NVLink, NIC, PCIe), two link devices,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from semu.errors import ConfigError
 from semu.hardware.kinds import Port
+from semu.records import dataclass
 
 
 class DeviceKind(Enum):

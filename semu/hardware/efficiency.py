@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.network.algorithms import COEFFICIENTS
 from semu.hardware.number import worst_provenance
 from semu.hardware.shape_terms import p_norm
+from semu.records import dataclass
 
 NEUTRAL_SOURCE = "the paper's default: alpha = 1"
 

@@ -7,11 +7,11 @@ HBM3``), profiles by the names of ``semu list devices``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from semu.checks import known_spelling
 from semu.errors import unknown_name
+from semu.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from semu.checks import check_number
 from semu.errors import ConfigError
 from semu.hardware.kinds import Provenance
+from semu.records import dataclass
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from semu.hardware.kinds import DType, OpKind, Port, Provenance
 from semu.hardware.known_devices import profile_name
 from semu.hardware.number import Number, located, worst_provenance
 from semu.hardware.software import FACTORS, Software, SoftwareFactors
+from semu.records import dataclass
 
 PROFILE_DIR = Path(__file__).parent / "profiles"
 """Where the shipped profiles are."""

@@ -8,7 +8,7 @@ kernels unfused, and kernels that run beside collectives share multiprocessors a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from semu.checks import check_number
 from semu.hardware.efficiency import Efficiency
 from semu.hardware.kinds import OpKind, Provenance
 from semu.hardware.number import Number, worst_provenance
+from semu.records import dataclass
 
 
 class Software(Enum):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from semu.errors import ConfigError
 from semu.imports.flags import Flag, FlagTable
+from semu.records import dataclass
 
 _SWITCHED = {"True": True, "true": True, "False": False, "false": False, "None": False}
 _NOTHING = ("None", "none", "", "[]", "False", "false", "0", "0.0", "{}")

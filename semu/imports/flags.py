@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any
 
 from semu.errors import nearest_name
+from semu.records import dataclass
 
 
 class Grade(Enum):

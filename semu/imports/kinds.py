@@ -6,8 +6,10 @@ A reader is imported where the end of a file's name and a word in it let it be o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
+
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from semu.imports.huggingface.parts import Asked

@@ -7,12 +7,12 @@ changes little into ``[training] left_out``, which widens the interval, and make
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from semu.errors import ConfigError
 from semu.imports.arguments import Argument
 from semu.imports.settings import Difference, Settings
+from semu.records import dataclass
 from semu_models.hf.reading import Reading, ReadingRow
 
 Tables = dict[str, dict[str, Any]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from semu.checks import check_integer
 from semu.errors import ConfigError, unknown_name
 from semu.imports.arguments import Argument, Given
 from semu.imports.flags import LEFT_OUT, UNKNOWN, Effect, Flag, Grade, effect_of
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, dataclass_transform
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, dataclass_tr
 from semu import memo
 from semu.checks import check_integer, check_member, check_number, check_switch, is_integer, is_number
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")

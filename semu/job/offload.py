@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from semu.checks import check_number, check_word
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 OFFLOADS = ("activations", "weights", "optimizer")
 """What can be kept on the host. Gradients stay on the device.

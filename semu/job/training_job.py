@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from semu.errors import ConfigError, unknown_name
@@ -28,6 +27,7 @@ from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.stage_layers import stage_boundaries
 from semu.parallel.towers import check_modules_apart, check_towers
 from semu.parallel.vocabulary import check_vocabulary
+from semu.records import dataclass
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.workload.batch import AbstractBatch, text_batch
 

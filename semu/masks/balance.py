@@ -7,7 +7,7 @@ tiles of its queries are not empty. Blocks of all sequences of a microbatch are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from semu.errors import ConfigError
 from semu.masks.groups import deal_stretches
 from semu.parallel.context import Balance, largest_block
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from semu.masks.spans import IntArray, Spans

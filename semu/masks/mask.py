@@ -13,7 +13,7 @@ as the intervals themselves (``semu.masks.intervals``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from semu.masks.spans import TEXT, IntArray, Spans
 from semu.nn.window import Window, WindowKind
+from semu.records import dataclass
 
 
 class MaskKind(Enum):

@@ -7,12 +7,12 @@ belong to one item (an image, a clip of sound).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 IntArray = NDArray[np.int64]
 

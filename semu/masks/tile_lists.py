@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +9,7 @@ from semu.masks.balance import Cut
 from semu.masks.mask import Seen
 from semu.masks.spans import IntArray
 from semu.masks.tiles import Pieces, key_pieces, packed
+from semu.records import dataclass
 
 _TOGETHER = 1 << 20
 """Rows x tiles of keys that are looked at together."""

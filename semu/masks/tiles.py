@@ -7,7 +7,7 @@ are packed as the rank that owns them packed them. A tile in which some pairs ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from semu.masks.balance import Cut, blocks_of
 from semu.masks.mask import Seen
 from semu.masks.spans import IntArray
 from semu.nn.masked_kernel import TILE_EDGE
+from semu.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,10 @@ context rank, as they hold different tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from semu.graph.dim import Dim, Poly
 from semu.nn.window import Window
+from semu.records import dataclass
 
 TILE_EDGE = 128
 """Queries and keys of a tile that kernels compute, or skip under a mask."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from semu.errors import ConfigError
 from semu.nn.window import Lengths
+from semu.records import dataclass
 
 
 class Rounding(Enum):

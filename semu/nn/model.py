@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from semu.checks import check_word
@@ -11,6 +10,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.kinds import DType
 from semu.nn.merging import Merging
 from semu.nn.module import Module, Parameter, Sequential
+from semu.records import dataclass
 
 
 class ModalityRole(Enum):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 
 from semu.graph.dim import Dim
 from semu.graph.rounding import rounded
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

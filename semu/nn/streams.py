@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from semu.errors import ConfigError, GraphError
 from semu.graph.dim import Dim, Poly, divide
 from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.window import Lengths
+from semu.records import dataclass
 
 
 class ChangeKind(Enum):

@@ -8,7 +8,6 @@ symbol ``STREAM.pairs@LABEL`` (e.g. ``text.pairs@sliding4096``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from semu.checks import check_integer
 from semu.errors import ConfigError, GraphError
 from semu.graph.dim import Dim, Poly
+from semu.records import dataclass
 
 Lengths: TypeAlias = NDArray[np.int64]
 

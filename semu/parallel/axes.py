@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from enum import Enum
 from typing import Any, Self
 
 from semu.checks import check_integer
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 
 class Shards(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -18,6 +18,7 @@ from semu.parallel.layout import PipelineLayout
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.pipeline import PARTITIONS, TIMED_PARTITIONS
 from semu.parallel.segments import OWN_RANKS, check_segments
+from semu.records import dataclass
 
 PLACEMENTS = ("circular", "v-shape", "bidirectional", "v-bidirectional")
 """How groups of layers are dealt to pipeline ranks."""
@@ -465,8 +466,7 @@ class Parallel(ParallelSizes):
 
     @property
     def expert_shard_ranks(self) -> int:
-        """Ranks over which ZeRO shards experts: those with the same experts, of a sharding group where there are any
-        (torchtitan's ``efsdp`` = dp_shard x cp x tp / (ep x etp))."""
+        """Ranks over which ZeRO shards experts, of a sharding group where there are any (torchtitan's ``efsdp``)."""
         return self.shard_ranks * self.tp // (self.ep * self.expert_tensor_ranks)
 
     @property

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from operator import add
 
 from semu.hardware.kinds import DType
+from semu.records import dataclass
 
 MIN_BUCKET_ELEMENTS = 40_000_000
 """Smallest gradient bucket: max(40 million, 1 million x dp) elements, Megatron-LM's default (--ddp-bucket-size)."""

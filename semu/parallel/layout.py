@@ -8,13 +8,14 @@ behind it (a head, an adapter, the loss) with its last one; a first or last stag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
 from semu.checks import check_integer, check_switch, check_word, is_integer
 from semu.errors import ConfigError
 from semu.parallel.layout_text import expand_stages
+from semu.records import dataclass
 
 _WHERE = "parallel.layout"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from semu import memo
@@ -14,6 +14,7 @@ from semu.hardware.network import CommGroup
 from semu.parallel.axes import DATA, MESH
 from semu.parallel.config import PIPELINE_FIRST, Parallel
 from semu.parallel.context import Balance, group_widths
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ fastest, then context, then data. A module with ``gpus`` has GPUs of its own, as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from semu.checks import check_integer, check_switch, check_word
@@ -18,6 +18,7 @@ from semu.errors import ConfigError
 from semu.parallel.axes import AXES
 from semu.parallel.context import module_ranks
 from semu.parallel.pipeline import nearest_multiple
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -21,6 +21,7 @@ from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 from semu.parallel.pipeline import nearest_multiple
 from semu.parallel.segments import OWN_RANKS, sharing_ranks
+from semu.records import dataclass
 
 
 def on_own_gpus(parallel: Parallel, names: Sequence[str], encoders: Collection[str], num_gpus: int) -> Parallel:

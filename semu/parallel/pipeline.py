@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 PARTITIONS = ("parameters", "latency", "forward", "layers")
 """What stages are balanced by; the first is the default."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from semu.checks import check_word
@@ -13,6 +13,7 @@ from semu.errors import ConfigError
 from semu.nn.model import ModalityModule, Model
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.layout_text import expand_stages
+from semu.records import dataclass
 
 MTP_MODULE = "mtp"
 """Name of the modality module that predicts further tokens, where a model has one (``semu_models.text.mtp``)."""

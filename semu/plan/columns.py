@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 I64 = NDArray[np.int64]
 

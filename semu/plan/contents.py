@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +14,7 @@ from semu.graph.operator import Phase
 from semu.job import Recompute, TrainingJob
 from semu.plan.plan import PlanChunk, PlanMemory, PlanPairs
 from semu.plan.timeline import SimulatedStages
+from semu.records import dataclass
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, FORWARD, WEIGHT
 from semu.simulation.memory.static import resident_memory

@@ -7,13 +7,13 @@ that are listed there. Gradients go the other way, where both chunks have a back
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 I64 = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -21,12 +21,11 @@ in this, so one run tells what all runs do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.plan.timeline import SimulatedStages
+from semu.records import dataclass
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from semu.files import write_text
 from semu.plan.json_form import plan_json, plan_of_json, read_plan
@@ -30,6 +29,7 @@ from semu.plan.tables import (
     RankActions,
 )
 from semu.plan.text import plan_summary, plan_text
+from semu.records import dataclass
 
 __all__ = [
     "ExecutionPlan",

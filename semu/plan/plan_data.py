@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from semu.plan.tables import (
     PlanReduction,
     RankActions,
 )
+from semu.records import dataclass
 from semu.schedule.stage_plan import Reads, checked_reads
 
 I64 = NDArray[np.int64]

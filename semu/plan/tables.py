@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from semu.checks import check_int32, check_integers, check_range, check_text, check_times
 from semu.errors import ScheduleError
 from semu.plan.action import KINDS, ActionKind
+from semu.records import dataclass
 from semu.schedule.stage_plan import STRATEGIES
 
 I64 = NDArray[np.int64]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import NOTHING
 from semu.schedule.schedule import Schedule

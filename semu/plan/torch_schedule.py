@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -24,6 +23,7 @@ from semu.graph.operator import Phase
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.flow import chunk_edges
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 from semu.schedule.files import from_csv, to_csv
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError
 from semu.present.report_data import SCHEMA_VERSION
 from semu.present.summary import seconds_of_groups
+from semu.records import dataclass
 from semu.units import GIB, align_columns, fit_lines, format_time
 
 if TYPE_CHECKING:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from semu.frames import Tabular, scalars
+from semu.records import dataclass
 
 FRAGMENTED = 1.25
 KEPT_BYTES = 5 << 30

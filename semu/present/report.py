@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from semu.present.report_data import (
 )
 from semu.present.report_text import render, render_provenance
 from semu.present.summary import facts, summarize
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from semu.present.page import Page

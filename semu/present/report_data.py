@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from semu.engine.timeline import IterationTimeline
 from semu.present.estimate import MemoryFigures, RankMemoryKinds
 from semu.present.uncertainty import Uncertainty, coverage
+from semu.records import dataclass
 
 SCHEMA_VERSION = 1
 """Version of ``result.json``; raised when a key changes its meaning."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from semu.errors import ConfigError
 from semu.present.report_data import ReportData
 from semu.present.uncertainty import LEVEL
+from semu.records import dataclass
 from semu.units import GIB, fit_options, format_count, format_time, time_unit
 
 WIDTH, LINES = 80, 24

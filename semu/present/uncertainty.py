@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 
 from semu.hardware.kinds import Port, Provenance
+from semu.records import dataclass
 
 LEVEL = 0.9
 """Probability of the interval that reports print."""

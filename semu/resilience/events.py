@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 US_PER_S = 1_000_000
 LONGEST_S = 100 * 365.25 * 86400

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.cost import collective_latency
 from semu.hardware.network.group import CommGroup
 from semu.job import TrainingJob
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.resilience.options import CheckpointOptions
 
 NODE_GB_PER_S = 1.0

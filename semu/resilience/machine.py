@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.resilience import kernels
 from semu.resilience.accounts import Account
 from semu.resilience.events import NodeEvents, to_us

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from semu.frames import Tabular
+from semu.records import dataclass
 from semu.resilience.accounts import Account
 from semu.resilience.events import US_PER_S
 from semu.resilience.machine import Outcome

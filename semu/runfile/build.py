@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import semu_models
 from semu import memo
@@ -19,7 +19,12 @@ from semu.runfile.networks import network_model, network_of
 from semu.runfile.transformer import TransformerConfig
 from semu.workload import AbstractBatch, BatchKind, make_batch
 from semu.workload.options import kind_for
-from semu_models.hf import HfModel, load_hf
+from semu_models import hf
+
+if TYPE_CHECKING:
+    from semu_models.hf import HfModel
+
+    ModelWithReading = tuple[Model, HfModel | None, list[str]]
 
 Tables = Mapping[str, Mapping[str, Any]]
 VOCAB_MULTIPLE = 128
@@ -36,7 +41,7 @@ def read_hf(config: Tables) -> HfModel:
         ConfigError: as ``semu_models.hf.load_hf``; a multiple below 1.
     """
     table = config["model"]
-    return load_hf(table["hf_config"], ignore=table.get("hf_ignore", ()), vocab_step=_vocab_step(config))
+    return hf.load_hf(table["hf_config"], ignore=table.get("hf_ignore", ()), vocab_step=_vocab_step(config))
 
 
 def _vocab_step(config: Tables) -> int:
@@ -47,8 +52,7 @@ def _vocab_step(config: Tables) -> int:
     return check_integer(multiple, "model.vocab_multiple", "a size") * int(config.get("parallel", {}).get("tp", 1))
 
 
-ModelWithReading = tuple[Model, HfModel | None, list[str]]
-_SHARED = memo.Table[ModelWithReading]("models that jobs share, by [model] and tensor-parallel size", 16)
+_SHARED: memo.Table[ModelWithReading] = memo.Table("models that jobs share, by [model] and tensor-parallel size", 16)
 
 
 def build_with_reading(config: Tables, *, is_shared: bool = False) -> ModelWithReading:

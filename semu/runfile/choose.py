@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from semu.errors import ConfigError, ScheduleError
@@ -19,6 +18,7 @@ from semu.hardware.cluster import Cluster
 from semu.nn import MixtureOfExperts, Model
 from semu.parallel.axes import AXES, MESH
 from semu.parallel.config import Parallel
+from semu.records import dataclass
 from semu.runfile.build import VOCAB_MULTIPLE
 from semu.runfile.config import RunConfig
 

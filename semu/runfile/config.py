@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
 
 from semu.job import TrainingJob
 from semu.nn import Model
+from semu.records import dataclass
 from semu.runfile.build import build_job
 from semu.runfile.places import Places
 from semu.runfile.schema import SCHEMA
 from semu.runfile.sources import move_paths, options_table
 from semu.runfile.toml_text import format_toml
 from semu.workload import AbstractBatch
-from semu_models.hf import Reading
+
+if TYPE_CHECKING:
+    from semu_models.hf import Reading
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from semu.errors import ConfigError, nearest_name
 from semu.imports.kinds import PROGRAMS, program_of
 from semu.nn import Module
 from semu.nn.module import Parameter
+from semu.records import dataclass
 from semu.runfile.complete import complete_run
 from semu.runfile.config import RunConfig
 from semu.runfile.overrides import Overrides

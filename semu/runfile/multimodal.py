@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import semu_models
 from semu.checks import check_integer
@@ -16,8 +16,10 @@ from semu.errors import ConfigError
 from semu.nn import Model
 from semu.nn.vocabulary import pad_vocabulary
 from semu.runfile.transformer import TransformerConfig
-from semu_models.hf import load_hf, read_document
-from semu_models.multimodal.own import EncoderConfig, ProjectorConfig, Tower, decoder_of, make_own, tower_of
+from semu_models import hf
+
+if TYPE_CHECKING:
+    from semu_models.multimodal.own import EncoderConfig, ProjectorConfig, Tower
 
 PARTS = ("encoder", "llm")
 """Keys of ``[model]`` that hold a name, a path or a table."""
@@ -65,6 +67,8 @@ def own_model(table: Mapping[str, Any], tp: int = 1, vocab_step: int = 1) -> tup
     Raises:
         ConfigError: an unknown name, a file that cannot be read, parts that do not fit together.
     """
+    from semu_models.multimodal.own import decoder_of, make_own, tower_of
+
     notes: list[str] = []
     projector = _projector(table)
     if isinstance(table["encoder"], Mapping):
@@ -101,6 +105,8 @@ def _transformer(table: Mapping[str, Any]) -> TransformerConfig:
 def _encoder(table: Mapping[str, Any]) -> EncoderConfig:
     """What a table leaves open: ``ffn`` is 4 x hidden (a gated network must give it), ``kv_heads`` is heads,
     ``head_dim`` hidden / heads, ``qkv_bias`` as ``bias``."""
+    from semu_models.multimodal.own import EncoderConfig
+
     gated = table.get("gated_mlp", False)
     for name in (*_NEEDED, "ffn") if gated else _NEEDED:
         if name not in table:
@@ -120,6 +126,8 @@ def _encoder(table: Mapping[str, Any]) -> EncoderConfig:
 
 
 def _projector(table: Mapping[str, Any]) -> ProjectorConfig:
+    from semu_models.multimodal.own import ProjectorConfig
+
     with _at("ProjectorConfig", "model.projector"):
         return ProjectorConfig(**table.get("projector", {}))
 
@@ -135,8 +143,8 @@ def _read(table: Mapping[str, Any], part: str, notes: list[str]) -> Model:
     is_file = source.endswith(".json") or "/" in source or os.path.exists(source)
     if source in semu_models.MODELS or not is_file:
         return semu_models.build(source, where=f"model.{part}")
-    fields = read_document(source).fields
-    read = load_hf(source, ignore=[key for key in table.get("hf_ignore", ()) if key.partition(".")[0] in fields])
+    fields = hf.read_document(source).fields
+    read = hf.load_hf(source, ignore=[key for key in table.get("hf_ignore", ()) if key.partition(".")[0] in fields])
     notes += [read.reading.summary(), *read.reading.notes]
     return read.model
 

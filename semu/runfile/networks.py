@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.lazy import LazyTable, imported
 from semu.nn import Model
-from semu_models.generation.frozen import TextEncoderConfig
-from semu_models.generation.latent_dit import LatentDiTConfig, make_latent_dit
-from semu_models.generation.unet import UNetConfig, make_unet
-from semu_models.vision.clip import DualEncoderConfig, TextTowerConfig, make_dual_encoder
-from semu_models.vision.clip_vision import ClipVisionConfig
-from semu_models.vision.vit_classic import ClassicViTConfig, make_vit
 
-TABLES: Mapping[str, type[Any]] = MappingProxyType(
+TABLES: Mapping[str, type[Any]] = LazyTable(
     {
-        "vit": ClassicViTConfig,
-        "dual": DualEncoderConfig,
-        "dual.vision": ClipVisionConfig,
-        "dual.text": TextTowerConfig,
-        "dit": LatentDiTConfig,
-        "dit.caption": TextEncoderConfig,
-        "unet": UNetConfig,
-        "unet.caption": TextEncoderConfig,
+        "vit": imported("semu_models.vision.vit_classic", "ClassicViTConfig"),
+        "dual": imported("semu_models.vision.clip", "DualEncoderConfig"),
+        "dual.vision": imported("semu_models.vision.clip_vision", "ClipVisionConfig"),
+        "dual.text": imported("semu_models.vision.clip", "TextTowerConfig"),
+        "dit": imported("semu_models.generation.latent_dit", "LatentDiTConfig"),
+        "dit.caption": imported("semu_models.generation.frozen", "TextEncoderConfig"),
+        "unet": imported("semu_models.generation.unet", "UNetConfig"),
+        "unet.caption": imported("semu_models.generation.frozen", "TextEncoderConfig"),
     }
 )
 """Table below ``[model]`` -> what it is read as; ``dit`` and ``unet`` also have ``vae``, the autoencoder."""
@@ -63,10 +57,14 @@ def _read(path: str, options: Mapping[str, Any]) -> Any:
 
 
 def _vit(options: dict[str, Any]) -> Model:
+    from semu_models.vision.vit_classic import make_vit
+
     return make_vit("vit", _read("vit", options))
 
 
 def _dual(options: dict[str, Any]) -> Model:
+    from semu_models.vision.clip import make_dual_encoder
+
     towers = {part: _read(f"dual.{part}", options.pop(part, {})) for part in ("vision", "text")}
     return make_dual_encoder("dual", _read("dual", {"projection": None, **options, **towers}))
 
@@ -78,11 +76,15 @@ def _encoders(path: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dit(options: dict[str, Any]) -> Model:
+    from semu_models.generation.latent_dit import make_latent_dit
+
     encoders = _encoders("dit", options)
     return make_latent_dit("dit", _read("dit", options), **encoders)
 
 
 def _unet(options: dict[str, Any]) -> Model:
+    from semu_models.generation.unet import make_unet
+
     encoders = _encoders("unet", options)
     return make_unet("unet", _read("unet", options), **encoders)
 

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from semu.errors import ConfigError
@@ -14,6 +14,7 @@ from semu.hardware.cluster import Cluster
 from semu.imports.kinds import ReadOptions
 from semu.parallel.axes import Following
 from semu.parallel.config import Parallel
+from semu.records import dataclass
 from semu.runfile.places import Places
 
 _BARE_WORD = re.compile(r"[\w~./][\w~./:+-]*")

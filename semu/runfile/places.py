@@ -6,12 +6,13 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 from semu.errors import ConfigError, SemuError
 from semu.parallel.axes import AXES
+from semu.records import dataclass
 
 _KEY = re.compile(r"(model|cluster|parallel|training|overlap|batch|resilience|assignment)(\.\S+)?")
 _FIELD = re.compile(r"(\w+)((?:[,.\[].*)?)", re.DOTALL)

@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import semu_models
 from semu.errors import ConfigError
@@ -43,8 +43,10 @@ from semu.runfile.transformer import TransformerConfig
 from semu.schedule.placement import Placement
 from semu.workload import AbstractBatch, BatchKind, FileBatch
 from semu_models import Setup
-from semu_models.hf import HfModel
 from semu_models.setups import default_microbatches
+
+if TYPE_CHECKING:
+    from semu_models.hf import HfModel
 
 
 def load_run(

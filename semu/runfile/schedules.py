@@ -13,8 +13,6 @@ from semu.parallel.config import PLACEMENTS
 from semu.runfile.places import Places
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES, NEAREST
-from semu.schedule.rules.program import program_text
-from semu.schedule.rules.text import make_rule, parse_rule
 from semu.simulation.schedules.cuts import cut_for
 
 _KEYS = ("vpp", "placement")
@@ -57,6 +55,9 @@ def program_texts(tables: object, places: Places) -> dict[str, str]:
 
 def _program(table: Mapping[str, Any], name: str, places: Places) -> str:
     """The text of the schedule that a table describes."""
+    from semu.schedule.rules.program import program_text
+    from semu.schedule.rules.text import make_rule, parse_rule
+
     where = places.where(f"schedule.{name}")
     if name in ALL_SCHEDULES:
         expected = "another name"

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from semu.errors import ConfigError, unknown_name
 from semu.job.declare import ValueKind
 from semu.job.training import OPTIONS
+from semu.lazy import LazyTable, imported
 from semu.nn import LatentSizes, LoRA
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.layout import PipelineLayout
-from semu.resilience.options import CheckpointOptions, FailureOptions, PriceOptions, Resilience
 from semu.runfile.multimodal import PARTS
 from semu.runfile.networks import NETWORKS
 from semu.runfile.networks import TABLES as NETWORK_TABLES
 from semu.runfile.places import Places
 from semu.runfile.transformer import TransformerConfig
-from semu.searcher.assignment.options import AssignmentOptions
-from semu_models.multimodal.own import EncoderConfig, ProjectorConfig
 
 _KINDS: Mapping[str, ValueKind] = MappingProxyType(
     {
@@ -49,55 +48,79 @@ def _kinds(config: type[Any], *others: str) -> dict[str, ValueKind]:
 
 _IN_LOOP = {"caption": ValueKind.TABLE, "vae": ValueKind.SWITCH}
 """Frozen encoders of a diffusion model."""
-SCHEMA: Mapping[str, Mapping[str, ValueKind]] = MappingProxyType(
+
+
+def _network_kinds(path: str) -> dict[str, ValueKind]:
+    return _kinds(NETWORK_TABLES[path], "loss") | (_IN_LOOP if path in ("dit", "unet") else {})
+
+
+def _model_kinds() -> dict[str, ValueKind]:
+    return {
+        "name": ValueKind.STRING,
+        "hf_config": ValueKind.STRING,
+        "transformer": ValueKind.TABLE,
+        "encoder": ValueKind.TABLE,
+        "projector": ValueKind.TABLE,
+        "llm": ValueKind.TABLE,
+        **dict.fromkeys(NETWORKS, ValueKind.TABLE),
+        "frozen": ValueKind.STRINGS,
+        "lora": ValueKind.TABLE,
+        "hf_ignore": ValueKind.STRINGS,
+        "vocab_multiple": ValueKind.INTEGER,
+    }
+
+
+def _cluster_kinds() -> dict[str, ValueKind]:
+    return {
+        "device": ValueKind.STRING,
+        "nodes": ValueKind.INTEGER,
+        "gpus_per_node": ValueKind.INTEGER,
+        "oversubscription": ValueKind.NUMBER,
+        "fabric": ValueKind.STRING,
+        "nics_per_node": ValueKind.INTEGER,
+        "nic_gbit": ValueKind.NUMBER,
+        "leaf_nodes": ValueKind.INTEGER,
+        "nvlink_domain": ValueKind.INTEGER,
+        "override": ValueKind.TABLE,
+    }
+
+
+def _training_kinds() -> dict[str, ValueKind]:
+    return {row.name: row.value.kind for row in OPTIONS if row.value.kind is not None}
+
+
+def _cost_kinds() -> dict[str, ValueKind]:
+    return {"gpu_hour_usd": ValueKind.NUMBER, "watt": ValueKind.NUMBER}
+
+
+def _fields(module: str, name: str, *others: str) -> Callable[[], dict[str, ValueKind]]:
+    """As ``_kinds``, of a dataclass that is imported when its table is asked for."""
+    return lambda: _kinds(imported(module, name)(), *others)
+
+
+SCHEMA: Mapping[str, Mapping[str, ValueKind]] = LazyTable(
     {
-        "model": {
-            "name": ValueKind.STRING,
-            "hf_config": ValueKind.STRING,
-            "transformer": ValueKind.TABLE,
-            "encoder": ValueKind.TABLE,
-            "projector": ValueKind.TABLE,
-            "llm": ValueKind.TABLE,
-            **dict.fromkeys(NETWORKS, ValueKind.TABLE),
-            "frozen": ValueKind.STRINGS,
-            "lora": ValueKind.TABLE,
-            "hf_ignore": ValueKind.STRINGS,
-            "vocab_multiple": ValueKind.INTEGER,
-        },
-        **{
-            f"model.{path}": _kinds(config, "loss") | (_IN_LOOP if path in ("dit", "unet") else {})
-            for path, config in NETWORK_TABLES.items()
-        },
-        "model.lora": _kinds(LoRA),
-        "model.transformer": _kinds(TransformerConfig),
-        "model.transformer.mla": _kinds(LatentSizes),
-        "model.encoder": _kinds(EncoderConfig),
-        "model.projector": _kinds(ProjectorConfig),
-        "model.llm": _kinds(TransformerConfig),
-        "model.llm.mla": _kinds(LatentSizes),
-        "cluster": {
-            "device": ValueKind.STRING,
-            "nodes": ValueKind.INTEGER,
-            "gpus_per_node": ValueKind.INTEGER,
-            "oversubscription": ValueKind.NUMBER,
-            "fabric": ValueKind.STRING,
-            "nics_per_node": ValueKind.INTEGER,
-            "nic_gbit": ValueKind.NUMBER,
-            "leaf_nodes": ValueKind.INTEGER,
-            "nvlink_domain": ValueKind.INTEGER,
-            "override": ValueKind.TABLE,
-        },
-        "parallel": _kinds(Parallel, "plan"),
-        "training": {row.name: row.value.kind for row in OPTIONS if row.value.kind is not None},
-        "overlap": _kinds(Overlap),
-        "parallel.layout": _kinds(PipelineLayout),
-        "batch": {},
-        "cost": {"gpu_hour_usd": ValueKind.NUMBER, "watt": ValueKind.NUMBER},
-        "assignment": _kinds(AssignmentOptions),
-        "resilience": _kinds(Resilience),
-        "resilience.checkpoint": _kinds(CheckpointOptions),
-        "resilience.failures": _kinds(FailureOptions),
-        "resilience.price": _kinds(PriceOptions),
+        "model": _model_kinds,
+        **{f"model.{path}": partial(_network_kinds, path) for path in NETWORK_TABLES},
+        "model.lora": partial(_kinds, LoRA),
+        "model.transformer": partial(_kinds, TransformerConfig),
+        "model.transformer.mla": partial(_kinds, LatentSizes),
+        "model.encoder": _fields("semu_models.multimodal.own", "EncoderConfig"),
+        "model.projector": _fields("semu_models.multimodal.own", "ProjectorConfig"),
+        "model.llm": partial(_kinds, TransformerConfig),
+        "model.llm.mla": partial(_kinds, LatentSizes),
+        "cluster": _cluster_kinds,
+        "parallel": partial(_kinds, Parallel, "plan"),
+        "training": _training_kinds,
+        "overlap": partial(_kinds, Overlap),
+        "parallel.layout": partial(_kinds, PipelineLayout),
+        "batch": dict,
+        "cost": _cost_kinds,
+        "assignment": _fields("semu.searcher.assignment.options", "AssignmentOptions"),
+        "resilience": _fields("semu.resilience.options", "Resilience"),
+        "resilience.checkpoint": _fields("semu.resilience.options", "CheckpointOptions"),
+        "resilience.failures": _fields("semu.resilience.options", "FailureOptions"),
+        "resilience.price": _fields("semu.resilience.options", "PriceOptions"),
     }
 )
 """Table -> key -> type. Tables that are not listed, and ``batch``, are checked by what reads them."""

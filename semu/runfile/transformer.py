@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from semu.checks import check_divides, check_integer, check_member, check_probability, check_sizes
 from semu.errors import ConfigError
 from semu.nn import Activation, LatentAttention, LatentSizes, LayerNorm, MixtureOfExperts, Model, TransformerLayer
+from semu.records import dataclass
 from semu_models.text.decoder import Decoder, decoder_model
 from semu_models.text.mtp import predicting_model
 

@@ -4,10 +4,10 @@ same for a job, with its real stages."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from semu.checks import check_integer
 from semu.errors import SemuError
+from semu.records import dataclass
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule

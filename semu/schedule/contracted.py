@@ -8,10 +8,10 @@ stage's chunks in the order of the data, backwards in reverse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 
 from semu.graph.operator import Phase
+from semu.records import dataclass
 from semu.schedule.shape import PipelineShape, StageKey
 
 

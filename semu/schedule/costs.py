@@ -4,12 +4,13 @@ model."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.schedule.shape import PipelineShape

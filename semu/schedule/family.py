@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from semu.errors import ScheduleError
+from semu.records import dataclass
 from semu.schedule.contracted import Contracted
 from semu.schedule.placement import Placement
 from semu.schedule.schedule import Schedule

@@ -16,7 +16,7 @@ Views of the graph, each with arrays that lead back to stage numbers:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, PHASES, WEIGHT
 from semu.schedule.schedule import Schedule, StageColumns
 from semu.schedule.shape import PipelineShape, StageKey

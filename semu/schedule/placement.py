@@ -14,10 +14,10 @@ enter it from both ends (Chimera, 2107.06925 §3); FlexPipe (§7.1) explores a V
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from semu.errors import ScheduleError
+from semu.records import dataclass
 from semu.schedule.shape import PipelineShape
 
 

@@ -8,13 +8,13 @@ of the pipeline's units in the order of a schedule: ``unit_of_nodes`` leads back
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.graph.operator import Phase
+from semu.records import dataclass
 from semu.schedule.gangs.barriers import awaited_by_gangs, barrier_edges
 from semu.schedule.graph import fan_out, pointers
 from semu.schedule.phases import NOTHING, PHASES, WEIGHT

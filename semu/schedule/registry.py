@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 
 from semu.checks import find_named
+from semu.lazy import LazyTable, imported
 from semu.schedule.family import ScheduleFamily
-from semu.schedule.generators.chimera import chimera
-from semu.schedule.generators.dualpipe_v import dualpipe_v
-from semu.schedule.generators.eager import eager_1f1b
-from semu.schedule.generators.gpipe import gpipe_family
-from semu.schedule.generators.greedy import greedy
-from semu.schedule.generators.hanayo import hanayo
-from semu.schedule.generators.interleaved import interleaved_family
-from semu.schedule.generators.interleaved_zb import interleaved_zb
-from semu.schedule.generators.looped_bfs import looped_bfs
-from semu.schedule.generators.one_f_one_b import one_f_one_b_family
-from semu.schedule.generators.optimus import optimus
-from semu.schedule.generators.v_half import v_half
-from semu.schedule.generators.v_min import v_min
-from semu.schedule.generators.zb_auto import zb_auto, zb_auto_2p
-from semu.schedule.generators.zb_h1 import zb_h1
-from semu.schedule.generators.zb_h2 import zb_h2
-from semu.schedule.generators.zb_v import zb_v
-from semu.schedule.rules.program import is_program, program_family
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape
 
-REGISTRY = {
-    family.name: family
-    for family in (
-        gpipe_family,
-        one_f_one_b_family,
-        interleaved_family,
-        looped_bfs,
-        eager_1f1b,
-        zb_h1,
-        zb_h2,
-        zb_auto,
-        zb_auto_2p,
-        interleaved_zb,
-        zb_v,
-        v_half,
-        v_min,
-        dualpipe_v,
-        chimera,
-        hanayo,
-        greedy,
-        optimus,
-    )
-}
+
+def _family(module: str, name: str) -> Callable[[], ScheduleFamily]:
+    return imported(f"semu.schedule.generators.{module}", name)
+
+
+REGISTRY: MutableMapping[str, ScheduleFamily] = LazyTable(
+    {
+        "gpipe": _family("gpipe", "gpipe_family"),
+        "1f1b": _family("one_f_one_b", "one_f_one_b_family"),
+        "interleaved": _family("interleaved", "interleaved_family"),
+        "looped-bfs": _family("looped_bfs", "looped_bfs"),
+        "eager-1f1b": _family("eager", "eager_1f1b"),
+        "zb-h1": _family("zb_h1", "zb_h1"),
+        "zb-h2": _family("zb_h2", "zb_h2"),
+        "zb-auto": _family("zb_auto", "zb_auto"),
+        "zb-auto-2p": _family("zb_auto", "zb_auto_2p"),
+        "interleaved-zb": _family("interleaved_zb", "interleaved_zb"),
+        "zb-v": _family("zb_v", "zb_v"),
+        "v-half": _family("v_half", "v_half"),
+        "v-min": _family("v_min", "v_min"),
+        "dualpipe-v": _family("dualpipe_v", "dualpipe_v"),
+        "chimera": _family("chimera", "chimera"),
+        "hanayo": _family("hanayo", "hanayo"),
+        "greedy": _family("greedy", "greedy"),
+        "optimus": _family("optimus", "optimus"),
+    }
+)
 """The table of schedules; a new one is a file in ``generators`` and a line here."""
 
 
@@ -60,6 +47,8 @@ class _Schedules(Mapping[str, ScheduleFamily]):
     def __getitem__(self, name: str) -> ScheduleFamily:
         if name in REGISTRY:
             return REGISTRY[name]
+        from semu.schedule.rules.program import is_program, program_family
+
         if is_program(name):
             return program_family(name)
         raise KeyError(name)
@@ -75,8 +64,11 @@ ALL_SCHEDULES: Mapping[str, ScheduleFamily] = _Schedules()
 """Schedules by the name of run.toml and the command line, the merged ones of the classics first; beside the names that
 it lists, it knows every rule by its text."""
 
-SCHEDULES: Mapping[str, Callable[[PipelineShape], Schedule]] = MappingProxyType(
-    {name: family.generate for name, family in sorted(REGISTRY.items()) if family.generate is not None}
+SCHEDULES: Mapping[str, Callable[[PipelineShape], Schedule]] = LazyTable(
+    {
+        name: imported(f"semu.schedule.generators.{module}", module)
+        for name, module in (("1f1b", "one_f_one_b"), ("gpipe", "gpipe"), ("interleaved", "interleaved"))
+    }
 )
 """Generators of Megatron-LM's schedules, which run a pipeline of any number of chunks per rank."""
 
@@ -90,6 +82,10 @@ def schedule_family(name: str, where: str = "schedule") -> ScheduleFamily:
     Raises:
         ConfigError: an unknown name, a text that is no rule; ``where`` it stands.
     """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    from semu.schedule.rules.program import is_program, program_family
+
     if is_program(name):
         return program_family(name, where)
     return find_named("schedule", name, ALL_SCHEDULES, where=where)

@@ -6,7 +6,6 @@ Text form, one line per rank: ``0F0 0F1 0B0 0B1`` (chunk, phase, microbatch). Fi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.frames import html_table
+from semu.records import dataclass
 from semu.schedule.phases import INPUT, PHASES
 from semu.schedule.shape import PipelineShape, StageKey
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
+from semu.records import dataclass
 
 _STAGE = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from semu.checks import check_word, is_integer
 from semu.errors import ConfigError, ScheduleError
 from semu.files import write_text
+from semu.records import dataclass
 from semu.schedule.schedule import Schedule
 
 STRATEGIES = ("none", "selective", "full", "offload")

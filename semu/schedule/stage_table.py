@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ScheduleError
+from semu.records import dataclass
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from semu.errors import MemoryLimitError, ScheduleError
 from semu.frames import Tabular
+from semu.records import dataclass
 from semu.schedule.costs import StudyCosts, idle_share
 from semu.schedule.gangs.barriers import with_barriers
 from semu.schedule.graph import PipelineGraph, Wait, waiting_graph

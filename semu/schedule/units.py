@@ -15,7 +15,7 @@ are alike but for their ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.errors import ScheduleError
+from semu.records import dataclass
 from semu.schedule.gangs.barriers import awaited_by_gangs, barrier_edges, fellows
 from semu.schedule.graph import PipelineGraph, fan_out, graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT, LETTERS, NOTHING, WEIGHT

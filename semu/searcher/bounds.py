@@ -14,11 +14,11 @@ All use the least time of a stage over its candidates, save ``load`` and ``memor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from semu.records import dataclass
 from semu.searcher.problem.problem_arrays import F64, I32
 from semu.searcher.problem.search_problem import SearchProblem
 from semu.units import TIME_GRID_PER_S

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from semu.compile.chunk import ChunkStages
 from semu.errors import ConfigError
 from semu.job import Recompute, TrainingJob
+from semu.records import dataclass
 from semu.schedule.stage_plan import STRATEGIES, StagePlan
 from semu.searcher.problem.problem_arrays import F64, I64
 from semu.simulation import JobCheckpoint, prepare

@@ -9,13 +9,13 @@ equivalent and propagate better.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.searcher.problem.search_problem import SearchProblem
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from semu.errors import ConfigError, SemuError
 from semu.frames import Tabular
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.searcher.engines import Engine
 from semu.searcher.engines.engine import SerialEngine
 from semu.searcher.job_search import search

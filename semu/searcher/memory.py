@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.errors import MemoryLimitError
+from semu.records import dataclass
 from semu.searcher.orders.interleave import MEMORY_GOAL, MEMORY_ROUNDS, candidates, evaluate, no_memory
 from semu.searcher.problem.problem_arrays import F64, I16
 from semu.searcher.problem.search_problem import SearchProblem

@@ -9,7 +9,7 @@ microbatches whole. K_i = floor(T_i / T_1), T_i forward and backward of the whol
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from semu.nn.model import ModalityModule
 from semu.nn.streams import derived_in
 from semu.nn.window import windows_in
 from semu.parallel.stage_layers import layer_parts
+from semu.records import dataclass
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.layer_placement import ModuleLayers, place_layers
 from semu.searcher.problem.problem_arrays import F64

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from semu.files import make_folder, write_file
 from semu.frames import Tabular, scalars
 from semu.job import TrainingJob
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.orders.budgeted import SearchResult

@@ -7,7 +7,7 @@ compared with, where that fits in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.schedule.passes import defer_backward
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule

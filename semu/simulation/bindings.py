@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
 from semu.engine.unit_graph import Edges, Slots
+from semu.records import dataclass
 from semu.simulation.context import SimulatedJob
 from semu.simulation.unit_programs import programs_of
 

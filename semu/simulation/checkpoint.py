@@ -7,7 +7,7 @@ and transfers. What is left is one kernel call on a few thousand nodes (PipeWeav
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from semu.engine.unit_graph import Edges, UnitTimes
 from semu.errors import ScheduleError
 from semu.present.estimate import Estimate
 from semu.present.report import IterationSamples, Report
+from semu.records import dataclass
 from semu.schedule import ALL_SCHEDULES, SCHEDULES
 from semu.schedule.files import read_schedule
 from semu.schedule.generators.interleaved import is_surely_legal

@@ -8,7 +8,7 @@ kind of the one before it, and a function takes the least of them that it needs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from semu.costs.evaluation import CostedJob
 from semu.engine.timeline import OuterSlice
 from semu.engine.unit_graph import UnitGraph
 from semu.hardware.network import CommGroup
+from semu.records import dataclass
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
 from semu.simulation.transfers import ChunkTransfers

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from semu.records import dataclass
 from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.reduce import Reduction, Reductions, plan_reductions
 from semu.simulation.data_parallel.step import RankTail, rank_tails

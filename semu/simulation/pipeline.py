@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
+from semu.records import dataclass
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
 from semu.simulation.bindings import Binding, StageInsides

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from semu.compile.template import CostColumns
 from semu.costs.evaluation import CostedJob
+from semu.records import dataclass
 from semu.simulation.context import TimedJob
 
 

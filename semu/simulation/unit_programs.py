@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
 from semu.compile.recipe.recipe import Recipe
+from semu.records import dataclass
 from semu.schedule.units import PipelineUnits
 
 I64 = NDArray[np.int64]

@@ -51,7 +51,7 @@ leaves open follows rules that hold for every row:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -62,6 +62,7 @@ from semu.hardware.profile import load_profile
 from semu.hardware.software import Software
 from semu.nn.layers.activation import Activation
 from semu.parallel.expert_layers import layer_pattern
+from semu.records import dataclass
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.validation.row import Measure, Row, Shape

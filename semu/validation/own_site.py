@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,6 +22,7 @@ from semu.frames import Tabular
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, coefficient_names
 from semu.hardware.kinds import Provenance
+from semu.records import dataclass
 from semu.units import fit_columns, fit_lines
 from semu.validation.result import RowResult, Status
 from semu.validation.site import run_times

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 from semu.frames import Tabular
 from semu.hardware.data_sheets import data_sheet
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.units import fit_columns, fit_lines
 from semu.validation.evaluate import JobMaker
 from semu.validation.jobs import Tables

@@ -12,11 +12,12 @@ the one that needs the least memory is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from semu.errors import ConfigError, ScheduleError
 from semu.present.estimate import Estimate
+from semu.records import dataclass
 from semu.simulation import JobCheckpoint
 from semu.simulation.results.lived import LivedIteration
 from semu.validation.jobs import PARTIAL, Settings, divides, is_v_shaped

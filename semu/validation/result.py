@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semu.frames import Tabular
+from semu.records import dataclass
 from semu.validation.memory import GB_READING
 from semu.validation.row_result import Comparison, Quantity, RowResult, Status
 from semu.validation.scoring import LEAST_ROWS, Scores, fit_null_model, score_group

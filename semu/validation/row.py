@@ -6,9 +6,9 @@ A row says which model was trained, on what, how it was spread, and what came ou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
+from semu.records import dataclass
 from semu.simulation.effects.pass_times import PassTimes
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
+from semu.records import dataclass
 from semu.validation.row_result import Quantity, RowResult, Status
 
 LEAST_ROWS = 4

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from semu.checks import check_integer
 from semu.fitting.site_runs import EXPERT_ROW_SPREAD, F64, ROW_SPREAD, RunTimes, SiteFactors, evidence, factors_of
 from semu.frames import Tabular, scalars
+from semu.records import dataclass
 from semu.units import fit_columns, fit_lines
 from semu.validation.result import Quantity, RowResult
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
@@ -28,6 +27,7 @@ from semu.checks import check_count
 from semu.errors import ConfigError
 from semu.masks.spans import Spans
 from semu.nn.window import MARK, Window
+from semu.records import dataclass
 from semu.workload.packing import offsets
 
 Lengths: TypeAlias = NDArray[np.int64]

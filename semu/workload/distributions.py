@@ -8,7 +8,6 @@ curve is the published mean.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import TypeAlias
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_member, check_number
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

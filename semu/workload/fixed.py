@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from semu.checks import check_count
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 
 

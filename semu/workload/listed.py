@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -20,6 +19,7 @@ from semu.nn.masked_kernel import FIELDS, FULL, OTHERS, OWN, TRAFFIC, WHOLE, WID
 from semu.nn.trace.sharding import ContextKind
 from semu.nn.window import Window
 from semu.parallel.context import Balance, group_widths
+from semu.records import dataclass
 from semu.workload.batch import Microbatch
 
 

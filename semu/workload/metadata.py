@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_count, check_number, check_resolution, check_word, is_integer
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.workload.layouts import Layout, read_layout, text_of
 from semu.workload.mixed import FRAMES_TO_TOKENS
 from semu.workload.packing import offsets

@@ -7,7 +7,7 @@ image-text sample as in ``vlm.py``, an utterance with its transcript (LibriSpeec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from semu import memo
 from semu.checks import check_count, check_number, check_seed, check_switch
 from semu.errors import ConfigError
 from semu.nn.merging import Merging, Rounding
+from semu.records import dataclass
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import (
     TextPerImage,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_count
+from semu.records import dataclass
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 
 DEFAULT_CAPTION_TOKENS = 77

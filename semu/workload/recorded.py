@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from semu.checks import check_count, check_member, check_seed, check_switch
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.workload.batch import DEFAULT_TEXT_SEQ_LEN, AbstractBatch, Microbatch, check_request
 from semu.workload.metadata import STREAMS, Contents, Metadata, read_metadata
 from semu.workload.mixed import DEFAULT_MIXED_SEQ_LEN

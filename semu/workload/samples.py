@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.checks import check_word
 from semu.masks.spans import KINDS, TEXT, Spans
+from semu.records import dataclass
 from semu.workload.batch import Microbatch
 from semu.workload.layouts import Layout
 from semu.workload.packing import offsets, pack_in_order

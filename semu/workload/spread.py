@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.nn.window import MARK, Window
+from semu.records import dataclass
 from semu.workload.batch import Lengths, Microbatch
 
 

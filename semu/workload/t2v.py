@@ -7,7 +7,7 @@ Objects: ``VideoTokenizer`` (seconds and pixels to latent tokens), ``Clips`` (wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.checks import check_count, check_number, check_resolution, check_seed
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import VIDEO_SOURCES, draw_clips, make_generator
 from semu.workload.packing import offsets, pack_similar

@@ -6,7 +6,6 @@ Objects: ``PATCHES_PER_IMAGE``, ``TOKENS_PER_IMAGE``, ``VlmBatch`` (seeded gener
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.checks import check_count, check_number, check_seed, check_switch
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.workload.batch import AbstractBatch, Microbatch, check_request
 from semu.workload.distributions import (
     TextPerImage,

@@ -6,8 +6,6 @@ in each layer (AdaLN-single, 2310.00426 §2.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.nn import (
     MLP,
@@ -25,6 +23,7 @@ from semu.nn import (
     Tensor,
 )
 from semu.nn import functional as F
+from semu.records import dataclass
 
 VIDEO_STREAM = "video"
 """Latent tokens, one sequence per clip."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.nn import (
     Embedding,
@@ -19,6 +17,7 @@ from semu.nn import (
     TransformerLayer,
 )
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.generation.unet_layers import HALF, PixelAttention, ResBlock, conv3
 from semu_models.text.encoder import VISION_STREAM
 

@@ -7,7 +7,6 @@ the clip's tokens. A caption is read by cross-attention where ``context`` says i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from semu.checks import check_divides, check_sizes
 from semu.nn import (
@@ -26,6 +25,7 @@ from semu.nn import (
     Window,
 )
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.generation.dit import VIDEO_STREAM
 from semu_models.generation.frozen import TextEncoderConfig, caption_module, pixel_module
 

@@ -6,11 +6,10 @@ by side: FLUX.1; HunyuanVideo, 2412.03603 §4.2. Every layer has its modulation 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.nn import MLP, LayerNorm, Linear, Module, SelfAttention, Tensor
 from semu.nn import functional as F
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ vocabulary projection and no loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from semu.errors import ConfigError
 from semu.nn import InputSpec, ModalityModule, ModalityRole, Model, Module
+from semu.records import dataclass
 from semu_models.generation.dit import DIT_5B, DIT_30B, DiT, DiTConfig, video_inputs
 from semu_models.text.language import LanguageConfig, text_encoder
 from semu_models.text.llama import LLAMA3_8B

@@ -7,7 +7,6 @@ way down go along. Latents come from the data loader, also where the frozen auto
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from semu.checks import check_sizes
 from semu.errors import ConfigError
@@ -23,6 +22,7 @@ from semu.nn import (
     Tensor,
 )
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.generation.dit import VIDEO_STREAM
 from semu_models.generation.frozen import TextEncoderConfig, caption_module, pixel_module
 from semu_models.generation.unet_layers import HALF, ResBlock, SpatialTransformer, Upsample, conv3

@@ -7,8 +7,6 @@ the models' reports, with their norms, biases and feed-forward networks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.nn import (
     MLP,
@@ -27,6 +25,7 @@ from semu.nn import (
     Tensor,
 )
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.generation.dit import DiTLayer, video_inputs
 from semu_models.generation.t2v import behind_text_encoder
 from semu_models.text.language import LanguageConfig

@@ -15,27 +15,6 @@ Files:
     text.py, gpt.py, moe.py ...   the dialects
 """
 
-from semu_models.hf.dialect import Dialect, FieldKind, Fixed, Section, Spelling
-from semu_models.hf.document import Document, read_document
-from semu_models.hf.load import HfModel, load_hf
-from semu_models.hf.reading import Reading, ReadingRow
-from semu_models.hf.registry import DIALECTS, find_dialect
-from semu_models.hf.values import Part, Values
+from semu.lazy import lazy_names
 
-__all__ = [
-    "DIALECTS",
-    "Dialect",
-    "Document",
-    "FieldKind",
-    "Fixed",
-    "HfModel",
-    "Part",
-    "Reading",
-    "ReadingRow",
-    "Section",
-    "Spelling",
-    "Values",
-    "find_dialect",
-    "load_hf",
-    "read_document",
-]
+__getattr__, __dir__ = lazy_names(__name__)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from semu.checks import is_integer
 from semu.nn import Model
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from semu_models.hf.values import Values

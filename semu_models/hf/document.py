@@ -6,11 +6,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 _LAST_TOKEN = re.compile(r"[\w.+\\-]*\s*")
 """What a file that ends too early may still have where reading stopped: the beginning of a number or a word."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from semu.checks import is_number
+from semu.records import dataclass
 from semu_models.hf.common import FIXED, IGNORED, UNDERSTOOD
 from semu_models.hf.dialect import Dialect
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from semu.errors import ConfigError
 from semu.nn import Model
+from semu.records import dataclass
 from semu_models.hf.dialect import Dialect
 from semu_models.hf.document import Document, read_document
 from semu_models.hf.reader import Reader

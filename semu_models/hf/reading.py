@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from semu.records import dataclass
 from semu.units import fit_lines
 
 _LONGEST = 48

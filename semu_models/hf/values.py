@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from semu.checks import is_integer, nearest_divisor
 from semu.errors import ConfigError, InternalError
+from semu.records import dataclass
 from semu_models.hf.document import Document
 
 

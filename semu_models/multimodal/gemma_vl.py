@@ -7,12 +7,12 @@ the upper half of a 256 x 256 block for each image and layer.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from semu.checks import check_sizes, nearest_divisor
 from semu.errors import ConfigError
 from semu.nn import InputSpec, Linear, ModalityModule, ModalityRole, Model, Module, RMSNorm, Sequential, Tensor
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.multimodal.multimodal import make_multimodal
 from semu_models.text.encoder import VISION_STREAM, VISION_TOKENS, merged_images, tokens_of
 from semu_models.text.gemma import GEMMA3_4B, GEMMA3_12B, GEMMA3_27B, Gemma3Config

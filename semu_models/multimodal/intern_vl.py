@@ -5,10 +5,11 @@ An image is cut into tiles of 448 px; a tile is an item: 1024 patches, 256 token
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.checks import check_sizes
 from semu.nn import InputSpec, ModalityModule, ModalityRole, Model, Sequential
+from semu.records import dataclass
 from semu_models.multimodal.multimodal import make_multimodal
 from semu_models.text.encoder import VISION_STREAM, merged_images
 from semu_models.text.language import LanguageConfig, language_model

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.errors import ConfigError
 from semu.nn import MLP, InputSpec, ModalityModule, ModalityRole, Model, Module, Sequential, Tensor
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.multimodal.multimodal import make_multimodal
 from semu_models.text.encoder import VISION_STREAM, VISION_TOKENS, Held, merged_images, tokens_of
 from semu_models.text.language import LanguageConfig, language_model

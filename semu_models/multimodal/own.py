@@ -7,7 +7,6 @@ A tower is spelt out (``EncoderConfig``) or taken from another model, without wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from semu.checks import check_divides, check_integer, check_member, check_sizes, nearest_divisor
 from semu.errors import ConfigError
@@ -29,6 +28,7 @@ from semu.nn import (
     TransformerLayer,
 )
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.multimodal.multimodal import ItemEmbedding, make_multimodal
 from semu_models.multimodal.vlm import ImageTextEmbedding
 from semu_models.text.encoder import VISION_STREAM, VISION_TOKENS, ImageEmbedding, Norm, merged_images, tokens_of

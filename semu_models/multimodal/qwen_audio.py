@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn import InputSpec, LayerNorm, Linear, ModalityModule, ModalityRole, Model, Module, Sequential, Tensor
 from semu.nn import functional as F
 from semu.nn.merging import Merging, Rounding
 from semu.nn.streams import Change, changed
+from semu.records import dataclass
 from semu_models.multimodal.multimodal import make_multimodal
 from semu_models.multimodal.whisper import (
     AUDIO_STREAM,

@@ -7,10 +7,9 @@ describes a complete model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn import LayerNorm, Linear, Model, Module, Parameter, Tensor
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.multimodal.multimodal import make_multimodal
 from semu_models.multimodal.qwen_audio import POOL, audio_module
 from semu_models.multimodal.whisper import AUDIO_TOKENS, AudioConfig

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.errors import ConfigError
 from semu.nn import Model
+from semu.records import dataclass
 from semu_models.multimodal.multimodal import make_multimodal
 from semu_models.text.language import language_model
 from semu_models.text.qwen import QWEN2_1_5B, QWEN2_5_3B, QWEN2_7B, QWEN2_32B, QWEN2_72B, QwenConfig

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.nn import Embedding, ModalityModule, ModalityRole, Model, Module, Sequential, Tensor
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.text.gpt import GPT3_175B
 from semu_models.text.language import LanguageConfig, language_model
 from semu_models.text.llama import LLAMA3_8B, LM_5B

@@ -6,8 +6,6 @@ Two convolutions, the second with stride 2, make 20 ms of sound a token; keys ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.nn import (
     MLP,
@@ -30,6 +28,7 @@ from semu.nn import (
 from semu.nn import functional as F
 from semu.nn.layers.convolution import Conv1d
 from semu.nn.merging import Merging
+from semu.records import dataclass
 from semu_models.text.encoder import Norm
 
 AUDIO_STREAM = "audio"

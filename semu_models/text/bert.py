@@ -7,8 +7,6 @@ Megatron-LM and transformers (tokens without mask are ignored after the product)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_probability, check_sizes
 from semu.nn import (
     Dropout,
@@ -28,6 +26,7 @@ from semu.nn import (
 )
 from semu.nn import functional as F
 from semu.nn.layers.transformer import TiedLinear
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

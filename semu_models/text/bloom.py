@@ -7,10 +7,10 @@ and no kernel of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from semu.nn import Activation
+from semu.records import dataclass
 from semu_models.text.decoder import DecoderConfig, DecoderStyle
 
 

@@ -7,7 +7,6 @@ what is special about it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from semu.checks import check_divides, check_sizes
@@ -25,6 +24,7 @@ from semu.nn import (
     TransformerLayer,
     Window,
 )
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ nothing to speak of. V3 may predict further tokens (``mtp_layers``; ``semu_model
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.checks import check_sizes
 from semu.errors import ConfigError
 from semu.nn import LatentAttention, LatentSizes, MixtureOfExperts, Model, TransformerLayer
+from semu.records import dataclass
 from semu_models.text.decoder import Decoder, decoder_model
 from semu_models.text.mtp import predicting_model
 

@@ -9,11 +9,12 @@ reduces them sends half as much.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from semu.errors import ConfigError
 from semu.nn import MLP, Activation, LayerNorm, Module, SelfAttention, Tensor
+from semu.records import dataclass
 from semu_models.text.decoder import DecoderConfig, DecoderStyle
 
 

@@ -7,10 +7,11 @@ caps. Of the larger models this is the language model; their vocabulary has 64 r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from semu.nn import Activation, Model, NormPlacement
+from semu.records import dataclass
 from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, DecoderStyle, decoder_model
 
 _GEMMA = DecoderStyle(activation=Activation.GELU_TANH, placement=NormPlacement.SANDWICH, scaled_embedding=True)

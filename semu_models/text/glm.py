@@ -5,10 +5,11 @@ The models of 2025 (GLM-4-0414) have norms before and behind the branches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from semu.nn import NormPlacement
+from semu.records import dataclass
 from semu_models.text.decoder import DecoderConfig, DecoderStyle
 
 

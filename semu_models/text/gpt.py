@@ -5,10 +5,9 @@ GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.nn import Model, TransformerLayer
+from semu.records import dataclass
 from semu_models.text.decoder import Decoder, decoder_model
 
 

@@ -7,10 +7,10 @@ the experts are quantised; here they have the precision that is trained.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from semu.nn import Activation, MixtureOfExperts, Model
+from semu.records import dataclass
 from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, DecoderStyle, decoder_model
 
 

@@ -6,9 +6,8 @@ vocabulary. Llama 3.1 has the shapes of Llama 3. The small models of Llama 3.2 t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn import Model
+from semu.records import dataclass
 from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, decoder_model
 
 

@@ -6,9 +6,8 @@ hidden / heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn import Model
+from semu.records import dataclass
 from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, decoder_model
 
 

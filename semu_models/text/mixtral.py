@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn import MixtureOfExperts, Model
+from semu.records import dataclass
 from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, decoder_model
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from semu.nn import NormPlacement
+from semu.records import dataclass
 from semu_models.text.decoder import DecoderConfig, DecoderStyle
 
 

@@ -6,10 +6,10 @@ the second only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from semu.nn import Model
+from semu.records import dataclass
 from semu_models.text.decoder import DecoderStyle, decoder_model
 from semu_models.text.llama import Llama, LlamaConfig
 

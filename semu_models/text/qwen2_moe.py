@@ -5,10 +5,10 @@ Queries, keys and values have biases, as in Qwen2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from semu.nn import MixtureOfExperts, Model
+from semu.records import dataclass
 from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, DecoderStyle, decoder_model
 
 

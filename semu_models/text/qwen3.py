@@ -5,10 +5,10 @@ Heads are 128 wide in all sizes, not hidden / heads; the small models tie their 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from semu.nn import Model
+from semu.records import dataclass
 from semu_models.text.decoder import ConfiguredDecoder, DecoderStyle, decoder_model
 from semu_models.text.llama import LlamaConfig
 

@@ -6,8 +6,6 @@ Parameters are those of transformers' ``CLIPModel`` and ``SiglipModel``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.nn import (
     Activation,
@@ -26,6 +24,7 @@ from semu.nn import (
 from semu.nn import functional as F
 from semu.nn.layers.contrastive import ContrastiveKind, ContrastiveLoss
 from semu.nn.merging import Merging
+from semu.records import dataclass
 from semu_models.text.encoder import VISION_STREAM
 from semu_models.vision.clip_vision import CLIP_VIT_L_14, ClipVisionConfig, clip_vision_blocks
 from semu_models.vision.siglip import SIGLIP_SO400M_384, SiglipVisionConfig, siglip_blocks

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn import MLP, LayerNorm, Module, Tensor, TransformerLayer
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.text.encoder import VISION_TOKENS, ImageEmbedding, tokens_of
 from semu_models.vision.vit_classic import ImageTowerConfig
 

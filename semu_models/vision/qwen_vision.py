@@ -8,8 +8,6 @@ the other in the stream: exact where the image's sides are multiples of the wind
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.errors import ConfigError
 from semu.nn import (
@@ -27,6 +25,7 @@ from semu.nn import (
     Window,
 )
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.text.encoder import VISION_STREAM, VISION_TOKENS, ImageEmbedding, merged_images, tokens_of
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn import MLP, Activation, LayerNorm, Model, Module, Sequential, TransformerLayer
+from semu.records import dataclass
 from semu_models.text.encoder import AttentionPooling, FeatureLoss, ImageEmbedding, Norm
 from semu_models.vision.vit_classic import ImageTowerConfig, tower_model
 

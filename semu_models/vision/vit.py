@@ -7,8 +7,6 @@ not print the adapter's shape; the totals fit without it (with the one here the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.nn import (
     MLP,
@@ -26,6 +24,7 @@ from semu.nn import (
 )
 from semu.nn import functional as F
 from semu.nn.merging import Merging, Rounding
+from semu.records import dataclass
 from semu_models.text.encoder import VISION_STREAM, VISION_TOKENS, tokens_of
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.checks import check_divides, check_sizes
 from semu.errors import ConfigError
 from semu.nn import (
@@ -19,6 +17,7 @@ from semu.nn import (
     TransformerLayer,
 )
 from semu.nn import functional as F
+from semu.records import dataclass
 from semu_models.text.encoder import VISION_STREAM, ImageEmbedding, merged_images
 
 

@@ -24,10 +24,12 @@ all others (with delayed weight gradients, one exchange of a stage begins later 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 F64 = NDArray[np.float64]
 Rows = tuple[int, ...]

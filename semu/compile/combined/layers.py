@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from semu.graph.operator import Phase
 from semu.hardware.device import DeviceKind
 from semu.hardware.kinds import OpKind
 from semu.job import TrainingJob
+from semu.records import dataclass
 
 EXPERT_STREAMS = ("ep", "etp")
 """Streams of the communicators that move tokens to experts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from semu.compile.recipe.sub_microbatches import SubMicrobatches, check_symbols
 from semu.compile.recipe.variants import TracedVariants, check_alike, join_variant, symbols_of_module, told_variants
 from semu.compile.template_cache import JoinedLibrary
 from semu.errors import ScheduleError
+from semu.records import dataclass
 from semu.schedule.stage_plan import StagePlan
 
 I64 = NDArray[np.int64]

@@ -6,7 +6,7 @@ Without a ``StagePlan`` the recipe is trivial: every chunk has one variant and r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from semu.compile.chunk import ChunkStages
 from semu.compile.recipe.sub_microbatches import SubMicrobatches
+from semu.records import dataclass
 from semu.schedule.shape import PipelineShape
 from semu.schedule.stage_plan import StagePlan
 

@@ -7,7 +7,7 @@ another, what every two of their parts share. A replica that does not need a par
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 
@@ -20,6 +20,7 @@ from semu.errors import ScheduleError
 from semu.masks.spans import Spans
 from semu.nn.model import Model
 from semu.nn.streams import changes_of
+from semu.records import dataclass
 from semu.schedule.stage_plan import StagePlan
 from semu.workload.batch import Microbatch
 

@@ -8,7 +8,7 @@ belong to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -24,6 +24,7 @@ from semu.executor.demo.gang import HeadPart, PartialLoss, StemPart, pattern_of
 from semu.executor.gang import RankGroup
 from semu.executor.model import ModuleStages, layers_of
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 DTYPE = torch.float64
 HEADS = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -15,6 +14,7 @@ from semu.executor.edges import linked_stages
 from semu.executor.recording import Recording
 from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 F64 = NDArray[np.float64]
 

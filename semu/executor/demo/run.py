@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from semu.executor.runner import Runner
 from semu.executor.torch_communicator import TorchCommunicator
 from semu.files import make_folder, write_file, write_text
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 from semu.units import format_time
 
 BACKENDS = ("gloo", "fake")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -34,6 +34,7 @@ from semu.job import TrainingJob
 from semu.plan.compile import compile_plan
 from semu.plan.plan import PlanChunk
 from semu.plan.verification.rules import verify
+from semu.records import dataclass
 from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.costs import SampleCosts
 from semu.searcher.assignment.deferring import item_streams

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn, Protocol
@@ -26,6 +25,7 @@ from semu.executor.drill.orders import Moment, Settings
 from semu.executor.fake_communicator import FakeWorld
 from semu.executor.processes import HOST, end_processes, follow_parent
 from semu.executor.torch_communicator import TorchCommunicator
+from semu.records import dataclass
 
 
 class Crew(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from semu.executor.drill.report import DrillReport, Recovery, Stopped
 from semu.executor.drill.state import Uninterrupted, run_uninterrupted
 from semu.files import make_folder
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 BACKENDS = ("gloo", "fake")
 TOLERANCE = 1e-9

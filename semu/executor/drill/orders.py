@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 Key = tuple[str, int]
 """Module and layer, as in ``semu.plan.tables.PlanReduction``: -1 is before its layers, their number is behind them."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from semu.executor.drill.orders import Ready
 from semu.files import make_folder, write_text
+from semu.records import dataclass
 from semu.units import fit_lines, format_bytes, format_time
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from semu.executor.demo.model import DemoModel, microbatches_by_flow, named_para
 from semu.executor.drill.orders import Key, Train
 from semu.executor.model import ModuleStages, PipelineModel, split_model
 from semu.plan.plan import ExecutionPlan
+from semu.records import dataclass
 
 FIRST_TAG = 1 << 25
 """Behind the tags of messages and of copies."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from semu.errors import ConfigError
 from semu.fitting.samples import Refusal, Sample
 from semu.hardware.known_devices import is_device
+from semu.records import dataclass
 
 EXPECTED = "a CSV of the schemas in semu/fitting/README.md, output of nccl-tests, or a trace of torch.profiler"
 _OVER_NODES = "link.nic.all_to_all"

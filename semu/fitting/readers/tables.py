@@ -9,12 +9,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from semu.errors import ConfigError
 from semu.fitting.readers import rows as kinds
 from semu.fitting.readers.rows import LeftOut
 from semu.fitting.samples import Refusal, Sample, places
+from semu.records import dataclass
 
 UNITS = {"time_us": 1e-6, "time_ms": 1e-3, "time_s": 1.0}
 """Column of times -> seconds of its unit."""

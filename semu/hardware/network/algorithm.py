@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.group import CommGroup
+from semu.records import dataclass
 
 COLLECTIVES = frozenset((OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL))
 RINGS = COLLECTIVES - {OpKind.ALL_TO_ALL}

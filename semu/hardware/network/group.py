@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from semu.errors import ConfigError
 from semu.hardware.kinds import OpKind, Port
+from semu.records import dataclass
 
 PIPELINE = "pp"
 """Name of the communicators between pipeline ranks."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,6 +23,7 @@ from semu.checks import check_efficiency, check_number
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network.algorithm import RINGS, Coefficient, Fit, Links, Route
 from semu.hardware.shape_terms import p_norm
+from semu.records import dataclass
 
 Values = NDArray[np.float64]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from semu.imports.flags import Effect
 from semu.imports.settings import Settings
+from semu.records import dataclass
 
 HOST_STEP = "the optimizer steps on the host; semu brings the states to the device for it"
 HOST_EFFECT = Effect(slower=0.3, faster=0.05)

@@ -8,7 +8,7 @@ Liger's; the loss is taken of fp32 copies of the logits, by PyTorch's own kernel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from semu.errors import ConfigError
@@ -23,6 +23,7 @@ from semu.imports.sizes import cluster_of
 from semu.job.experts import mixtures
 from semu.job.kinds import OptimizerKernels
 from semu.nn.trace.eager import Autocast
+from semu.records import dataclass
 
 ATTENTION: Mapping[str, Mapping[str, str]] = {
     "sdpa": {"attention_kernel": "sdpa"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from semu import memo
@@ -17,6 +17,7 @@ from semu.imports.arguments import Argument, Given
 from semu.imports.documents import read_document
 from semu.imports.reading import ImportedTables, Tables, finish
 from semu.imports.settings import Difference, Settings
+from semu.records import dataclass
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _ROWS = ("understood", "defaulted", "ignored", "notes", "unmodelled", "small")

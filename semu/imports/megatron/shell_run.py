@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate, takewhile
 
@@ -19,6 +18,7 @@ from semu.imports.megatron.shell_conditions import both, either, holds_test
 from semu.imports.megatron.shell_parts import Tokens, case_clauses, split_parts, statement_end
 from semu.imports.megatron.shell_text import Operator, PieceKind, Word, tokenize
 from semu.imports.megatron.shell_words import Field, Shell, check_text, gap_in
+from semu.records import dataclass
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 
 class PieceKind(Enum):

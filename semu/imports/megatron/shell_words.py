@@ -9,10 +9,10 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from semu.errors import ConfigError
 from semu.imports.megatron.shell_text import Piece, PieceKind, Word, tokenize
+from semu.records import dataclass
 
 _GAPS = 0xE000
 _LAST_GAP = 0xF8FF

@@ -12,12 +12,13 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePath
 from typing import Any
 
 from semu.errors import ConfigError
 from semu.imports.documents import LARGEST
+from semu.records import dataclass
 
 _DEEPEST = 16
 _REGISTRY = "config_registry"

@@ -6,7 +6,6 @@ each projection gets an adapter, so that parameters are counted as in PEFT, rank
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from semu.checks import check_integer, check_probability
@@ -21,6 +20,7 @@ from semu.nn.model import Model
 from semu.nn.module import Module, Parameter
 from semu.nn.rules.low_rank_adapters import add_parts, low_rank
 from semu.nn.trace.tensor import Tensor
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from semu.nn.layers.elementary import Linear
@@ -13,6 +12,7 @@ from semu.nn.layers.moe import Experts
 from semu.nn.layers.transformer import MLP, CrossAttention, SelfAttention
 from semu.nn.model import Model
 from semu.nn.module import Module
+from semu.records import dataclass
 
 ALL_LINEAR = "all-linear"
 """Target: all linear layers of transformer layers, experts and routers included; no embedding, projector or head."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn import functional as F
 from semu.nn.layers.elementary import Linear, RMSNorm
 from semu.nn.module import Module
 from semu.nn.rules.attention.latent import latent_keys, spread_tokens
 from semu.nn.trace.tensor import Tensor
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ two, scaled along either axis, and what it gathers it gathers in the copy that t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim, product
@@ -30,6 +30,7 @@ from semu.nn.trace.keep import kept_product
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor, laid_out_like
 from semu.nn.trace.tracing import Trace
+from semu.records import dataclass
 
 WIDTH_MULTIPLE = 16
 """Both axes of an fp8 weight are multiples of this on every rank (Transformer Engine's check; cuBLASLt's alignment)."""

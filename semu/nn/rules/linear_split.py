@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.errors import GraphError
 from semu.nn.rules.collective import all_gather_tokens, all_reduce, reduce_scatter_tokens
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Tensor
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

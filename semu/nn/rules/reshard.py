@@ -12,7 +12,7 @@ gather them there, and keep what they need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.graph.dim import Dim
 from semu.graph.operator import OpKind
@@ -21,6 +21,7 @@ from semu.hardware.network import CommGroup
 from semu.nn.rules.collective import communicate
 from semu.nn.rules.views import copy_like
 from semu.nn.trace.tensor import Sequences, Tensor
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ The graph's first ``num_forward`` operators are the forward part, the others the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from semu.errors import GraphError
@@ -27,6 +26,7 @@ from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Sequences, Tensor
 from semu.nn.trace.tracing import Trace
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

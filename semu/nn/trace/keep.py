@@ -11,12 +11,13 @@ Source: torchtitan, torchtitan/parallelisms/parallelize_llama.py (_get_custom_po
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from semu.graph.dim import product
 from semu.graph.operator import OpKind
 from semu.hardware.kinds import DType
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from semu.nn.trace.parameter_use import ParameterUse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from semu.hardware.fp8 import Fp8Recipe
 from semu.hardware.kinds import DType
@@ -13,6 +13,7 @@ from semu.nn.routing import ExpertPlan
 from semu.nn.trace.eager import Autocast, EagerKernels
 from semu.nn.trace.recompute_plan import RecomputePlan
 from semu.nn.trace.sharding import ContextKind, ShardingPlan
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.nn.module import Parameter
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

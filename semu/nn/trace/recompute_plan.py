@@ -9,9 +9,10 @@ input is kept, and their output too as the input of the next module.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
+
+from semu.records import dataclass
 
 RECOMPUTE_KINDS: Mapping[str, str] = MappingProxyType(
     {

@@ -6,9 +6,11 @@ The plan is applied from outside while a model is traced; the model's code does 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from fnmatch import fnmatchcase
+
+from semu.records import dataclass
 
 
 class ShardingStyle(Enum):

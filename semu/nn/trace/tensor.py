@@ -7,12 +7,13 @@ cuts it, so ``local_shape`` is what one rank holds. There are no values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim, Poly, divide, product
 from semu.hardware.kinds import DType
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from semu.nn.trace.tracing import Trace  # circle: a tensor names the trace that made it

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from semu.errors import GraphError
@@ -29,6 +29,7 @@ from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.recompute_plan import OUTPUT_KINDS
 from semu.nn.trace.sharding import ShardingStyle
 from semu.nn.trace.tensor import Sequences, Tensor, local_shape
+from semu.records import dataclass
 
 Backward: TypeAlias = Callable[[Sequence["Tensor | None"]], Sequence["Tensor | None"]]
 """Gradients of a step's outputs -> gradients of its inputs (None where none is needed or none arrives)."""

@@ -18,13 +18,13 @@ marked graphs). If the run that is tried gets through, all do; if it gets stuck,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.plan.columns import ActionColumns
+from semu.records import dataclass
 
 I64 = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +10,7 @@ from semu.plan.action import ActionKind
 from semu.plan.columns import ActionColumns
 from semu.plan.verification.actions import backward_place
 from semu.plan.verification.fault import Fault
+from semu.records import dataclass
 from semu.units import format_bytes
 
 I64 = NDArray[np.int64]

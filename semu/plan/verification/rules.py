@@ -12,8 +12,6 @@ one run shows it); that memory suffices. Sources: PipeWeaver §7.3, DIP §6.3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +25,7 @@ from semu.plan.verification.messages import check_messages
 from semu.plan.verification.reductions import check_reductions
 from semu.plan.verification.tables import check_pairs
 from semu.plan.verification.wait_cycle import deadlock_of
+from semu.records import dataclass
 from semu.units import fit_lines, format_bytes
 
 

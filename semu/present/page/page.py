@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from semu.files import write_text
 from semu.present.page.arrays import Arrays, packed
+from semu.records import dataclass
 
 STYLES = ("vendor/uplot.css", "page.css")
 SCRIPTS = (

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from semu.engine.critical_paths import Piece, critical_pieces, waits
-from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, StageSlice
 from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
@@ -201,10 +200,9 @@ def _points(num_ranks: int) -> int:
 
 def _memory(rank: RankTimeline, end_s: float, points: int, arrays: Arrays) -> dict[str, Any]:
     """A rank's memory by role [GiB] at the middle of equal parts of the iteration, and its peak."""
-    memory, peak = rank.memory, rank.peak
-    edges = np.linspace(0, end_s if end_s > 0 else 1.0, points + 1)
-    kept = pool_step_function(memory.times_s, memory.total, edges)
-    rows = dict(zip(memory.roles, memory.by_role[:, kept], strict=True))
+    memory = rank.highest_memory(np.linspace(0, end_s if end_s > 0 else 1.0, points + 1))
+    peak = rank.find_peak(memory)
+    rows = dict(zip(memory.roles, memory.by_role, strict=True))
     used = [role for role in Role if role in rows and rows[role].any()]
     return {
         "capacity": memory.capacity_bytes / GIB,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.present.plots.canvas import make_sheet
 from semu.present.plots.style import DASHED, FONT_SIZE, INK, PALETTE, area_key, frame, line_key, mix
+from semu.records import dataclass
 
 _ROW_IN, _GAP_IN = 1.7, 0.5
 _LIGHTER = 0.6

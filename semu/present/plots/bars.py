@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semu.present.plots.canvas import LEFT_IN, make_sheet
 from semu.present.plots.style import BLUE, FONT_SIZE, TEXT, area_key, frame
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.present.plots.style import FONT, FONT_SIZE, INK, TEXT
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from semu.present.plots.canvas import make_sheet
 from semu.present.plots.diagonal import BAND, BAND_COLOR, GUTTER_IN, looks_of, set_square
 from semu.present.plots.style import FONT_SIZE, INK, area_key, dot_key, frame, mix
+from semu.records import dataclass
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

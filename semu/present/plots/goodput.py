@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.present.plots.canvas import make_sheet
 from semu.present.plots.style import FONT_SIZE, INK, PALETTE, TEXT, area_key, frame, line_key, mix
+from semu.records import dataclass
 
 _ROW_IN = 0.42
 _OVER_TIME_IN = 1.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from semu.present.plots import style
 from semu.present.plots.canvas import LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
+from semu.records import dataclass
 from semu.units import GIB
 
 if TYPE_CHECKING:

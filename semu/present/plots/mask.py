@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.present.plots.canvas import LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
 from semu.present.plots.style import FONT_SIZE, INK, PALETTE, TEXT, area_key, frame, mix
+from semu.records import dataclass
 
 _SQUARE_IN = 4.9
 _GAP_IN = 0.75

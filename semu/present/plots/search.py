@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import IterationTimeline
 from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, make_sheet
 from semu.present.plots.style import (
@@ -95,9 +94,9 @@ def draw_fullest(
         if is_marked:
             axes.axhline(max(most) / GIB, color=hue, **DOTTED)
     for (_, own), rank, hue in zip(timelines, ranks, _HUES, strict=False):
-        kept = pool_step_function(rank.memory.times_s, rank.memory.total, edges)
+        drawn = rank.highest_memory(edges)
         inside = edges[:-1] < own.iteration_time_s
-        axes.step(edges[:-1][inside], rank.memory.total[kept][inside] / GIB, color=hue, linewidth=1.2, where="post")
+        axes.step(edges[:-1][inside], drawn.total[inside] / GIB, color=hue, linewidth=1.2, where="post")
     axes.axhline(limit_bytes / GIB, color=LIMIT, **DASHED)
     axes.set_xlim(0, end_s)
     axes.set_ylim(0, 1.08 * max([limit_bytes, *map(max, highest)]) / GIB)

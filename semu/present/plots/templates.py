@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from semu.engine.timeline import IterationTimeline
 from semu.present.plots.canvas import make_sheet
 from semu.present.plots.style import FONT_SIZE, INK, PALETTE, TEXT, add_boxes, area_key, frame, ink_on, mix
 from semu.present.plots.timeline import draw_ranks, legend_of
+from semu.records import dataclass
 
 _ROW_IN = 0.44
 _RANK_IN, _TITLE_IN, _GAP_IN = 0.34, 0.3, 0.5

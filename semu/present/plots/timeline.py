@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,6 +13,7 @@ from semu.engine.timeline import IterationTimeline, OuterSlice, StageSlice
 from semu.graph.operator import OpKind, Phase
 from semu.present.plots import style
 from semu.present.plots.canvas import DPI, LEFT_IN, RIGHT_IN, WIDTH_IN, Sheet, make_sheet
+from semu.records import dataclass
 from semu.units import format_time
 
 if TYPE_CHECKING:

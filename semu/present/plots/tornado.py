@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from semu.present.plots.canvas import LEFT_IN, make_sheet
 from semu.present.plots.style import BLUE, FONT_SIZE, INK, TEXT, VERMILLION, area_key, frame
+from semu.records import dataclass
 
 FASTER, SLOWER, TOO_BIG = BLUE, VERMILLION, "#9AA3AB"
 _ROW_IN = 0.36

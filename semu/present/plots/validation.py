@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semu.present.plots.canvas import make_sheet
 from semu.present.plots.diagonal import BAND, BAND_COLOR, GUTTER_IN, looks_of, set_square
 from semu.present.plots.style import FONT_SIZE, INK, TEXT, area_key, dot_key, frame
+from semu.records import dataclass
 from semu.units import GIB
 
 if TYPE_CHECKING:

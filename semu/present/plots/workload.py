@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from semu.present.plots.canvas import make_sheet
 from semu.present.plots.style import FONT_SIZE, PALETTE, TEXT, area_key, frame
+from semu.records import dataclass
 
 _HEIGHT_IN = 3.2
 _PASSED, _FAILED = PALETTE[2], PALETTE[1]

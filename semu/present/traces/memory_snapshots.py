@@ -16,13 +16,13 @@ import os
 import pickle
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from semu.engine.timeline import IterationTimeline, StageSlice
 from semu.files import write_file
 from semu.present.traces.columns import rank_of
+from semu.records import dataclass
 
 _BASE = 1 << 40
 """Address of the first segment."""

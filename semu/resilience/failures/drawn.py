@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.resilience.events import US_PER_S, NodeChange, NodeEvents, to_us
 
 

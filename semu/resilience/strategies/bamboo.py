@@ -9,7 +9,7 @@ iteration. Source: Bamboo (NSDI 2023, 2204.12013); as in Oobleck's comparison, i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,7 @@ from semu.baselines.costs_of_layers import NO_RECOMPUTE
 from semu.errors import SemuError
 from semu.job import Recompute
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.resilience.events import NodeChange, NodeEvents, to_us
 from semu.resilience.machine import Conduct, Machine, Tier
 from semu.resilience.strategies.checkpoint_restart import CheckpointRestart

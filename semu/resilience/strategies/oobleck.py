@@ -10,12 +10,12 @@ Below (f + 1) n0 nodes it waits. Source: Oobleck (SOSP 2023, 2309.08125).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError, SemuError
+from semu.records import dataclass
 from semu.resilience.events import NodeChange, NodeEvents, to_us
 from semu.resilience.machine import Conduct, Machine, Tier, table_of
 from semu.resilience.options import Reconfiguration

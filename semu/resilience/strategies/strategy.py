@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import SemuError
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.resilience.closed_forms import best_interval
 from semu.resilience.events import NodeEvents
 from semu.resilience.job_figures import JobFigures

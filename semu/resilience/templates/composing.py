@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.resilience.templates.kernels import most_work
 
 

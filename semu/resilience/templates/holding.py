@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 _STARTS = 16
 _MOST_PLACES_WITH_STARTS = 64

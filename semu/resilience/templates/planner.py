@@ -13,11 +13,10 @@ only where stages are balanced, and as printed lose layer l_k.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.resilience.templates.kernels import fill_cuts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from semu.hardware.kinds import OpKind
 from semu.hardware.network.cost import collective_latency
 from semu.hardware.network.group import CommGroup
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.resilience.templates.composing import Speed, compose_counts, distribute, slowest_times
 from semu.resilience.templates.planner import Stage
 from semu.units import align_columns, fit_columns, fit_lines, format_time

@@ -10,7 +10,7 @@ norm; each sweeps its own gradients.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from semu.job import TrainingJob
 from semu.parallel.layout import PipelineLayout
 from semu.present.estimate import Estimate
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.resilience.templates.planner import Stage
 from semu.simulation import prepare
 from semu.simulation.checkpoint import JobCheckpoint

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -29,6 +29,7 @@ from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.job import TrainingJob
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.resilience.templates.template_set import PipelineSet, PipelineTemplate, TemplateSet
 from semu.resilience.templates.timed import TimedPipeline, pipeline_job, time_pipeline
 from semu.simulation import simulate

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, INPUT
 from semu.schedule.shape import StageKey
 from semu.schedule.study import PipelineStudy, StudyResult

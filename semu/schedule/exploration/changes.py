@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.records import dataclass
 from semu.schedule.exploration.bubbles import Bubble, find_bubbles
 from semu.schedule.rules.priority import Priority
 from semu.schedule.rules.rule import Rule

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise, product
 
 import numpy as np
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.records import dataclass
 from semu.schedule.exploration.space import Cut, rules_of
 from semu.schedule.passes import merge_backward
 from semu.schedule.phases import BACKWARD, FORWARD, WEIGHT

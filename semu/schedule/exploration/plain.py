@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.records import dataclass
 from semu.schedule.compare import compare_schedules
 from semu.schedule.exploration.space import Cut, cuts_of, rules_of
 from semu.schedule.rules.program import program_text

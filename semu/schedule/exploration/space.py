@@ -7,10 +7,10 @@ the oldest microbatch first, limits in flight, and for intervals whether a rank 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
+from semu.records import dataclass
 from semu.schedule.placement import Placement
 from semu.schedule.rules.priority import Priority
 from semu.schedule.rules.traversal import Breadth, Depth, Oldest

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
+from semu.records import dataclass
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 

@@ -18,9 +18,10 @@ Equal stages, v >= 2 virtual stages of which the first is the encoder's (capital
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.parallel.pipeline import nearest_multiple
+from semu.records import dataclass
 from semu.schedule.family import Misfit, ScheduleFamily
 from semu.schedule.generators.interleaved import MEGATRONS
 from semu.schedule.placement import Placement

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from semu.errors import ScheduleError
 from semu.parallel.pipeline import nearest_multiple
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.schedule.rules.expressions import Number
 from semu.schedule.rules.rule import Rule, one_value, ranks_values

@@ -6,11 +6,12 @@ Encoders are the modules that read no other module and that another one reads.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.schedule.rules.expressions import Number
 from semu.schedule.rules.rule import Rule, joined, one_value

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.records import dataclass
 from semu.schedule.rules.expressions import Number
 from semu.schedule.rules.limits import activation_limit
 from semu.schedule.rules.rule import Rule, one_value

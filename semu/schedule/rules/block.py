@@ -9,10 +9,10 @@ first and last microbatches close.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
+from semu.records import dataclass
 from semu.schedule.rules.expressions import Number
 from semu.schedule.rules.rule import Rule, one_value
 from semu.schedule.schedule import StageColumns, columns_of

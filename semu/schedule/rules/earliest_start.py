@@ -7,12 +7,11 @@ so that it also serves V-shapes, waves and modality modules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.errors import MemoryLimitError
+from semu.records import dataclass
 from semu.schedule.rules.limits import NO_LIMIT, checked_limits
 from semu.schedule.rules.rule import Rule, by_rank
 from semu.schedule.schedule import StageColumns

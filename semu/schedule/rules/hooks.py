@@ -4,7 +4,7 @@ beside some 0.1 us for an instruction of the machine itself."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.schedule.graph import PipelineGraph
 from semu.schedule.shape import StageKey
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from semu.errors import ConfigError, ScheduleError, unknown_name
+from semu.records import dataclass
 from semu.schedule.graph import Wait
 from semu.schedule.phases import BACKWARD, FORWARD, LETTERS
 from semu.schedule.rules.expressions import Number

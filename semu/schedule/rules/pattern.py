@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.schedule.phases import PHASES
 from semu.schedule.rules.expressions import Number, Size, value_of
 from semu.schedule.rules.rule import Rule, one_value

@@ -9,7 +9,7 @@ unless ``clock`` is ``"steps"``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from semu.checks import check_word
 from semu.errors import ConfigError, unknown_name
+from semu.records import dataclass
 from semu.schedule.rules.expressions import Number, Size, value_of
 from semu.schedule.rules.hooks import Check, Choose, Hooks
 from semu.schedule.rules.instructions import Instruction, waits_of

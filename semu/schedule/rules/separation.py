@@ -7,13 +7,13 @@ keep their order, or move up into gaps where that makes the pipeline shorter; me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semu import memo
+from semu.records import dataclass
 from semu.schedule.graph import Wait, pointers, waiting_graph
 from semu.schedule.passes import merge_backward
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.schedule.rules.rule import Rule
 from semu.schedule.rules.turns import Turns, turn_columns

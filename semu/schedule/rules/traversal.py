@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.schedule.rules.expressions import Number
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from semu.checks import check_count, check_number, check_seed, find_named
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.nn.model import ModalityRole
+from semu.records import dataclass
 from semu.searcher.assignment.assignment import Assignment, encoder_names
 from semu.searcher.assignment.costs import SampleCosts, fit_costs, weighted
 from semu.searcher.assignment.dealing import check_filled

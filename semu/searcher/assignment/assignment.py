@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
+from semu.records import dataclass
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
 from semu.searcher.assignment.deferring import deferring_job, deferring_plan, deferring_streams, parts_of

@@ -12,7 +12,7 @@ different sizes is not printed, and not charged: what is simulated has it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, pairwise, product
 
 import numpy as np
@@ -24,6 +24,7 @@ from semu.baselines.costs_of_layers import layer_costs
 from semu.errors import ConfigError, SemuError
 from semu.job import Recompute, TrainingJob
 from semu.parallel.pipeline import partition
+from semu.records import dataclass
 from semu.searcher.assignment.allocation import proportional
 
 F64 = NDArray[np.float64]

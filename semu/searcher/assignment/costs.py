@@ -10,7 +10,7 @@ stage pays c0 once). Entrain fits layers on synthetic lengths (001 §4.4.1: a x^
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from semu.costs.evaluation import CostedJob
 from semu.costs.phases import CODES
 from semu.errors import ConfigError
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.schedule.phases import PHASES
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.packs import draw_packs

@@ -6,10 +6,10 @@ the subset of its samples whose load is closest to half of the difference. A bot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]

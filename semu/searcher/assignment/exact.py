@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError, ScheduleError
+from semu.records import dataclass
 from semu.searcher.assignment.costs import StageKind
 from semu.searcher.assignment.deferring import parts_of
 from semu.searcher.assignment.pipeline import Pipelines, PipelineTimes

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from semu.checks import check_count, check_seed, find_named
+from semu.records import dataclass
 
 ALL = "all"
 """In place of a method: every one that suits the model."""

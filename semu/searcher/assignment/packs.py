@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.workload.batch import Microbatch
 from semu.workload.packing import offsets
 from semu.workload.samples import Samples

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 _ALIKE = 1e-2
 """Difference of two ranks' shares of a sample that does not count, of the largest share."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.searcher.assignment.assigner import Assigner, SampleSource, find_method
 from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.assignment.costs import SampleCosts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.searcher.assignment.allocation import StableBatch, stable_batch
 from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.costs import SampleCosts, weighted

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from semu.records import dataclass
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

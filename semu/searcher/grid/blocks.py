@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -33,6 +33,7 @@ from semu.nn.streams import derived_in
 from semu.nn.window import windows_in
 from semu.parallel.own_gpus import on_own_gpus
 from semu.parallel.segments import sharing_ranks
+from semu.records import dataclass
 from semu.searcher.grid.space import Point, changed, job_at
 from semu.workload.derived import with_derived
 

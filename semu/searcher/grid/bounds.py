@@ -11,7 +11,7 @@ rank, and the activations of the forwards that the schedule runs there before th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -27,6 +27,7 @@ from semu.parallel.mesh import Mesh
 from semu.parallel.pipeline import Chunk, deal_chunks
 from semu.parallel.segments import OWN_RANKS, place_modules, sharing_ranks
 from semu.parallel.stage_layers import stage_boundaries
+from semu.records import dataclass
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.grid.blocks import F64, I64, BlockTable, MicrobatchCosts
 from semu.searcher.grid.space import Point, job_at, parallel_of

@@ -11,13 +11,14 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
 from semu.collector import without_collector
 from semu.job import TrainingJob
 from semu.present.report import FittingChange
+from semu.records import dataclass
 from semu.searcher.engines import Engine
 from semu.searcher.grid.bounds import Floor, Floors
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from itertools import product
 
@@ -17,6 +17,7 @@ from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.parallel.context import Balance
 from semu.parallel.segments import OWN_RANKS
+from semu.records import dataclass
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
 from semu.searcher.grid.framework import NAMES, Framework, FrameworkRule, framework_rule
 from semu.searcher.grid.space import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.searcher.grid.legal import Cut
 from semu.searcher.grid.pictures import heat_map, pareto
 from semu.searcher.grid.rows import GridRows, Row

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from semu.frames import Tabular
 from semu.job import TrainingJob
 from semu.present.report import FittingChange
+from semu.records import dataclass
 from semu.searcher.grid.bounds import Floor
 from semu.searcher.grid.legal import Cut
 from semu.searcher.grid.space import SPLIT, Axis, Point, RankBy, Value

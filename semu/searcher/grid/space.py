@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +20,7 @@ from semu.parallel.config import PLACEMENTS
 from semu.parallel.context import Balance
 from semu.parallel.pipeline import PARTITIONS
 from semu.parallel.segments import OWN_RANKS, SEGMENTS
+from semu.records import dataclass
 from semu.searcher.grid.splits import Splits, shares_of, sizes_of
 
 Value: TypeAlias = int | str

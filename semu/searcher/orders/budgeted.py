@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.searcher.bounds import NO_BOUNDS, lower_bounds
 from semu.searcher.orders.interleave import Interleaver, Rollouts
 from semu.searcher.orders.loop import Budget, Incumbent, search_orders

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
+from semu.records import dataclass
 from semu.searcher.problem.problem_arrays import F64, I16, I32, I64
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.searcher.problem.tables import tables_of

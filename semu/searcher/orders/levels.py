@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import MemoryLimitError
+from semu.records import dataclass
 from semu.searcher.bounds import NO_BOUNDS, LowerBounds, lower_bounds
 from semu.searcher.orders.budgeted import (
     CUT_SHORT,

@@ -12,11 +12,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.searcher.orders.interleave import Rollouts
 from semu.searcher.orders.space import OrderSpace
 from semu.searcher.orders.strategies import make_strategy

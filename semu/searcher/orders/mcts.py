@@ -13,11 +13,12 @@ the others stay near it: a uniform completion of a hundred groups says nearly no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.searcher.orders.space import OrderSpace
 from semu.searcher.orders.strategy import OrderStrategy, Proposal
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.searcher.orders.interleave import candidates, evaluate
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.searcher.problem.tables import tables_of

@@ -10,13 +10,13 @@ behind the other's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.records import dataclass
 from semu.searcher.problem.problem_arrays import F64, I32
 from semu.searcher.problem.search_problem import SearchProblem
 

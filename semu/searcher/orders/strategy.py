@@ -7,12 +7,12 @@ so what a strategy does depends on the seed and on the number of workers, never 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 
 import numpy as np
 
+from semu.records import dataclass
 from semu.searcher.orders.space import OrderSpace
 from semu.searcher.problem.problem_arrays import F64, I32
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.problem.build import JobProblem

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +23,7 @@ from semu.checks import check_number
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.prefetch import Prefetcher
+from semu.records import dataclass
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.assigner import Assigner, SampleSource

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from semu.baselines import Baseline, megatron, megatron_1f1b
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
+from semu.records import dataclass
 from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
 from semu.searcher.planner.planner import Planner
 from semu.simulation import prepare

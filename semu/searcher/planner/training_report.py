@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from semu.files import make_folder, write_file
 from semu.frames import Tabular
+from semu.records import dataclass
 from semu.searcher.planner.planned_iteration import Outcome
 from semu.searcher.planner.training_loop import IterationRow
 from semu.units import fit_columns, fit_lines

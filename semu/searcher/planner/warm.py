@@ -8,11 +8,11 @@ and its segment groups module by module. A group's wish is when its first stage 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from semu.records import dataclass
 from semu.searcher.orders.space import OrderSpace
 from semu.searcher.problem.problem_arrays import F64, I32, I64
 from semu.searcher.problem.search_problem import SearchProblem, Solution

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from semu import memo
 from semu.checks import is_integer
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
+from semu.records import dataclass
 from semu.schedule.schedule import Schedule, StageKey
 from semu.schedule.stage_plan import StagePlan
 from semu.schedule.study import PipelineStudy

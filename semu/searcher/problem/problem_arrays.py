@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from semu.records import dataclass
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -8,7 +8,7 @@ trade time for memory (002 §5.3).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.searcher.problem.checks import COSTS, TYPES, check_problem, typed_array
 from semu.searcher.problem.json_form import arrays_of_json, json_of
 from semu.searcher.problem.problem_arrays import F64, I16, I32, I64, ProblemArrays

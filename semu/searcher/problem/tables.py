@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
+from semu.records import dataclass
 from semu.searcher.problem.problem_arrays import F64, I16, I32, I64, U8
 from semu.searcher.problem.search_problem import SearchProblem
 

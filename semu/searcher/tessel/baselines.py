@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from semu.baselines import BASELINES, Baseline, t_1f1b
 from semu.checks import find_named
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.schedule.phases import PHASES
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import StageKey

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from semu.records import dataclass
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.schedule.study import PipelineStudy

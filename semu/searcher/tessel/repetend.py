@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import operator
 import time
-from dataclasses import dataclass
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.searcher.tessel.blocks import Blocks
 
 STEP = 0.01

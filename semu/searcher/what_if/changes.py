@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Any
 
 from semu.checks import check_number, is_number
 from semu.errors import ConfigError, unknown_name
 from semu.job import TrainingJob
+from semu.records import dataclass
 
 _FACTOR = re.compile(r"x(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)")
 TABLES = ("cluster", "parallel", "training", "overlap")

@@ -6,7 +6,6 @@ Every answer is a full evaluation of the changed job: its time is the one that `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semu.checks import check_number
@@ -17,6 +16,7 @@ from semu.job import Recompute, TrainingJob
 from semu.job.kinds import Precision
 from semu.parallel.pipeline import PARTITIONS
 from semu.present.estimate import Estimate
+from semu.records import dataclass
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.what_if.changes import Change, Factor
 from semu.searcher.what_if.words import plain_key, plain_value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +13,7 @@ from semu.hardware.kinds import OpKind
 from semu.masks.balance import Cut
 from semu.masks.spans import Spans
 from semu.masks.tiles import count
+from semu.records import dataclass
 from semu.workload.masked import ContextPlan, traffic_of
 
 ATTENTION = (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)

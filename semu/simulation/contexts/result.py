@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from semu.job import TrainingJob
 from semu.masks.spans import Spans
+from semu.records import dataclass
 from semu.units import GIB, fit_columns
 from semu.workload.masked import ContextPlan
 

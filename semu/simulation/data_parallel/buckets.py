@@ -5,7 +5,6 @@ filled: ``semu.parallel.data.gradient_buckets``."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from semu import memo
@@ -13,6 +12,7 @@ from semu.compile.layout import Layout
 from semu.compile.parameter_pools import ParameterPool
 from semu.nn.module import Parameter
 from semu.parallel.data import Bucket, gradient_buckets
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

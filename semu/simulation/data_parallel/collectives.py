@@ -4,7 +4,6 @@ waits for. They depend on the order in which gradients are complete, and on noth
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -19,6 +18,7 @@ from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.job import Optimizer
 from semu.parallel.mesh import Mesh
+from semu.records import dataclass
 from semu.simulation.data_parallel.buckets import RankBucket, rank_buckets, shares_parameters
 from semu.simulation.data_parallel.fsdp_units import unit_buckets, unit_collectives
 from semu.simulation.data_parallel.gradient_times import Trained

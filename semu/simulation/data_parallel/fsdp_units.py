@@ -7,8 +7,6 @@ the stages, like ZeRO-1's buckets (``gathers_before_forwards``, ``reduce``), who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semu import memo
 from semu.compile.layout import Layout
 from semu.compile.parameter_pools import ParameterPool
@@ -18,6 +16,7 @@ from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
+from semu.records import dataclass
 from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import RankBucket
 from semu.simulation.transfers import collective, moved

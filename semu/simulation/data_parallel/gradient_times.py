@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from semu.costs.evaluation import Evaluation
 from semu.costs.phases import program_of, split_of
 from semu.errors import InternalError
 from semu.nn.module import Parameter
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, INPUT, WEIGHT
 from semu.schedule.problem import PipelineProblem
 from semu.simulation.context import PipelineRun, TimedJob

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -19,6 +18,7 @@ from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
+from semu.records import dataclass
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.collectives import ReductionPlan, has_reductions, reduction_plan
 from semu.simulation.data_parallel.gradient_times import Gradients, last_nodes, pipeline_gradients

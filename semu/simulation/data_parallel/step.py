@@ -13,7 +13,7 @@ written back behind the step and what gathers them (``weights_on_host``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from semu import memo
@@ -27,6 +27,7 @@ from semu.job import Optimizer
 from semu.job.kinds import OptimizerKernels, ParameterSync
 from semu.nn.rules.optimizer import average_bytes, foreach_bytes, muon_bytes, optimizer_bytes
 from semu.nn.trace.offload import HOST_LINK
+from semu.records import dataclass
 from semu.simulation.context import TimedJob
 from semu.simulation.data_parallel.clipping import gradient_checks, rank_checks
 from semu.simulation.data_parallel.interference import interferences
@@ -127,7 +128,7 @@ def rank_tails(
     steps = rank_steps(timed)
     if of_ranks is not None:
         steps = [rank_steps(own)[rank] for rank, own in enumerate(of_ranks)]
-    begun = {id(step): step.after(barrier) for step in steps}
+    begun = {key: step.after(barrier) for key, step in {id(step): step for step in steps}.items()}
     return [
         RankTail(slices, begun[id(step)], checks[rank], losses[rank])
         for rank, (slices, step) in enumerate(zip(reductions, steps, strict=True))

@@ -8,7 +8,7 @@ stays as it is without contention.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from semu.engine.timeline import OuterSlice
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.present.report import ContentionSummary
+from semu.records import dataclass
 from semu.simulation.context import ParameterGather, TimedJob, TouchedStage
 from semu.simulation.data_parallel.reduce import Reduction
 from semu.simulation.effects.link_units import UnitWriter

@@ -28,7 +28,7 @@ up over the group: launches of an eager framework take 1 + ``host.transfer_stall
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from semu.graph.operator import Operator, OpKind, Phase
 from semu.job import TrainingJob
 from semu.nn.trace.eager import launches_of
 from semu.nn.trace.mixture_launches import launches_of_mixture
+from semu.records import dataclass
 from semu.simulation.bindings import Binding, Inside, StageInsides
 from semu.simulation.effects.graphs import graphed_calls
 from semu.units import quantize_time

@@ -7,7 +7,7 @@ number), and the pipeline, its transfers and the optimizer are simulated as alwa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from semu.costs.evaluation import CostedJob, Evaluation
 from semu.costs.phases import check_split, split_costs
 from semu.costs.shape_costs import ShapeCosts
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, NOTHING, WEIGHT
 from semu.simulation.checkpoint import JobCheckpoint
 from semu.simulation.pipeline import consolidated_units

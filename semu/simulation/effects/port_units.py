@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import StageProgram
 from semu.engine.ports import LinkUnits, PortUses
+from semu.records import dataclass
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]

@@ -11,7 +11,6 @@ its spread comes from the other groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from semu.hardware.capabilities import OVERRIDE_SOURCE
 from semu.hardware.software import Software
@@ -21,6 +20,7 @@ from semu.nn.layers.lora import has_lora
 from semu.nn.layers.moe import Experts
 from semu.nn.model import ModalityRole
 from semu.present.uncertainty import LEFT_OUT, STRUCTURE, UncertainKind
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

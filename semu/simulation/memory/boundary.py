@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import program_of
 from semu.graph.operator import Phase
+from semu.records import dataclass
 from semu.schedule.phases import CODE_OF_PHASE
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.memory.memory_events import MemoryEvents, unkept_bytes

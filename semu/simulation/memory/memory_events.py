@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import StageProgram
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

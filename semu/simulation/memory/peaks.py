@@ -9,7 +9,6 @@ could hold the peak, is the stage expanded operator by operator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.stage import ExpandedStage, StageProgram, later_of
 from semu.costs.phases import CODES, costs_of, program_of
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.boundary import PipelineMemoryEvents, boundary_events
@@ -120,6 +120,19 @@ class PipelineMemory:
                 stage = program.expand(*self._rows[shape], later_of(release, waits))
             self._expanded[key] = stage
         return stage
+
+    def expanded(self, replica: int, nodes: NDArray[np.int64]) -> tuple[list[ExpandedStage], NDArray[np.int64]]:
+        """Stages of a replica, alike ones once: they, and which of them each node is, int64[num_nodes]."""
+        run, problem = self.run, self.run.problem
+        shape = run.shape[replica, run.column[nodes]]
+        self.load(np.unique(shape).tolist())
+        code = (len(CODES) * run.kind[nodes] + problem.phase[nodes]) * self.evaluation.num_shapes + shape
+        moved = {node for row, node in (*run.release, *run.inside) if row == replica}
+        if moved:  # no other is like them
+            own = np.isin(nodes, np.fromiter(moved, dtype=np.int64))
+            code[own] = -1 - nodes[own]
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        return [self.expand(replica, node) for node in nodes[first].tolist()], which.reshape(-1)
 
     def load(self, shapes: Iterable[int]) -> None:
         """Look up the costs of shapes that will be expanded; many at once are cheaper than one by one."""

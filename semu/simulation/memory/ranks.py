@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import ROLES
+from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import compress_steps
 from semu.graph.tensor import Role
 from semu.parallel.data import StaticBytes
@@ -63,10 +66,55 @@ class RankMemory:
         order = np.lexsort((_precedence(len(time), outside), time))
         return compress_steps(time[order], np.cumsum(delta[:, order], axis=1))
 
+    def highest(self, replica: int, edges: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The points of ``curve`` that have most between every two edges, in time that grows with the events alone.
+
+        Args:
+            replica: as ``curve``. edges: float64[num_parts + 1] [s], increasing; a part contains its left edge.
+        Returns:
+            Since when each holds: float64[num_parts] [s]; int64[num_roles, num_parts] [bytes].
+        """
+        from semu.engine.kernels.memory_parts import highest_of_parts
+
+        kinds, kind = self.pipeline.expanded(replica, self.nodes)
+        start = self.run.start[replica, self.nodes]
+        orders = [np.argsort(stage.event_time, kind="stable") for stage in kinds]
+        inner = [stage.event_time[order] for stage, order in zip(kinds, orders, strict=True)]
+        if not _are_in_turn(start, kind, inner):
+            times, dynamic = self.curve(replica)
+            kept = pool_step_function(times, dynamic.sum(axis=0), edges)
+            return times[kept], dynamic[:, kept]
+        outside = self._outside(replica)
+        moments, levels = np.empty(len(edges) - 1), np.empty((len(ROLES), len(edges) - 1), dtype=np.int64)
+        changes = [stage.event_bytes.T[order] for stage, order in zip(kinds, orders, strict=True)]
+        highest_of_parts(
+            *outside,
+            start,
+            kind,
+            np.cumsum([0, *map(len, inner)]),
+            np.concatenate([np.zeros(0), *inner]),
+            np.concatenate([np.zeros((0, len(ROLES)), dtype=np.int64), *changes]),
+            edges,
+            moments,
+            levels,
+        )
+        return moments, levels
+
+    def _outside(self, replica: int) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+        """Changes outside stages, sorted, and that nothing is held at first: times [s], roles, sizes [bytes]."""
+        events = self.pipeline.boundary_events.of_rank(self.rank)
+        parts = [(events.time[replica], np.full(events.time.shape[1], _ACTIVATION), events.size[replica])]
+        if (held := self.pipeline.held_by(self.rank)) is not None:
+            parts.append((held.time[replica], held.role, held.size))
+        parts.append((np.zeros(1), np.full(1, _ACTIVATION), np.zeros(1, dtype=np.int64)))
+        time, role, size = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((size >= 0, time))
+        return time[order], role[order], size[order]
+
     def at_peak(self, peak: RankPeak) -> tuple[int, ...]:
         """What is allocated at a peak, in the order of ``Role`` [bytes]."""
-        _, dynamic = self.curve(peak.replica)
-        kinds = [int(size) for size in dynamic[:, dynamic.sum(axis=0).argmax()]]
+        _, dynamic = self.highest(peak.replica, np.array([0.0, np.inf]))
+        kinds = [int(size) for size in dynamic[:, 0]]
         static = self.static
         for role, size in (
             (Role.PARAMETER, static.parameters),
@@ -77,6 +125,14 @@ class RankMemory:
             kinds[ROLES.index(role)] += size
         kinds[_ACTIVATION] += peak.size_bytes - sum(kinds)  # moments that are over at once
         return tuple(kinds)
+
+
+def _are_in_turn(start: NDArray[np.float64], kind: NDArray[np.int64], inner: Sequence[NDArray[np.float64]]) -> bool:
+    """Whether every stage's changes come behind those of the stages before it; ``inner``: of each kind, sorted [s]."""
+    has_any = np.array([len(times) > 0 for times in inner], dtype=np.bool_)[kind]
+    first, last = (np.array([times[place] if len(times) else 0.0 for times in inner])[kind] for place in (0, -1))
+    start, first, last = start[has_any], first[has_any], last[has_any]
+    return bool(((start + first)[1:] >= (start + last)[:-1]).all())
 
 
 def _precedence(count: int, outside: NDArray[np.int64]) -> NDArray[np.int64]:

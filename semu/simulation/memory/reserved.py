@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from semu.engine.allocator import AllocationTrace, reserve
 from semu.hardware.software import Software
 from semu.job import Training, TrainingJob
 from semu.present.estimate import DeviceRoom
+from semu.records import dataclass
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.allocation_tape import AllocationTape
 from semu.simulation.memory.static import rank_static

@@ -7,7 +7,6 @@ does; gradients from the start of their first writer, in the chunk's first backw
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from semu.compile.stage import ROLES
 from semu.costs.phases import program_of, split_of
 from semu.graph.tensor import Role
 from semu.hardware.kinds import OpKind
+from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD, INPUT, WEIGHT
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.fsdp_units import FsdpUnit, unit_name, units_of_rank

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from semu.job import TrainingJob
 from semu.present.estimate import Deferred, Estimate
+from semu.records import dataclass
 from semu.schedule.phases import NOTHING
 from semu.schedule.stage_table import StageTable
 from semu.simulation.context import PipelineRun
@@ -73,7 +73,11 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
     slowest = int(np.argmax(makespan))
     pipeline = PipelineMemory(iteration, pipeline_unsharded(iteration))
     memories = [RankMemory(iteration, rank, pipeline) for rank in range(job.parallel.pp)]
-    peaks = [memory.peak() for memory in memories]
+    resident = resident_memory(iteration.layout)
+    peaks = [
+        RankPeak(highest.size_bytes + static.total + workspace, highest.replica, highest.node)
+        for highest, (static, workspace) in zip(pipeline.peaks, resident, strict=True)
+    ]
     work = count_work(iteration)
     peak_rate, room = possible_flop(job, time_s), device_room(job)
     estimate = Estimate(
@@ -83,7 +87,7 @@ def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
         hfu=work.hardware_flop / peak_rate,
         bubble_ratio=bubble_ratio(iteration, slowest),
         peak_memory_bytes=tuple(peak.size_bytes for peak in peaks),
-        static_memory_bytes=tuple(memory.static.total for memory in memories),
+        static_memory_bytes=tuple([static.total for static, _ in resident]),
         capacity_bytes=room.capacity_bytes,
         other_memory_bytes=room.other_bytes,
         memory_margin_bytes=room.margin_bytes,

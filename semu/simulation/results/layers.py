@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 
 from semu.compile.tracer import Block
 from semu.costs.evaluation import CostedJob
 from semu.costs.layer_times import recompute_times, template_times
 from semu.present.report_data import LayerRow
+from semu.records import dataclass
 
 
 @dataclass

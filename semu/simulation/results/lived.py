@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from semu.engine.timeline import IterationTimeline
 from semu.present.uncertainty import Uncertainty
+from semu.records import dataclass
 from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
 from semu.simulation.replica_costs import ReplicaCosts

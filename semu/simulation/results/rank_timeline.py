@@ -102,6 +102,7 @@ class _RankBuilder:
             find_peak=self._peak,
             expand=self._expand,
             build_memory=self._curve,
+            build_highest=self._highest,
             weight=float(rank_weights(self.layout.job.parallel)[rank]),
         )
 
@@ -173,7 +174,13 @@ class _RankBuilder:
         return self.tables[key]
 
     def _curve(self) -> MemoryCurve:
-        times, dynamic = self.memory.curve(self.replica)
+        return self._with_static(*self.memory.curve(self.replica))
+
+    def _highest(self, edges: NDArray[np.float64]) -> MemoryCurve:
+        return self._with_static(*self.memory.highest(self.replica, edges))
+
+    def _with_static(self, times: NDArray[np.float64], dynamic: NDArray[np.int64]) -> MemoryCurve:
+        """What is allocated all the time added."""
         static = self.memory.static
         by_role = dynamic.copy()
         for role, size in (
@@ -200,10 +207,11 @@ class _RankBuilder:
     def _at(self, time: float) -> tuple[str, str]:
         """Stage and operator that run at a time: the last operator to start by then."""
         run = self.run
-        for number, node in enumerate(self.nodes):
-            if run.start[self.replica, node] <= time < run.end[self.replica, node]:
-                operators = self._expand(number)
-                started = np.flatnonzero(operators.start_s <= time)
-                path = operators.table.paths[int(started[-1])] if len(started) else ""
-                return str(run.problem.stages[node]), path
-        return "", ""
+        start, end = run.start[self.replica, self.nodes], run.end[self.replica, self.nodes]
+        running = np.flatnonzero((start <= time) & (time < end))
+        if not len(running):
+            return "", ""
+        operators = self._expand(int(running[0]))
+        started = np.flatnonzero(operators.start_s <= time)
+        path = operators.table.paths[int(started[-1])] if len(started) else ""
+        return str(run.problem.stages[self.nodes[running[0]]]), path

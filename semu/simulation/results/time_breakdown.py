@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ from semu.graph.dim import Dim, DimTable
 from semu.graph.operator import Operator, Phase
 from semu.graph.rounding import with_rounded
 from semu.parallel.own_gpus import rank_weights
+from semu.records import dataclass
 from semu.schedule.costs import idle_share
 from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.data_parallel.timed_operators import TimedOperators

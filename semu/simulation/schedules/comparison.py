@@ -7,7 +7,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from semu.files import make_folder, write_file, write_text
 from semu.frames import Tabular, scalars
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
+from semu.records import dataclass
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.stage_table import StageTable, table_csv
 from semu.simulation.results.assemble import parallel_label

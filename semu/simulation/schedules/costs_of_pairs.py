@@ -7,14 +7,13 @@ numbered chunk after chunk, part after part. Stage 2i is the forward of pair i, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.chunk import ChunkStages
 from semu.costs.evaluation import CostedJob
 from semu.errors import ConfigError
+from semu.records import dataclass
 from semu.schedule.graph import PipelineGraph, graph_of
 from semu.schedule.shape import PipelineShape
 from semu.simulation.context import SimulatedJob

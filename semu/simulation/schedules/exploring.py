@@ -8,7 +8,7 @@ ranked by iteration time within memory, so that the best is never worse than the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
+from semu.records import dataclass
 from semu.schedule.exploration.plain import Explored, Refusals, explore_study
 from semu.schedule.exploration.space import Cut, cuts_of, rules_of
 from semu.schedule.placement import Placement

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from semu.job import TrainingJob
 from semu.parallel.axes import COUNTS
 from semu.parallel.mesh import Mesh
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.validation.logs.log_result import LogComparison, LoggedQuantity
 from semu.validation.logs.samples import Samples, steady_samples
 from semu.validation.logs.training_log import LoggedIteration, LoggedMemory, TrainingLog

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from semu.frames import Tabular, scalars
+from semu.records import dataclass
 from semu.units import fit_columns, fit_lines, format_bytes, format_time
 from semu.validation.logs.samples import Samples
 

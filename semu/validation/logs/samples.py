@@ -10,12 +10,12 @@ hardly moves a median.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 MOST_WARM_UP = 10
 WARM_UP_SHARE = 0.2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.engine.timeline import RankTimeline
 from semu.fitting.kernel_names import FAMILY_OF_KIND, Family, family_of
+from semu.records import dataclass
 from semu.validation.traces.gpu_trace import NamedKernels
 from semu.validation.traces.intervals import length_s, overlap_s, union
 

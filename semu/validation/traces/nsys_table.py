@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 
 from semu.checks import LARGEST_COUNT
 from semu.errors import ConfigError
+from semu.records import dataclass
 
 EXPECTED = (
     "a report of Nsight Systems: nsys stats --report cuda_gpu_trace --format csv (columns Start, Duration, Device, "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from semu.checks import check_integer
@@ -11,6 +9,7 @@ from semu.errors import ConfigError
 from semu.fitting.kernel_names import Family
 from semu.job import TrainingJob
 from semu.present.report import Report
+from semu.records import dataclass
 from semu.units import format_time
 from semu.validation.traces.comparison_notes import (
     check_pipeline_rank,

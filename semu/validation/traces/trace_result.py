@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semu.fitting.kernel_names import FAMILY_OF_KIND, Family
 from semu.frames import Tabular, scalars
+from semu.records import dataclass
 from semu.units import fit_columns, fit_lines, format_time
 from semu.validation.traces.gpu_trace import NamedKernels
 from semu.validation.traces.gpu_work import BusyTimes, FamilyTime

@@ -17,6 +17,7 @@ import pytest
 import semu
 from semu.present.page import Column, Page, timelines
 from semu.present.report import Report
+from semu.simulation.memory.ranks import RankMemory
 from semu.units import GIB
 
 TYPES = {"f8": "<f8", "f4": "<f4", "u4": "<u4", "u2": "<u2", "u1": "u1"}
@@ -91,6 +92,14 @@ def test_memory_is_the_curve(report: Report) -> None:
             low, high = (report.iteration_time_s * (part + side) / points for side in (0, 1))
             inside = (times < high) & (np.append(times[1:], np.inf) > low)
             assert total[part] * GIB == pytest.approx(rank.memory.total[inside].max(), rel=1e-5)
+
+
+def test_no_whole_curve_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100,000 stages they would take gigabytes."""
+    report = semu.simulate("lm-7b")
+    page = report.page().to_html()
+    monkeypatch.setattr(RankMemory, "curve", None)
+    assert semu.simulate("lm-7b").page().to_html() == page
 
 
 def test_the_same_bytes(report: Report, tmp_path: Path) -> None:

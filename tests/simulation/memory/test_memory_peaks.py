@@ -23,7 +23,9 @@ from simulation.jobs import (
     wide,
 )
 
+from semu.engine.kernels.memory_parts import highest_of_parts
 from semu.engine.kernels.pipeline_memory import sort_events
+from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import compress_steps
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
@@ -116,6 +118,78 @@ def test_a_peak_is_the_highest_point_of_the_replicas_curves(name: str) -> None:
         curves = [memory.curve(replica)[1].sum(axis=0) for replica in range(run.num_replicas)]
         assert peak.size_bytes == memory.static.total + max(int(curve.max()) for curve in curves)
         assert int(curves[peak.replica].max()) + memory.static.total == peak.size_bytes
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_parts_have_their_highest_points_without_the_curve(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal parts, one part for all, and parts that begin at or between moments of the curve."""
+    run, memories = memories_of(JOBS[name]())
+    curves = [[memory.curve(replica) for replica in range(run.num_replicas)] for memory in memories]
+    monkeypatch.setattr(RankMemory, "curve", None)
+    for memory, own in zip(memories, curves, strict=True):
+        for replica, (times, dynamic) in enumerate(own):
+            moments = np.unique(times)
+            for edges in (
+                np.linspace(0, float(run.makespan()[replica]) * 1.1, 40),
+                np.array([0.0, np.inf]),
+                moments,
+                np.concatenate((moments[:1], (moments[1:] + moments[:-1]) / 2)),
+            ):
+                since, levels = memory.highest(replica, edges)
+                kept = pool_step_function(times, dynamic.sum(axis=0), edges)
+                assert since.tolist() == times[kept].tolist()
+                assert levels.tolist() == dynamic[:, kept].tolist()
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 3), st.tuples(st.integers(-3, 3), st.integers(-3, 3))), max_size=5)
+
+
+@given(
+    outside=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1), st.integers(-3, 3)), max_size=8),
+    kinds=st.lists(CHANGES, min_size=1, max_size=3),
+    stages=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=6),
+    edges=st.sets(st.integers(1, 24), min_size=1, max_size=6),
+)
+def test_changes_at_one_moment_count_in_order(
+    outside: list[tuple[int, int, int]],
+    kinds: list[list[tuple[int, tuple[int, int]]]],
+    stages: list[tuple[int, int]],
+    edges: set[int],
+) -> None:
+    """Whole seconds, so that much happens at once, against a walk over all events."""
+    kinds = [sorted(changes, key=lambda change: change[0]) for changes in kinds]
+    outside = sorted([*outside, (0, 0, 0)], key=lambda event: (event[0], event[2] >= 0))
+    starts, kind, now = [], [], 0
+    events = [(time, 2 if size >= 0 else 0, (size, 0) if role == 0 else (0, size)) for time, role, size in outside]
+    for gap, number in stages:
+        now += gap
+        starts.append(now)
+        kind.append(number % len(kinds))
+        events += [(now + time, 1, change) for time, change in kinds[kind[-1]]]
+        now += 3
+    events.sort(key=lambda event: event[:2])
+    times = np.array([float(time) for time, *_ in events])
+    times, levels = compress_steps(times, np.cumsum([change for *_, change in events], axis=0).T)
+    parts = np.array([0.0, *sorted(edges)])
+    kept = pool_step_function(times, levels.sum(axis=0), parts)
+    since, found = np.empty(len(parts) - 1), np.empty((2, len(parts) - 1), dtype=np.int64)
+    time, role, size = (np.array(column) for column in zip(*outside, strict=True))
+    inner = [change for changes in kinds for change in changes]
+    highest_of_parts(
+        time.astype(np.float64),
+        role,
+        size,
+        np.array(starts, dtype=np.float64),
+        np.array(kind, dtype=np.int64),
+        np.cumsum([0, *map(len, kinds)]),
+        np.array([float(moment) for moment, _ in inner]),
+        np.array([change for _, change in inner], dtype=np.int64).reshape(len(inner), 2),
+        parts,
+        since,
+        found,
+    )
+    assert since.tolist() == times[kept].tolist()
+    assert found.tolist() == levels[:, kept].tolist()
 
 
 MOMENTS = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0])

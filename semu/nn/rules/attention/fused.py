@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.graph.dim import Dim, divide
 from semu.graph.operator import OpKind
@@ -14,6 +14,7 @@ from semu.nn.rules.attention.unfused import attention_sizes
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.tensor import Tensor, laid_out_like
 from semu.nn.window import Window
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ has (a + b)^2 = a^2 + 2 a b + b^2 pairs, and a batch counts all three terms.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.errors import GraphError
 from semu.graph.dim import Dim
 from semu.nn.rules.views import copy_both, copy_like
 from semu.nn.trace.tensor import Sequences, Tensor
+from semu.records import dataclass
 
 
 @dataclass(frozen=True)

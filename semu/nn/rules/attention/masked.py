@@ -8,7 +8,7 @@ scores cost nothing more than without context parallelism.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from semu.errors import ConfigError, GraphError
@@ -28,6 +28,7 @@ from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.sharding import EXCHANGES, ContextKind
 from semu.nn.trace.tensor import Tensor, laid_out_like
 from semu.nn.window import Window
+from semu.records import dataclass
 
 
 def counts_tiles(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: Window | None) -> bool:

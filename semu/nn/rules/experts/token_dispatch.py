@@ -13,7 +13,7 @@ so that there is no sort; buffers of the exchange are counted as of rows, which 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semu.graph.dim import Dim, Poly
 from semu.graph.operator import OpKind
@@ -21,6 +21,7 @@ from semu.hardware.network import CommGroup, wire_factor
 from semu.nn.rules.experts.routing import PROBABILITY
 from semu.nn.trace.tensor import Tensor
 from semu.nn.trace.tracing import COMPUTE, Trace
+from semu.records import dataclass
 
 _BACK = {OpKind.ALL_TO_ALL: OpKind.ALL_TO_ALL, OpKind.PERMUTE: OpKind.PERMUTE}
 _BACK |= {OpKind.ALL_GATHER: OpKind.REDUCE_SCATTER, OpKind.REDUCE_SCATTER: OpKind.ALL_GATHER}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from semu.records import dataclass
 from semu.searcher.assignment.methods.coupled import deal_coupled
 from semu.searcher.assignment.methods.disttrain import deal_disttrain
 from semu.searcher.assignment.methods.entrain import deal_entrain
