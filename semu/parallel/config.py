@@ -329,7 +329,7 @@ class Parallel(ParallelSizes):
     @property
     def has_own_gpus(self) -> bool:
         """Whether modality modules have GPUs of their own (``semu.parallel.own_gpus``)."""
-        return any(module.gpus is not None for module in self.modules.values())
+        return bool(self.modules) and any(module.gpus is not None for module in self.modules.values())
 
     @cached_property
     def rank_places(self) -> tuple[RankPlace, ...]:

@@ -132,7 +132,9 @@ def distinct_latencies(
     which of them each unit is: int64[num_units]."""
     programs = programs_of(costed.layout.recipe, units)
     every = programs.edges
-    linked = tuple([edge_link(costed.layout, s, t, _PHASES[back], links[pair]) for s, t, back, pair in every])
+    linked, job = links, costed.job
+    if job.parallel.has_own_gpus and job.cluster.shares_cards:  # else an edge has the link of its pair of ranks
+        linked = tuple([edge_link(costed.layout, s, t, _PHASES[back], links[pair]) for s, t, back, pair in every])
 
     def _find() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         latency: list[NDArray[np.float64]] = []
@@ -148,10 +150,11 @@ def distinct_latencies(
         row_of_stage = np.empty(distinct[-1] + 1, dtype=np.int64)
         row_of_stage[distinct] = [rows[id(costs)] for costs in stages]
         row[:, : units.num_stages] = row_of_stage[stage]
-        number_of = {link: number for number, link in enumerate(linked)}
+        of_edge = [links[pair] for *_, pair in every] if linked is links else linked
+        number_of = {link: number for number, link in enumerate(of_edge)}
         sends: dict[tuple[int, bytes], int] = {}
         row_of_edge = []
-        for (source, target, back, _), link in zip(every, linked, strict=True):
+        for (source, target, back, _), link in zip(every, of_edge, strict=True):
             sizes = edge_bytes(costed, source, target, _PHASES[back])
             key = number_of[link], sizes.tobytes()
             if key not in sends:
@@ -161,7 +164,7 @@ def distinct_latencies(
         row[:, units.num_stages :] = np.array(row_of_edge, dtype=np.int64)[programs.edge[units.copy]]
         return np.stack(latency), row.ravel()
 
-    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, linked), _find)
+    return _UNIT_LATENCIES.get(costed.evaluation.by_shape, (programs, linked is links, linked), _find)
 
 
 def send_latency(costed: CostedJob, link: CommGroup, sizes: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -103,13 +103,15 @@ def plan_reductions(timed: TimedJob) -> Reductions:
     gates = np.concatenate((ready, ends, (0.0,)))[plan.gate].tolist()
     start_s: list[float] = []
     end_s: list[float] = []
+    begin, end = start_s.append, end_s.append  # hundreds of buckets an evaluation
     for _, first, stop, _ in plan.by_rank:
         now = 0.0
         for gate, length in zip(gates[first:stop], plan.length[first:stop], strict=True):
-            now = max(now, gate)
-            start_s.append(now)
+            if gate > now:
+                now = gate
+            begin(now)
             now += length
-            end_s.append(now)
+            end(now)
     return Reductions(run, plan, gradients, start_s, end_s, tied_reductions(timed, plan, end_s))
 
 
