@@ -195,9 +195,9 @@ def _with_search(batches: int, rollouts: int) -> Iterator[Row]:
             made = {method: assigner(samples, method=method) for method in ("order", "entrain", "coupled")}
             plain, assigned = made["order"], made["entrain"]
             times = {"the file's order": plain.iteration_s, "assigned": assigned.iteration_s}
-            given = {"searched": plain, "assigned and searched": made["coupled"] if assigned.defers else assigned}
-            for word, own in given.items():  # a search cuts microbatches itself, so that nothing is deferred
-                times[word] = semu.search(own.assigned_job, rollouts=rollouts, seed=0).report.iteration_time_s
+            given = {"searched": plain, "coupled and searched": made["coupled"], "assigned and searched": assigned}
+            for word, own in given.items():  # what is deferred stays so
+                times[word] = semu.search(job, assigned=own, rollouts=rollouts, seed=0).report.iteration_time_s
             for word, value in times.items():
                 table.setdefault(word, []).append(value / times["the file's order"])
         ratios = {word: float(np.mean(values)) for word, values in table.items()}

@@ -15,6 +15,8 @@ from semu.checks import check_integer, check_member, check_word
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
+from semu.schedule.stage_plan import StagePlan
+from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.candidates import MOST_CANDIDATES, candidate_variants
 from semu.searcher.fit import fitted, settled
@@ -60,10 +62,12 @@ def job_problem(
     candidates: int = MOST_CANDIDATES,
     memory_limit_bytes: int | None = None,
     progress: Callable[[str], None] | None = None,
+    assigned: Assignment | None = None,
 ) -> tuple[Partition, JobProblem]:
     """What a search would look at.
 
-    Args: as ``search``, but for ``job``: one without layout and schedule (``plain_job``).
+    Args: as ``search``, but for ``job``: one without layout and schedule (``plain_job``); and ``assigned``, whose batch
+    the job has and whose samples are deferred.
     """
     for word in strategies:
         check_word(word, LAYER_STRATEGIES, "memory strategy", "strategies")
@@ -71,8 +75,9 @@ def job_problem(
     say = progress or (lambda _: None)
     say("cutting the model and the batch")
     cut = partition(job, sub_batch=sub_batch, segments=segments)
+    cut, plan = cut.deferring(StagePlan() if assigned is None else assigned.cut(cut.sizes), job.parallel.replicas)
     say("simulating the candidates of every chunk")
-    plan = candidate_variants(job, cut.plan(), strategies=strategies, most=candidates)
+    plan = candidate_variants(job, plan, strategies=strategies, most=candidates)
     built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
     check_limits(built.problem)
     return cut, built
@@ -81,6 +86,7 @@ def job_problem(
 def search(
     job: TrainingJob,
     *,
+    assigned: Assignment | None = None,
     rollouts: int | None = None,
     time_s: float | None = None,
     seed: int = 0,
@@ -100,6 +106,7 @@ def search(
 
     Args:
         job: what to train, on what; its layout, schedule and recomputation are replaced.
+        assigned: samples in place of the job's, deferred as they are; Megatron-LM encodes them where they are read.
         rollouts: sequences to try; gives the same bytes again. time_s: wall time of the search itself [s]; does not.
             0 of either: the heuristic's schedule. Neither: 1,024 rollouts.
         seed: of all random numbers. strategy: over sequences, one of ``semu.searcher.orders.strategy.STRATEGIES``.
@@ -120,20 +127,19 @@ def search(
     """
     goal = _objective(objective, strategy=strategy, seed=seed, exact=exact, explore=explore)
     budget = Budget(DEFAULT_ROLLOUTS if rollouts is None and time_s is None else rollouts, time_s, workers)
-    say = progress or (lambda _: None)
-    began = time.perf_counter()
+    say, began = progress or (lambda _: None), time.perf_counter()
     say("simulating Megatron-LM's schedule")
-    given, beside, explored = job, compared_with(job), explored_baselines(job, say) if explore else []
-    job, changes, cut_into = to_cut(job)
-    options = {"strategies": strategies, "candidates": candidates, "memory_limit_bytes": memory_limit_bytes}
+    given, job, changes, cut_into = _given(job, assigned)
+    beside, explored = compared_with(given), explored_baselines(given, say) if explore else []
+    options: dict[str, Any] = {"strategies": strategies, "candidates": candidates, "assigned": assigned}
+    options["memory_limit_bytes"] = memory_limit_bytes
     again = partial(cut_into, job, sub_batch=sub_batch, **options)
     is_least, is_kept = goal is Objective.MIN, keeps_places(job)
-    is_cut = not is_kept or not keeps_ranks(job)  # Megatron-LM cuts it where nothing else was asked for
-    others = [*(named_baselines(given) if is_kept else []), *(one for one, _ in beside if is_cut), *explored]
-    compared, more = (others, None if segments or is_kept else again) if is_least else ([], None)
-    plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(compared))
+    others = [*_beside(given, [one for one, _ in beside]), *explored] if is_least else []
+    more = again if is_least and not (segments or is_kept) else None
+    plain = _heuristic(job, changes, partial(again, segments=segments, progress=say), has_others=bool(others))
     like = plain.partition if not isinstance(plain, Exception) else _cut_like(job, sub_batch, segments)
-    starts, alike, is_stopped = _starts(plain, like, given, compared, more, say, options)
+    starts, alike, is_stopped = _starts(plain, like, given, others, more, say, options)
     asked: dict[str, Any] = {"strategy": strategy, "objective": goal, "seed": seed, "workers": budget.num_workers()}
     start, first = _searchable(starts, asked)
     prepared_s = time.perf_counter() - began
@@ -153,8 +159,7 @@ def search(
         built, best = begun, default
     if exact and result.ended_by != "interrupt":
         say("solving with CP-SAT")
-        best, bound, is_stopped = _exact(built, best, budget, seed, bound)
-        result = replace(result, is_reproducible=False, ended_by="interrupt" if is_stopped else result.ended_by)
+        result, best, bound = _solved(result, _exact(built, best, budget, seed, bound))
     say("simulating the best schedule")
     found = start.of(built, best)
     if is_least and (other := min(starts, key=lambda one: one.time_s)).time_s < found.time_s:
@@ -183,6 +188,34 @@ def search(
 def to_cut(job: TrainingJob) -> tuple[TrainingJob, Mapping[str, object], Callable[..., Cut]]:
     """The job that is cut or keeps its chunks, what was changed of it, and what makes its problem."""
     return (*kept_job(job), kept_problem) if keeps_places(job) else (*plain_job(job), job_problem)
+
+
+def _given(
+    job: TrainingJob, assigned: Assignment | None
+) -> tuple[TrainingJob, TrainingJob, Mapping[str, object], Callable[..., Cut]]:
+    """The job whose schedules are compared, with samples of which none is deferred; and ``to_cut`` of it, with the
+    batch that is searched."""
+    if assigned is None:
+        return (job, *to_cut(job))
+    given = assigned.given_to(job, assigned.undeferred)
+    plain, changes, cut_into = to_cut(given)
+    return given, replace(plain, batch=assigned.batch), changes, cut_into
+
+
+def _beside(given: TrainingJob, megatron: Sequence[Baseline]) -> list[Baseline]:
+    """Schedules of others with which a search begins too: the fastest named one where chunks stay, and Megatron-LM's
+    where nothing else was asked for."""
+    named = named_baselines(given) if keeps_places(given) else []
+    return [*named, *(megatron if not keeps_places(given) or not keeps_ranks(given) else [])]
+
+
+def _solved(
+    result: SearchResult, solved: tuple[Solution, tuple[float, str], bool]
+) -> tuple[SearchResult, Solution, tuple[float, str]]:
+    """A search's result after the exact solver, its solution and its bound."""
+    best, bound, is_stopped = solved
+    ended_by = "interrupt" if is_stopped else result.ended_by
+    return replace(result, is_reproducible=False, ended_by=ended_by), best, bound
 
 
 def _searchable(starts: Sequence[Start], asked: Mapping[str, Any]) -> tuple[Start, SearchResult]:

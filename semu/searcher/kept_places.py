@@ -9,6 +9,7 @@ replica. The fastest named schedule of the same chunks is among the starts, so t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from semu.baselines.baseline import NO_SCHEDULE, Baseline, differences
 from semu.baselines.modules_in_parallel import PLACEMENTS
@@ -21,6 +22,9 @@ from semu.searcher.partitioning import ModulePartition, Partition
 from semu.searcher.plain_jobs import refuse_unsearched, without_strategies
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.simulation import JobCheckpoint, prepare
+
+if TYPE_CHECKING:
+    from semu.searcher.assignment.assignment import Assignment
 
 
 def keeps_places(job: TrainingJob) -> bool:
@@ -63,11 +67,13 @@ def kept_problem(
     candidates: int,
     memory_limit_bytes: int | None,
     progress: Callable[[str], None],
+    assigned: Assignment | None = None,
 ) -> tuple[Partition, JobProblem]:
     """What a search looks at.
 
     Args:
-        job: of ``kept_job``. sub_batch, segments: nothing. Others: as ``search``.
+        job: of ``kept_job``. sub_batch, segments: nothing. assigned: of whom samples are deferred.
+            Others: as ``search``.
     Raises:
         ConfigError: another cut was asked for.
     """
@@ -80,12 +86,12 @@ def kept_problem(
             got=asked[0],
         )
     progress("simulating the candidates of every chunk")
-    plan = StagePlan()
+    plan = StagePlan() if assigned is None else assigned.cut()
     if not (job.parallel.modules or job.parallel.gathers_towers or job.model.reads_replicas):
         plan = candidate_variants(job, plan, strategies=strategies, most=candidates)
     built = build_problem(prepare(job, plan=plan), memory_limit_bytes=memory_limit_bytes)
     check_limits(built.problem)
-    return kept_partition(built.checkpoint), built
+    return kept_partition(built.checkpoint).deferring(plan, job.parallel.replicas)[0], built
 
 
 def kept_partition(checkpoint: JobCheckpoint) -> Partition:

@@ -53,7 +53,7 @@ class ModulePartition:
         name: of the module. sub_batch: B_i, items of a sub-microbatch; None: microbatches run whole.
         rates: of 1, 2, ... typical items, over the best of them; empty where microbatches run whole.
         time_s: T_i [s]. segments: K_i. layers: of its P x K_i chunks.
-        parts: per microbatch, sub-microbatches of every replica.
+        parts: per microbatch, sub-microbatches of every replica. waits: samples of it are deferred.
     """
 
     name: str
@@ -63,6 +63,7 @@ class ModulePartition:
     segments: int
     layers: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,27 @@ class Partition:
             parts={m.name: _plain(m.parts) for m in self.modules if m.sub_batch is not None},
             layers={m.name: m.layers for m in self.modules} if self.num_ranks > 1 else None,
         )
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Module -> items of a sub-microbatch; None: microbatches run whole."""
+        return {m.name: m.sub_batch for m in self.modules}
+
+    def deferring(self, own: StagePlan, dp: int) -> tuple[Partition, StagePlan]:
+        """The same chunks with what an assignment defers, if anything: the partition, and its plan.
+
+        Args:
+            own: parts, items and reads (``Assignment.cut``). dp: replicas.
+        """
+        modules = []
+        for m in self.modules:
+            if m.name in own.reads:
+                counts = tuple((n,) * dp if isinstance(n, int) else n for n in own.parts[m.name])
+                m = replace(m, parts=counts, waits=True)
+            modules.append(m)
+        found = replace(self, modules=tuple(modules))
+        plan = found.plan()
+        return found, replace(plan, parts={**plan.parts, **own.parts}, items=own.items, reads=own.reads)
 
     def to_json(self) -> dict[str, object]:
         """By module."""
@@ -110,6 +132,8 @@ class Partition:
             sizes = f"{min(m.layers)}" if min(m.layers) == max(m.layers) else f"{min(m.layers)} to {max(m.layers)}"
             if not any(counts):
                 how = "no items in this batch"
+            elif m.waits:
+                how = f"samples that stay, then samples that wait, {how}"
             layers = "layer" if max(m.layers) == 1 else "layers"
             chunks = f"{m.segments} segment{'s' if m.segments > 1 else ''} of chunks of {sizes} {layers}"
             found.append(f"{m.name}: {chunks}, {how}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from semu.graph.operator import Phase
 from semu.job import TrainingJob
 from semu.present.report import Report
 from semu.records import dataclass
+from semu.schedule.passes import defer_backward
 from semu.schedule.registry import ALL_SCHEDULES, schedule_family
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
@@ -37,6 +38,9 @@ from semu.searcher.problem.problem_arrays import I32
 from semu.searcher.problem.search_problem import SearchProblem, Solution
 from semu.simulation import JobCheckpoint, prepare
 from semu.simulation.schedules.exploring import explore_schedules
+
+if TYPE_CHECKING:
+    from semu.searcher.assignment.assignment import Assignment
 
 Cut = tuple[Partition, JobProblem]
 
@@ -183,6 +187,7 @@ def baseline_starts(
     candidates: int,
     memory_limit_bytes: int | None,
     has_heuristic: bool = True,
+    assigned: Assignment | None = None,
 ) -> tuple[list[Start], Start | None]:
     """The cut of Megatron-LM, or of an explored schedule: its schedule as it is, its schedule with the memory
     strategies that fit best, and the heuristic's schedule; those of them that fit in memory.
@@ -190,15 +195,22 @@ def baseline_starts(
     Args:
         job: as it was given. baseline: Megatron-LM, or an explored schedule, on it. like: a partition of the same
             batch. has_heuristic: with the heuristic's schedule of that cut. Others: as ``search``.
+        assigned: what defers samples; the baseline's job reads each where it is encoded.
     Returns:
         The starts, and the faster of the first two.
     """
-    order = baseline.schedule
-    own = _ordered(baseline.job, baseline.changes, StagePlan(), order, like, memory_limit_bytes)
+    own_job, cut, order = baseline.job, StagePlan(), baseline.schedule
+    if assigned is not None and assigned.defers:
+        own_job, cut = replace(own_job, batch=assigned.batch), assigned.cut()
+        try:
+            order = defer_backward(order, prepare(own_job, plan=cut).pipeline_shape, f"{order.name}, deferring")
+        except (ConfigError, ScheduleError):  # split backwards, another schedule or sharding that cannot be cut
+            return [], None
+    own = _ordered(own_job, baseline.changes, cut, order, like, memory_limit_bytes)
     found = [own] if own is not None else []
     try:
-        plain = without_strategies(baseline.job)
-        plan = candidate_variants(plain, StagePlan(), strategies=strategies, most=candidates)
+        plain = without_strategies(own_job)
+        plan = candidate_variants(plain, cut, strategies=strategies, most=candidates)
         changes = dict(differences(job, plain))
         chosen = _ordered(plain, changes, plan, order, like, memory_limit_bytes)
         found += [chosen] if chosen is not None else []
@@ -265,4 +277,5 @@ def _partition_of(built: JobProblem, like: Partition) -> Partition:
         counts = tuple(sum(block.is_layer for block in chunks[number].blocks) for number in mine)
         parts = tuple((1,) * len(own) for own in m.parts)
         modules.append(replace(m, sub_batch=None, rates=(), segments=int(on_rank.max()), layers=counts, parts=parts))
-    return replace(like, modules=tuple(modules))
+    found, _ = replace(like, modules=tuple(modules)).deferring(built.plan, built.checkpoint.job.parallel.replicas)
+    return found

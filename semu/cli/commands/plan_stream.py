@@ -20,6 +20,7 @@ from semu.runfile.config import RunConfig
 from semu.workload import AbstractBatch, read_stream, write_stream
 
 if TYPE_CHECKING:
+    from semu.searcher.assignment.assignment import Assignment
     from semu.searcher.planner.training_loop import IterationRow
     from semu.searcher.planner.training_report import TrainingReport
     from semu.searcher.planner.warm import Priorities
@@ -61,7 +62,7 @@ def stream_command(arguments: argparse.Namespace) -> int:
 def _train(
     run: RunConfig,
     job: TrainingJob,
-    stream: Iterator[AbstractBatch],
+    stream: Iterator[AbstractBatch | Assignment],
     count: int,
     arguments: argparse.Namespace,
     progress: Progress,
@@ -172,7 +173,7 @@ def _line(row: Any, count: int) -> str:
     return f"iteration {row.index + 1}{of}: {row.outcome.value} in {row.latency_s:.2f} s{gain}"
 
 
-def _stream(run: RunConfig, job: TrainingJob, arguments: argparse.Namespace) -> Iterator[AbstractBatch]:
+def _stream(run: RunConfig, job: TrainingJob, arguments: argparse.Namespace) -> Iterator[AbstractBatch | Assignment]:
     """The batches to train; with ``--assign`` the samples of a metadata file, assigned as ``[assignment]`` has it."""
     from semu.searcher.assignment.assigner import Assigner, SampleSource
     from semu.searcher.assignment.options import AssignmentOptions
@@ -200,7 +201,10 @@ def _stream(run: RunConfig, job: TrainingJob, arguments: argparse.Namespace) -> 
     return read_stream(path, job.batch, count=count, micro_batch=training.micro_batch, seq_len=training.seq_len)
 
 
-def _write(job: TrainingJob, batches: Iterator[AbstractBatch], arguments: argparse.Namespace) -> int:
+def _write(job: TrainingJob, stream: Iterator[AbstractBatch | Assignment], arguments: argparse.Namespace) -> int:
+    from semu.searcher.assignment.assignment import Assignment
+
+    batches = (item.undeferred if isinstance(item, Assignment) else item for item in stream)  # it holds no deferral
     count, training = job.num_microbatches * job.parallel.replicas, job.training
     written = write_stream(
         arguments.write_stream, batches, count=count, micro_batch=training.micro_batch, seq_len=training.seq_len

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.records import dataclass
@@ -152,14 +155,43 @@ class Assignment:
             ]
         return found
 
+    def cut(self, sizes: Mapping[str, int | None] = MappingProxyType({})) -> StagePlan:
+        """What defers samples, without an order of stages; an empty plan where nothing is deferred.
+
+        Args:
+            sizes: as ``deferring_plan``.
+        """
+        return deferring_plan(self._item_counts, self.num_microbatches, sizes) if self.defers else StagePlan()
+
+    @cached_property
+    def undeferred(self) -> ListedBatch:
+        """The batch, each sample encoded in the microbatch that reads it: what deferral is compared with."""
+        if not self.defers:
+            return self.batch
+        order, bounds = self._read_order
+        items = self.samples.taken(order).microbatches(bounds, len(bounds) - 1, 1, False)
+        return ListedBatch(tuple(items), f"assignment ({self.method}, nothing deferred)")
+
+    def given_to(self, job: TrainingJob, batch: ListedBatch) -> TrainingJob:
+        """A job with a batch of this assignment.
+
+        Raises:
+            ConfigError: a job with another number of replicas.
+        """
+        dp, training = job.parallel.replicas, job.training
+        if dp != self.dp:
+            expected = f"{self.dp} data-parallel replicas"
+            raise ConfigError("samples assigned to another job", where="assigned", expected=expected, got=dp)
+        size = self.num_microbatches * dp * training.micro_batch
+        return replace(job, batch=batch, training=replace(training, global_batch=size))
+
     @cached_property
     def checkpoint(self) -> JobCheckpoint:
         """The job with this batch, prepared: restore it under schedules."""
         count = self.num_microbatches
         if not self.defers:
             return prepared_with(self.job, self.batch.items, count)
-        plan = deferring_plan(self._item_counts, count)
-        return deferring_job(self.job, self.batch.items, plan, self.pipelines.deferring(count).schedule(), count)
+        return deferring_job(self.job, self.batch.items, self.cut(), self.pipelines.deferring(count).schedule(), count)
 
     @property
     def assigned_job(self) -> TrainingJob:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,22 +40,52 @@ def parts_of(count: int) -> tuple[int, ...]:
     return tuple(2 if number % 2 == 0 and number + 1 < count else 1 for number in range(count))
 
 
-def deferring_plan(items: Mapping[str, Sequence[Sequence[Sequence[int]]]], count: int) -> StagePlan:
+def deferring_plan(
+    items: Mapping[str, Sequence[Sequence[Sequence[int]]]],
+    count: int,
+    sizes: Mapping[str, int | None] = MappingProxyType({}),
+) -> StagePlan:
     """What the encoders of a job cut and their readers read, without an order of stages.
 
     Args:
-        items: module -> per microbatch and replica, items of every part. count: microbatches of a replica.
+        items: module -> per microbatch and replica, items that stay and, of the first of a pair, items that wait.
+        count: microbatches of a replica. sizes: module -> most items of a sub-microbatch; none: what stays is one part,
+            and what waits is one.
     """
-    parts = parts_of(count)
-    reads = tuple(
-        ((number - 1, 1), (number, 0)) if number % 2 and parts[number - 1] == 2 else ((number, 0),)
-        for number in range(count)
-    )
+    cuts = {name: [_halves(own, sizes.get(name)) for own in rows] for name, rows in items.items()}
+    numbers = {name: [tuple(len(half[0]) for half in halves) for halves in own] for name, own in cuts.items()}
     return StagePlan(
-        parts=dict.fromkeys(items, parts),
-        items={name: tuple(tuple(map(tuple, own)) for own in rows) for name, rows in items.items()},
-        reads=dict.fromkeys(items, reads),
+        parts={name: tuple(map(sum, own)) for name, own in numbers.items()},
+        items={
+            name: tuple(tuple(sum(mine, ()) for mine in zip(*halves, strict=True)) for halves in own)
+            for name, own in cuts.items()
+        },
+        reads={name: tuple(_read(own, number) for number in range(count)) for name, own in numbers.items()},
     )
+
+
+def _halves(rows: Sequence[Sequence[int]], size: int | None) -> list[list[tuple[int, ...]]]:
+    """Items of the parts of what stays, and of what waits where the microbatch has such a half, of every replica."""
+    found: list[list[tuple[int, ...]]] = []
+    for half in range(len(rows[0])):
+        counts = [own[half] for own in rows]
+        if size is None:
+            found.append([(own,) for own in counts])
+            continue
+        cut = [-(-own // size) for own in counts]
+        width = max(*cut, 1 - half)  # what stays has a part, if an empty one
+        even = [[own // n + (part < own % n) for part in range(n)] for own, n in zip(counts, cut, strict=True)]
+        found.append([(*own, *(0,) * (width - len(own))) for own in even])
+    return found
+
+
+def _read(numbers: Sequence[tuple[int, ...]], microbatch: int) -> tuple[tuple[int, int], ...]:
+    """What a microbatch of the readers reads. ``numbers``: of every microbatch, parts that stay and that wait."""
+    own = [(microbatch, part) for part in range(numbers[microbatch][0])]
+    if not microbatch % 2:
+        return tuple(own)
+    stays, *waits = numbers[microbatch - 1]
+    return (*((microbatch - 1, stays + part) for part in range(sum(waits))), *own)
 
 
 def item_streams(job: TrainingJob) -> dict[str, str]:

@@ -3,6 +3,9 @@
 A stage or a transfer lasts as long as fitted costs say of the samples that are given to it; what must end before it
 begins is what the job's schedule says; the slowest replica is minimised. Samples may be deferred where the job can
 defer. Durations are rounded down to ticks, so that the solver's bound holds for every assignment.
+
+Each model looks only for what is faster than the best answer known before it, by more than the tolerance; that it finds
+nothing is a proof. Time is the solver's own, which counts its steps: the same answer on every machine, however busy.
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ def solve_exactly(
     Args:
         problem: samples, replicas, microbatches. features: int64[n, num_names], of the samples. pipelines: of the job.
         start: an assignment to begin with; as many microbatches as ``problem`` has are used whatever it has.
-        seconds: of wall time for the solver, for each of both models (with deferral and without).
+        seconds: for the solver, for each of both models (with deferral and without), on its own deterministic clock,
+            which is about that of an idle core.
     Raises:
         ConfigError: too many samples; a schedule that leaves an order to be found at run time.
     """
@@ -85,8 +89,9 @@ def solve_exactly(
             if not defers:
                 raise
             continue
+        best = min(found, key=problem.worst_s)
         model = _Model(problem, features, times, defers=defers)
-        solved, bound = model.solve(min(found, key=problem.worst_s), seconds)
+        solved, bound = model.solve(best, problem.worst_s(best), seconds)
         found += [] if solved is None else [solved]
         bounds.append(bound)
     best = min(found, key=problem.worst_s)
@@ -223,24 +228,28 @@ class _Model:
         model.add(duration >= sum(terms))
         return duration
 
-    def solve(self, start: Dealt, seconds: float) -> tuple[Dealt | None, float]:
-        """The best assignment found, and a bound on the slowest replica of any [s].
+    def solve(self, start: Dealt, known_s: float, seconds: float) -> tuple[Dealt | None, float]:
+        """The best assignment found, None where none is faster than what is known; and a bound on the slowest replica
+        of any [s].
 
         Args:
             start: to begin with; where it is none of this model's, the solver begins without it.
+            known_s: of the best assignment that is known [s]. seconds: as ``solve_exactly``.
         """
         from ortools.sat.python import cp_model
 
         self._hint(start)
+        limit = math.floor(known_s * (1 - _GAP / 2) / self._tick_s)
+        self._model.add(self._makespan <= limit)
         solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.max_deterministic_time = seconds
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
         solver.parameters.relative_gap_limit = _GAP / 2
         status = solver.solve(self._model)
         if status == cp_model.INFEASIBLE:
-            return None, math.inf
-        bound = max(0.0, solver.best_objective_bound) * self._tick_s
+            return None, limit * self._tick_s
+        bound = min(max(0.0, solver.best_objective_bound), limit) * self._tick_s
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None, bound
         chosen = [next(p for p, has in enumerate(own) if solver.value(has)) for own in self._has]

@@ -47,7 +47,8 @@ def microbatch_lines(found: Assignment) -> Iterator[dict[str, Any]]:
 
 
 def to_jsonl(found: Assignment) -> str:
-    """One line a microbatch (``microbatch_lines``), for loaders of Megatron-LM, torchtitan and others."""
+    """One line a microbatch (``microbatch_lines``): ``cu_seqlens`` as Megatron-Core's ``PackedSeqParams`` takes it, and
+    torchtitan as ``positions`` that restart at 0 where it says."""
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in microbatch_lines(found))
 
 

@@ -123,7 +123,7 @@ def study_methods(
         assigner: whose job and costs. source: of samples. methods: words of ``METHODS``; None: all that the model can
             use. iteration: which one of the source. progress: called with what is done.
         window: iterations among which samples may change places, as ``assigned_iterations``.
-        exact_s: time for the exact solver [s]; None: it is not asked.
+        exact_s: time for the exact solver, on its own deterministic clock [s]; None: it is not asked.
     Raises:
         ConfigError: a method that is asked for by name and cannot be used; too many samples for the exact solver, or a
             window beside it.

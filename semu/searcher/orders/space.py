@@ -145,15 +145,17 @@ class OrderSpace:
 
 
 def _usual(exists: NDArray[np.bool_], needs: list[set[int]], microbatch: I32) -> I32:
-    """Microbatch after microbatch, forwards along the flow and then backwards."""
+    """Microbatch after microbatch, forwards along the flow and then backwards; what needs a later one comes with it."""
     from graphlib import TopologicalSorter
 
     groups = len(microbatch)
     sorter = TopologicalSorter({item: own for item, own in enumerate(needs) if exists[item]})
     depth: dict[int, int] = {}
+    due: dict[int, int] = {}
     for item in sorter.static_order():
         depth[item] = max((depth[before] + 1 for before in needs[item]), default=0)
-    items = sorted(depth, key=lambda item: (int(microbatch[item % groups]), item >= groups, depth[item], item))
+        due[item] = max(int(microbatch[item % groups]), *(due[before] for before in needs[item]), 0)
+    items = sorted(depth, key=lambda item: (due[item], item >= groups, depth[item], item))
     found = np.array(items, dtype=np.int32)
     place = {item: at for at, item in enumerate(items)}
     assert all(place[before] < place[item] for item in items for before in needs[item])

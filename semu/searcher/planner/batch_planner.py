@@ -16,8 +16,10 @@ from semu.baselines import Baseline
 from semu.errors import ConfigError, MemoryLimitError
 from semu.job import TrainingJob
 from semu.parallel.towers import refuse_towers
+from semu.schedule.passes import defer_backward
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
+from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.candidates import MOST_CANDIDATES
 from semu.searcher.fit import settled
 from semu.searcher.job_search import to_cut
@@ -137,18 +139,29 @@ class BatchPlanner:
         own = replace(self.job.training, global_batch=training.global_batch)
         return given, replace(self.job, batch=batch, training=own)
 
-    def fallback(self, job: TrainingJob) -> StagePlan:
-        """A plan that is legal whatever is in the batch; it was not simulated with it."""
+    def fallback(self, job: TrainingJob, assigned: Assignment | None = None) -> StagePlan:
+        """A plan that is legal whatever is in the batch; it was not simulated with it.
+
+        Args:
+            assigned: what defers samples.
+        """
+        if assigned is not None and assigned.defers:
+            return self._fallback.deferring(job, assigned.cut())
         return self._fallback.plan(job.num_microbatches)
 
-    def prepared(self, job: TrainingJob) -> JobProblem:
+    def prepared(self, job: TrainingJob, assigned: Assignment | None = None) -> JobProblem:
         """The search problem of a job of ``jobs_of``.
 
+        Args:
+            assigned: whose batch the job has; what it defers stays deferred.
         Raises:
             ConfigError: a batch that this version does not model.
         """
-        parts = {} if self._is_kept else recut(self.partition, job).plan().parts
-        built = build_problem(prepare(job, plan=replace(self.template, parts=parts)), memory_limit_bytes=self._limit)
+        plan = StagePlan() if self._is_kept else recut(self.partition, job).plan()
+        if assigned is not None and assigned.defers:
+            plan = assigned.cut({} if self._is_kept else self.partition.sizes)
+        plan = replace(self.template, parts=plan.parts, items=plan.items, reads=plan.reads)
+        built = build_problem(prepare(job, plan=plan), memory_limit_bytes=self._limit)
         check_limits(built.problem)
         return built
 
@@ -161,7 +174,10 @@ class BatchPlanner:
         """
         result, begun, default = settled(built, heuristic_result)
         if self._is_kept:
-            other = in_order(built, built.checkpoint.schedule())
+            orders = built.checkpoint.schedule()
+            if built.plan.reads:
+                orders = defer_backward(prepare(built.checkpoint.job).schedule(), built.costs.shape, orders.name)
+            other = in_order(built, orders)
             if other is not None and iteration_s(*other) < iteration_s(begun, default):
                 return *other, result.level
         return begun, default, result.level

@@ -16,6 +16,7 @@ from semu import memo
 from semu.errors import MemoryLimitError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
+from semu.schedule.passes import defer_backward
 from semu.schedule.schedule import Schedule, StageKey
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.orders.interleave import Interleaver
@@ -46,6 +47,26 @@ class Fallback:
         """The plan for a number of microbatches per replica."""
         return _PLANS.get(self, num_microbatches, lambda: self._made(num_microbatches))
 
+    def deferring(self, job: TrainingJob, cut: StagePlan) -> StagePlan:
+        """The plan for what an assignment defers: that of whole microbatches, in which encoders' backwards of samples
+        that wait come behind those of their readers. The order depends on the number of microbatches alone.
+
+        Args:
+            job: with the assignment's batch. cut: ``Assignment.cut`` without sizes.
+        """
+        key = job.num_microbatches
+        return replace(_DEFERRING.get(self, key, lambda: self._deferred(job, cut)), items=cut.items)
+
+    def _deferred(self, job: TrainingJob, cut: StagePlan) -> StagePlan:
+        count = job.num_microbatches
+        whole = self.plan(count)
+        assert whole.orders is not None
+        template = replace(self._template, parts=cut.parts, items=cut.items, reads=cut.reads)
+        shape = prepare(job, plan=template).pipeline_shape
+        runs = [len(shape.every_part(chunk)) for chunk in range(shape.num_chunks)]
+        choice = tuple((variants[0],) * n for variants, n in zip(whole.choice, runs, strict=True))
+        return replace(template, choice=choice, orders=defer_backward(whole.orders, shape, NAME))
+
     def _made(self, count: int) -> StagePlan:
         problem, chunk = _repeated(self._built, count)
         space = OrderSpace.of(problem)
@@ -65,6 +86,7 @@ class Fallback:
         return replace(self._template, choice=choice, orders=Schedule.build(NAME, stages))
 
 
+_DEFERRING = memo.ScopedTable[StagePlan]("plans of a fallback that defer, by number of microbatches", 8)
 _PLANS = memo.ScopedTable[StagePlan]("plans of a fallback, by number of microbatches", 8)
 _PHASE = (Phase.FORWARD, Phase.BACKWARD)
 

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 from semu.job import TrainingJob
 from semu.searcher.assignment.assigner import Assigner, SampleSource
+from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.assignment.reordering import assigned_iterations
 from semu.workload.batch import AbstractBatch
 from semu.workload.recorded import FileBatch
 from semu.workload.stream import windows
 
 
-def assigned_batches(assigner: Assigner, source: SampleSource, window: int = 1) -> Iterator[AbstractBatch]:
+def assigned_batches(assigner: Assigner, source: SampleSource, window: int = 1) -> Iterator[Assignment]:
     """The samples of a file, iteration after iteration, assigned.
-
-    A planner cuts microbatches as it finds best, so that an assignment that defers gives way to ``coupled``.
 
     Args:
         assigner, source, window: as ``assigned_iterations``.
@@ -24,9 +23,7 @@ def assigned_batches(assigner: Assigner, source: SampleSource, window: int = 1) 
         ConfigError: samples that cannot be assigned.
     """
     for _, found in assigned_iterations(assigner, source, window):
-        if found.defers:
-            found = assigner(found.samples, found.ids, bounds=found.problem.bounds, method="coupled")
-        yield found.batch
+        yield found
 
 
 def own_batches(job: TrainingJob) -> Iterator[AbstractBatch]:

@@ -8,6 +8,7 @@ from enum import Enum
 from semu.job import TrainingJob
 from semu.records import dataclass
 from semu.schedule.stage_plan import StagePlan
+from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.problem.build import JobProblem
 from semu.workload.batch import AbstractBatch
 
@@ -26,7 +27,8 @@ class PlannedIteration:
     """A batch with the plan to train it by.
 
     Attributes:
-        index: of the iteration, from 0. batch: of it. given: the caller's job with the batch.
+        index: of the iteration, from 0. batch: of it. given: the caller's job with the batch, in which nothing is
+            deferred. assigned: which samples are in it, where they are assigned; its deferral is the plan's.
         job: what the plan is for; ``semu.simulate(job, plan=plan)`` runs it. plan: never None.
         outcome: where the plan comes from. heuristic: the heuristic's plan; None: planning did not come so far.
         problem: the job prepared; None: planning did not come so far.
@@ -52,3 +54,4 @@ class PlannedIteration:
     moves: int
     ended_by: str
     error: str | None
+    assigned: Assignment | None = None

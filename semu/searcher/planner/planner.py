@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +27,7 @@ from semu.records import dataclass
 from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.assigner import Assigner, SampleSource
+from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.candidates import MOST_CANDIDATES
 from semu.searcher.fit import fitted
 from semu.searcher.orders.loop import Budget
@@ -57,6 +58,7 @@ class _Slot:
     began_cpu_s: float
     due_s: float | None = None
     end_s: float | None = None
+    assigned: Assignment | None = None
     outcome: Outcome = Outcome.FALLBACK
     heuristic: StagePlan | None = None
     problem: JobProblem | None = None
@@ -79,7 +81,8 @@ class Planner:
 
     Args:
         job: what to train; its batch is what model chunks, which stay where they are, are cut for.
-        stream: batches, or lists of microbatches, in the order of training; None: of the job's own kind, seed by seed.
+        stream: batches, lists of microbatches, or assignments, in the order of training; None: of the job's own kind,
+            seed by seed. What assignments defer stays deferred.
         assign: assigns the samples of every iteration to replicas and microbatches; ``stream`` is then a
             ``SampleSource``. window: iterations among which samples may change places; 1: none.
         rollouts, time_s: of every search; neither: 10 s. Rollouts give the same plans again as long as no deadline
@@ -97,7 +100,7 @@ class Planner:
     def __init__(
         self,
         job: TrainingJob,
-        stream: Iterable[AbstractBatch | Sequence[Microbatch]] | SampleSource | None = None,
+        stream: Iterable[AbstractBatch | Sequence[Microbatch] | Assignment] | SampleSource | None = None,
         *,
         assign: Assigner | None = None,
         window: int = 1,
@@ -261,8 +264,12 @@ class Planner:
                 raise self._end
             try:
                 item = next(self._stream)
-                batch = item if isinstance(item, AbstractBatch) else listed_batch(item, f"iteration {index}")
+                assigned = item if isinstance(item, Assignment) else None
+                batch = item.batch if isinstance(item, Assignment) else item
+                batch = batch if isinstance(batch, AbstractBatch) else listed_batch(batch, f"iteration {index}")
                 given, job = self.batches.jobs_of(batch, f"iteration {index}")
+                given = given if assigned is None else replace(given, batch=assigned.undeferred)
+                plan = self.batches.fallback(job, assigned)
             except Exception as error:
                 self._end = error
                 if isinstance(error, StopIteration):
@@ -272,9 +279,7 @@ class Planner:
             end = due = None if self._deadline_s is None else began + self._deadline_s
             if self._due_s is not None:
                 due = self._due_s if due is None else min(due, self._due_s)
-            self._slot = _Slot(
-                index, batch, given, job, self.batches.fallback(job), began, time.process_time(), due, end
-            )
+            self._slot = _Slot(index, batch, given, job, plan, began, time.process_time(), due, end, assigned)
             return self._slot
 
     # -- the planner's thread ----------------------------------------------------------------------------------------
@@ -309,7 +314,7 @@ class Planner:
 
         if _is_late(slot.end_s):  # whoever needs a plan before the heuristic's takes the fallback
             return
-        built = self.batches.prepared(slot.job)
+        built = self.batches.prepared(slot.job, slot.assigned)
         if _is_late(slot.end_s):
             return
         begun, default, level = self.batches.heuristic(built)

@@ -125,7 +125,7 @@ def _row(planner: Planner, step: PlannedIteration, stall_s: float, speed: float)
         errors.append(f"{error.kind}: {error}")
     try:
         if step.problem is None or step.heuristic is None:
-            begun, default, _ = planner.batches.heuristic(planner.batches.prepared(step.job))
+            begun, default, _ = planner.batches.heuristic(planner.batches.prepared(step.job, step.assigned))
             plan = begun.plan_of(default, "heuristic")
         else:
             begun, plan = step.problem, step.heuristic

@@ -85,6 +85,23 @@ class ProblemArrays:
         return int(self.group.max(initial=-1)) + 1
 
     @cached_property
+    def joint(self) -> I32:
+        """int32[n], from 0 on: microbatches whose stages need one another's, as those of deferred samples do, have one
+        number; others have their own."""
+        _, number = np.unique(self.microbatch, return_inverse=True)
+        found = number.reshape(-1).astype(np.int32)
+        ends = np.unique(np.stack([found[end // 2] for end in self.edges], axis=1), axis=0)
+        ends = ends[ends[:, 0] != ends[:, 1]]
+        if not len(ends):
+            return found
+        first = np.arange(int(found.max()) + 1)
+        while (first[ends[:, 0]] != first[ends[:, 1]]).any():
+            least = first[ends].min(axis=1)
+            np.minimum.at(first, ends[:, 0], least)
+            np.minimum.at(first, ends[:, 1], least)
+        return np.unique(first[found], return_inverse=True)[1].reshape(-1).astype(np.int32)
+
+    @cached_property
     def exists(self) -> U8:
         """bool[2n], whether a stage runs."""
         found = np.ones((self.num_pairs, 2), dtype=np.bool_)

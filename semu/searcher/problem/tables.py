@@ -54,7 +54,6 @@ class SearchTables:
         count = np.bincount(before, minlength=problem.num_stages)
         forward = _by_group(problem, np.arange(problem.num_pairs), problem.slot)
         backward = _by_group(problem, np.flatnonzero(problem.has_backward), -problem.slot)
-        _, microbatch = np.unique(problem.microbatch, return_inverse=True)
         return cls(
             problem=problem,
             links=tuple(pairs),
@@ -68,7 +67,7 @@ class SearchTables:
             forward_pairs=forward[1],
             backward_ptr=backward[0],
             backward_pairs=backward[1],
-            microbatch=microbatch.reshape(-1).astype(np.int32),
+            microbatch=problem.joint,
             room=problem.limit_bytes - problem.static_bytes,
         )
 

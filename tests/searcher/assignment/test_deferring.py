@@ -20,7 +20,7 @@ from semu.searcher.assignment.deferring import deferring_plan, parts_of
 def deferring_shape(num_microbatches: int = 4) -> PipelineShape:
     """An encoder on rank 0 whose even microbatches have two parts, read by a backbone on rank 1."""
     counts = parts_of(num_microbatches)
-    reads = deferring_plan({"vit": ()}, num_microbatches).reads["vit"]
+    reads = deferring_plan({"vit": [[[1] * count] for count in counts]}, num_microbatches).reads["vit"]
     return PipelineShape(
         num_ranks=2,
         num_microbatches=num_microbatches,

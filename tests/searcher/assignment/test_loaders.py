@@ -44,6 +44,19 @@ def test_every_rank_finds_its_microbatches(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_torchtitans_positions(kind: str, tmp_path: Path) -> None:
+    """torchtitan 0.3.0 has a document begin where ``positions`` are 0 (``create_varlen_metadata_for_document``): of
+    samples that count from 0, one after another, each begins where the line has it."""
+    lines, samples = written(kind, tmp_path)
+    for line in lines:
+        each = [int(samples.lengths[int(name[1:])]) for name in line["ids"]]
+        positions = np.concatenate([np.arange(length) for length in each])
+        begins = np.flatnonzero(positions == 0)
+        assert [*begins.tolist(), len(positions)] == line["cu_seqlens"]
+        assert np.diff([*begins, len(positions)]).max() == max(each)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_megatron_cores_packed_sequences(kind: str, tmp_path: Path) -> None:
     """``PackedSeqParams``, which Megatron-LM's attention takes for packed sequences (``thd``), of every microbatch."""
     packed = pytest.importorskip("megatron.core.packed_seq_params", reason="megatron-core is in the extra imports")
