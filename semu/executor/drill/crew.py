@@ -151,6 +151,7 @@ class _ProcessLink:
         for name in os.listdir("/dev/fd"):
             with suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(name))) as found:
                 if found.family in (socket.AF_INET, socket.AF_INET6):
+                    found.getpeername()  # one that listens has none, and its thread is not to fail
                     found.shutdown(socket.SHUT_RDWR)
 
     def die(self, moment: Moment) -> None:
