@@ -277,8 +277,12 @@ class MixedContents(PlanContents):
             return found
 
         pairs, ranks = self._of_pairs, np.array(self.of_ranks, dtype=np.int64)
-        by_pair = (_of(name, pairs) for name in ("held_bytes", "forward_peak_bytes", "backward_peak_bytes"))
-        return PlanMemory(*by_pair, _of("static_bytes", ranks))
+        return PlanMemory(
+            held_bytes=_of("held_bytes", pairs),
+            forward_peak_bytes=_of("forward_peak_bytes", pairs),
+            backward_peak_bytes=_of("backward_peak_bytes", pairs),
+            static_bytes=_of("static_bytes", ranks),
+        )
 
     def message_bytes(self) -> I64:
         """As the end says whose GPUs have more of it."""
