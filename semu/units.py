@@ -53,6 +53,11 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
+def format_usd(usd: float) -> str:
+    """Money for a person, in the unit that fits: ``12.91 M USD``, ``3.20 K USD``, ``0.35 USD``."""
+    return f"{format_count(usd) if abs(usd) >= 1e3 else format(usd, '.2f')} USD"
+
+
 def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:
     """Rows of cells as lines with two spaces between columns.
 

@@ -21,7 +21,7 @@ def save_templates(
     found: TemplateSet, composed: PipelineSet | None, together: JointReport | None, folder: str | os.PathLike[str]
 ) -> list[Path]:
     """Write ``templates.json``, ``templates.png``, ``report.html``; of a composition ``pipelines.png``, of its
-    iteration ``iteration.png`` and ``trace.json``, a Chrome trace of all pipelines; the files.
+    iteration ``iteration.png`` and ``trace.json.gz``, a Chrome trace of all pipelines; the files.
 
     Raises:
         ConfigError: a folder or a file that cannot be written.
@@ -62,6 +62,6 @@ def save_templates(
         ]
         said = f"an iteration takes {together.iteration_time_s:.4g} s, MFU {together.mfu:.1%}"
         files.append(write_file(path / "iteration.png", lambda file: draw_together(file, found.title, said, named)))
-        write_trace(path / "trace.json", together.timeline(), title=found.title, metadata=document["simulated"])
-        files.append(path / "trace.json")
+        write_trace(path / "trace.json.gz", together.timeline(), title=found.title, metadata=document["simulated"])
+        files.append(path / "trace.json.gz")
     return [*files, templates_page(found, composed, together).save(path / "report.html")]

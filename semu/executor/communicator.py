@@ -74,9 +74,8 @@ class Communicator(Protocol):
         """
 
     def connect(self, groups: Sequence[Sequence[int]]) -> None:
-        """Make groups of pipeline ranks that will sum over one another; every rank calls it with the same list.
-
-        Groups that overlap must be made so; others are also made by their members when they first meet.
+        """Make groups of pipeline ranks that will sum over one another or broadcast; every rank calls it with the same
+        list, before any of them meets. Groups that are there stay.
 
         Raises:
             TimeoutError, ConnectionError: as ``Handle.wait``.

@@ -62,6 +62,12 @@ def sum_copies(plan: ExecutionPlan, model: PipelineModel, communicator: Communic
             mine += other
 
 
+def meeting_ranks(plan: ExecutionPlan) -> list[tuple[int, ...]]:
+    """Ranks of each gang of a plan, each group once, in order."""
+    groups = [tuple(sorted(plan.chunks[chunk].rank for chunk in gang)) for gang in plan.gangs]
+    return list(dict.fromkeys(groups))
+
+
 def reducing_ranks(plan: ExecutionPlan) -> list[tuple[int, ...]]:
     """Ranks of each reduction of a plan, each group once, in order."""
     groups = [tuple(sorted(plan.chunks[chunk].rank for chunk in one.chunks)) for one in plan.reductions]

@@ -9,7 +9,7 @@ import torch
 
 from semu.errors import ExecutorError, SemuError
 from semu.executor.communicator import Communicator, Handle, Operation, Tensors
-from semu.executor.copies import gradients_of, reducing_ranks, sum_copies
+from semu.executor.copies import gradients_of, meeting_ranks, reducing_ranks, sum_copies
 from semu.executor.edges import Edge, Stage
 from semu.executor.model import PipelineModel, Shape
 from semu.executor.program import End, Program, Step, make_program
@@ -102,7 +102,7 @@ class Runner:
                 got=f"{plan.num_ranks} x {plan.num_replicas}",
             )
         program = make_program(plan, self.model, mine.rank, mine.replica)
-        mine.connect(reducing_ranks(plan))
+        mine.connect([*meeting_ranks(plan), *reducing_ranks(plan)])
         return program
 
     def run(self, plan: ExecutionPlan | Program) -> IterationResult:

@@ -156,7 +156,7 @@ class TorchCommunicator:
         """Groups of torch.distributed, each made by all processes: made by its members alone, a group is named by how
         many groups each of them is in, which differs where groups overlap."""
         try:
-            for members in map(tuple, groups):
+            for members in (tuple(sorted(group)) for group in groups):
                 made = [
                     dist.new_group([self._world(rank, replica) for rank in members], timeout=self._limit)
                     for replica in range(self.num_replicas)
@@ -187,11 +187,15 @@ class TorchCommunicator:
         _Works(works, self._has_limit).wait(timeout_s)
 
     def _gang(self, ranks: Sequence[int]) -> Any:
-        """The group of some pipeline ranks of this replica, made by its members when they first meet."""
-        members = tuple(ranks)
+        """The group of some pipeline ranks of this replica."""
+        members = tuple(sorted(ranks))
         if members not in self._gangs:
-            world = [self._world(rank, self.replica) for rank in members]
-            self._gangs[members] = dist.new_group(world, timeout=self._limit, use_local_synchronization=True)
+            raise ExecutorError(
+                "ranks that are not connected as a group",
+                where="TorchCommunicator.connect",
+                expected="a call with the same groups on every rank; Runner.prepare does it for the ranks of a plan",
+                got=list(members),
+            )
         return self._gangs[members]
 
     def gather(self, value: object, timeout_s: float) -> list[Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from semu.checks import check_integer
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.plan.action import ActionKind
-from semu.plan.contents import PlanContents, plan_chunks
+from semu.plan.contents import MixedContents, PlanContents, plan_chunks
 from semu.plan.order import LaunchOrder, launch_order
 from semu.plan.plan import ExecutionPlan, PlanEstimates, PlanMessages, PlanPairs, RankActions, model_hash_of
 from semu.plan.postponed import put_off
@@ -78,6 +80,24 @@ def compile_plan(
     return _compiled(stages, estimate, memory_limit_bytes or limit_bytes, receives_ahead)
 
 
+def compile_views(
+    views: Sequence[JobCheckpoint], of_ranks: Sequence[int], estimate: Report, stage_gpus: Sequence[int]
+) -> ExecutionPlan:
+    """Compile a pipeline whose ranks are costed in several jobs, alike but for the GPUs of a rank.
+
+    Args:
+        views: the jobs, one whose tensors on a GPU are largest first, all with the latencies of the pipeline itself.
+        of_ranks: which of them each rank is costed in. estimate: of the pipeline. stage_gpus: of each rank.
+    Returns:
+        The plan. Memory of a stage is that of its own view; a message has the bytes of a GPU at the end where they are
+        more.
+    """
+    every = [simulated_stages(view, has_hosts=False) for view in views]
+    mixed = MixedContents(every[0], tuple(map(PlanContents, every)), tuple(of_ranks))
+    found = _compiled(every[0], estimate, None, RECEIVES_AHEAD, mixed)
+    return replace(found, problem={**(found.problem or {}), "stage_gpus": list(stage_gpus)})
+
+
 def _prepared(
     source: TrainingJob | JobCheckpoint | SearchReport, schedule: Schedule | StagePlan | str | None
 ) -> tuple[JobCheckpoint, Schedule | str | None, Report | None, int | None]:
@@ -104,12 +124,16 @@ def _prepared(
 
 
 def _compiled(
-    stages: SimulatedStages, estimate: Estimate | Report, limit_bytes: int | None, receives_ahead: int
+    stages: SimulatedStages,
+    estimate: Estimate | Report,
+    limit_bytes: int | None,
+    receives_ahead: int,
+    contents: PlanContents | None = None,
 ) -> ExecutionPlan:
     layout, shape = stages.checkpoint.layout, stages.units.shape
     limit = device_room(layout.job).usable_bytes if limit_bytes is None else limit_bytes
     peaks = np.array(estimate.peak_memory_bytes, dtype=np.int64)
-    contents = PlanContents(stages)
+    contents = contents or PlanContents(stages)
     num_bytes = contents.message_bytes()
     largest = num_bytes.max(axis=0, initial=0)
     simulated_s = _makespan(stages)

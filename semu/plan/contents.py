@@ -248,3 +248,46 @@ class PlanContents:
             high = np.minimum(items[:, given[both], 1], items[:, taken[both], 1])
             found[:, both] = np.stack((np.where(low < high, low, 0), np.where(low < high, high, 0)), axis=2)
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class MixedContents(PlanContents):
+    """Pairs and transfers of a pipeline whose ranks are costed in several jobs.
+
+    Attributes:
+        views: of each job, the same pairs and transfers. of_ranks: which of them each rank is costed in.
+    """
+
+    views: tuple[PlanContents, ...]
+    of_ranks: tuple[int, ...]
+
+    @cached_property
+    def _of_pairs(self) -> I64:
+        """int64[num_pairs], the view of each pair."""
+        rank = np.array([chunk.chunk.rank for chunk in self.layout.chunks], dtype=np.int64)
+        found: I64 = np.array(self.of_ranks, dtype=np.int64)[rank[self.pairs.chunk]]
+        return found
+
+    def memory(self) -> PlanMemory:
+        """Of each pair and rank as its own view has it."""
+        own = [view.memory() for view in self.views]
+
+        def _of(name: str, views: I64) -> I64:
+            found: I64 = np.stack([getattr(one, name) for one in own])[views, np.arange(len(views))]
+            return found
+
+        pairs, ranks = self._of_pairs, np.array(self.of_ranks, dtype=np.int64)
+        return PlanMemory(
+            held_bytes=_of("held_bytes", pairs),
+            forward_peak_bytes=_of("forward_peak_bytes", pairs),
+            backward_peak_bytes=_of("backward_peak_bytes", pairs),
+            static_bytes=_of("static_bytes", ranks),
+        )
+
+    def message_bytes(self) -> I64:
+        """As the end says whose GPUs have more of it."""
+        sizes = np.stack([view.message_bytes() for view in self.views])
+        given, taken = (self._of_pairs[end] for end in self._ends)
+        at = np.arange(sizes.shape[2])
+        found: I64 = np.maximum(sizes[given, :, at], sizes[taken, :, at]).T
+        return found

@@ -33,13 +33,13 @@ _OF_MESSAGES = np.array([not (kind.is_stage or kind.is_exchange) for kind in KIN
 
 
 def join_plans(
-    plans: Sequence[ExecutionPlan], *, shards: Sequence[int] = (), iteration_time_s: float | None = None
+    plans: Sequence[ExecutionPlan], *, shards: Sequence[Sequence[int]] = (), iteration_time_s: float | None = None
 ) -> ExecutionPlan:
     """One plan for pipelines that share a batch.
 
     Args:
-        plans: of each pipeline, of one replica, of the same model. shards: parts into which the ranks of each cut their
-            layers; empty: one. iteration_time_s: of all together [s]; None: the slowest's.
+        plans: of each pipeline, of one replica, of the same model. shards: parts into which each rank of each
+            cuts its layers; empty: one. iteration_time_s: of all together [s]; None: the slowest's.
     Raises:
         ConfigError: several replicas, another model, layers that several ranks hold together.
     """
@@ -103,7 +103,8 @@ def join_plans(
         estimates=_estimates([plan.estimates for plan in plans], iteration_time_s),
         weights=tuple(plan.num_microbatches / total for plan in plans),
     )
-    cuts = [count for plan, count in zip(plans, shards or [1] * len(plans), strict=True) for _ in plan.chunks]
+    parts_of = shards or [[1] * plan.num_ranks for plan in plans]
+    cuts = [own[chunk.rank] for plan, own in zip(plans, parts_of, strict=True) for chunk in plan.chunks]
     return replace(
         found,
         reductions=tuple(

@@ -109,18 +109,20 @@ class SimulatedStages:
         return self.units.stream
 
 
-def simulated_stages(checkpoint: JobCheckpoint, schedule: Schedule | str | None = None) -> SimulatedStages:
+def simulated_stages(
+    checkpoint: JobCheckpoint, schedule: Schedule | str | None = None, *, has_hosts: bool = True
+) -> SimulatedStages:
     """Run a schedule.
 
     Args:
-        checkpoint: the job. schedule: as ``JobCheckpoint.schedule``.
+        checkpoint: the job. schedule: as ``JobCheckpoint.schedule``. has_hosts: false: without launches.
     Raises:
         ConfigError: an unknown name. ScheduleError: it does not order this pipeline.
     """
     found = checkpoint.schedule(schedule)
     own = checkpoint.split(merged_backwards(found))
     orders = own.units.orders(found)
-    if own.gathers or own.job.launches:
+    if own.gathers or (has_hosts and own.job.launches):
         start, end = own.unit_times(found)
     else:
         times = own.restore(own.units.order_edges(orders, overlapped_sends=own.job.overlaps_sends))

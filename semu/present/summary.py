@@ -11,7 +11,7 @@ from semu.errors import ConfigError
 from semu.present.report_data import ReportData
 from semu.present.uncertainty import LEVEL
 from semu.records import dataclass
-from semu.units import GIB, fit_options, format_count, format_time, time_unit
+from semu.units import GIB, fit_options, format_count, format_time, format_usd, time_unit
 
 WIDTH, LINES = 80, 24
 """Columns and lines of the screen."""
@@ -183,7 +183,7 @@ def _options(text: str) -> tuple[list[str], str]:
 def _cost(found: Mapping[str, float]) -> str:
     """Days, GPU-hours, cost and energy of a run."""
     words = [f"{found['days']:,.1f} days", f"{format_count(found['gpu_hours'])} GPU-hours"]
-    words += [f"{format_count(found['usd'])} USD"] if "usd" in found else []
+    words += [format_usd(found["usd"])] if "usd" in found else []
     words += [f"{found['kwh'] / 1e3:,.1f} MWh"] if "kwh" in found else []
     return ", ".join(words)
 

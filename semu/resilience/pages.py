@@ -16,7 +16,7 @@ from semu.resilience.events import US_PER_S
 from semu.resilience.pictures import goodput_picture
 from semu.resilience.templates.template_set import PipelineSet, TemplateSet
 from semu.resilience.templates.together import JointReport
-from semu.units import format_time
+from semu.units import format_time, format_usd
 
 if TYPE_CHECKING:
     from semu.resilience.report import GoodputReport, StrategyResult
@@ -97,7 +97,7 @@ def _answers(report: GoodputReport) -> list[tuple[str, str]]:
         budget = best.budget(report.tokens, report.gpu_hour_usd)
         days, usd = budget.get("days"), budget.get("usd")
         found.append((f"{report.tokens:,.0f} tokens", "never" if days is None else f"{days:,.1f} days"))
-        found += [] if usd is None else [("cost", f"{usd:,.0f} USD")]
+        found += [] if usd is None else [("cost", format_usd(usd))]
     return found
 
 

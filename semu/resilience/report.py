@@ -14,7 +14,7 @@ from semu.records import dataclass
 from semu.resilience.accounts import Account
 from semu.resilience.events import US_PER_S
 from semu.resilience.machine import Outcome
-from semu.units import fit_columns, fit_lines
+from semu.units import fit_columns, fit_lines, format_usd
 
 if TYPE_CHECKING:
     from semu.present.page import Page
@@ -254,7 +254,7 @@ class GoodputReport(Tabular):
             "of 90 %": f"{100 * low:.1f} to {100 * high:.1f}",
             "save every": "-" if every is None else _time(every),
             "days": "-" if self.tokens is None else "never" if days is None else f"{days:,.1f}",
-            "M USD": "-" if usd is None else f"{usd / 1e6:,.2f}",
+            "cost": "-" if usd is None else format_usd(usd),
             "lost": f"{shares[Account.LOST]:.1%}",
             "stopped": f"{stopped:.1%}",
             "redundant": f"{shares[Account.REDUNDANT]:.1%}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 
 import semu
 from semu.errors import ExecutorError
-from semu.executor import FakeWorld, RankGroup, run_threads
+from semu.executor import FakeWorld, RankGroup, run_threads, torch_communicator
+from semu.executor.copies import meeting_ranks
 from semu.executor.demo import run_demo
+from semu.executor.torch_communicator import TorchCommunicator
 from semu.plan.compile import compile_plan
 from semu.plan.plan import ExecutionPlan
 from semu_models.text.decoder import decoder_model
@@ -73,6 +76,29 @@ def test_exchanges_among_some_ranks() -> None:
         return x.tolist(), y.tolist()
 
     assert run_threads(FakeWorld(3), work) == [([4.0, 4.0], [2.0, 2.0]), None, ([4.0, 4.0], [2.0, 2.0])]
+
+
+def test_groups_are_made_by_all_processes_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank of two replicas makes the same groups in the same order, its own or not, overlapping ones too; a group
+    that nobody made is refused, as its members alone may not agree on its name."""
+    assert meeting_ranks(plan_of(pp=2)) == [(0, 1)]
+    made: dict[int, list[list[int]]] = {}
+
+    def _members(world_rank: int) -> TorchCommunicator:
+        mine = object.__new__(TorchCommunicator)
+        mine.num_replicas, mine.num_ranks, (mine.rank, mine.replica) = 2, 3, divmod(world_rank, 2)
+        mine._gangs, mine._limit = {}, timedelta(seconds=1)
+        monkeypatch.setattr(
+            torch_communicator.dist, "new_group", lambda ranks, **_: made.setdefault(world_rank, []).append(ranks)
+        )
+        mine.connect([(0, 1), (2, 1), (1, 0)])
+        mine.connect([(0, 1)])
+        return mine
+
+    every = [_members(number) for number in range(6)]
+    assert all(made[number] == [[0, 2], [1, 3], [2, 4], [3, 5]] for number in range(6))
+    with pytest.raises(ExecutorError, match="not connected as a group"):
+        every[0].sum_over_ranks((torch.zeros(1),), (0, 2), 1.0)
 
 
 def test_a_member_that_never_comes_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +16,15 @@ from resilience.test_together import a_job, a_set
 import semu
 from semu.cli.command import main
 from semu.errors import ConfigError, PlanError, ScheduleError
+from semu.plan.action import KINDS
 from semu.plan.compile import compile_plan
 from semu.plan.joined import join_plans
 from semu.plan.plan import ExecutionPlan
 from semu.plan.verification.fault import Fault
 from semu.plan.verification.rules import verify
 from semu.resilience.templates.planned import compile_pipelines
+from semu.resilience.templates.planner import Stage
+from semu.resilience.templates.timed import pipeline_job
 from semu.resilience.templates.together import simulate_pipelines
 
 SETS = {
@@ -135,6 +139,61 @@ def test_equal_pipelines_have_the_gradients_of_replicas() -> None:
                 torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=0)
 
 
+UNEQUAL = {
+    "lm-7b": ([Stage(0, 18, 2), Stage(18, 25, 1), Stage(25, 32, 1)], {"overlaps": False}),
+    "qwen2.5-0.5b": ([Stage(0, 5, 1), Stage(5, 10, 1), Stage(10, 24, 2)], {}),
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_a_plan_of_stages_of_different_sizes(name: str) -> None:
+    """Times as simulated; a stage holds what it holds in a pipeline whose stages all have its size; a message is what
+    either end has of it; the model in one piece has the same gradients."""
+    stages, options = UNEQUAL[name]
+    layers, count = stages[-1].last, 4
+    job = a_job(2, 4, name=name, **options)
+    templates, pair = a_set(job, layers, ([layers // 2] * 2, 2, count), ([layers // 2] * 2, 2, count))
+    odd = replace(pair.pipelines[0], stages=tuple(stages))
+    pair = replace(pair, pipelines=(odd, pair.pipelines[1]))
+    together = simulate_pipelines(templates, pair)
+    plan = compile_pipelines(templates, pair, together=together)
+    verify(plan)
+    estimates = plan.estimates
+    assert estimates is not None and estimates.memory is not None
+    assert estimates.makespan_s == pytest.approx(max(one.report.makespan_s for one in together.pipelines), rel=1e-12)
+    for rank, own in enumerate(together.pipelines[0].report.timeline.ranks):
+        is_stage = np.array([kind.is_stage for kind in KINDS])[plan.actions[rank].kind]
+        ends = sorted(piece.end_s for piece in own.stages)
+        assert sorted(estimates.end_s[rank][is_stage].tolist()) == pytest.approx(ends, rel=1e-9)
+    for one in plan.reductions:
+        first = one.chunks[0]
+        assert one.shards == (stages[plan.chunks[first].rank].gpus, 2)
+    rank_of = np.array([chunk.rank for chunk in plan.chunks])[plan.pairs.chunk]
+    sizes = {}
+    for gpus in (1, 2):
+        alike = replace(odd, stages=tuple(replace(stage, gpus=gpus) for stage in stages))
+        place = replace(job.cluster, nodes=len(stages), gpus_per_node=gpus)
+        sizes[gpus] = compile_plan(pipeline_job(job, templates.module_of, 1, alike.stages, count, place))
+    for rank, stage in enumerate(stages):
+        whole = sizes[stage.gpus].estimates
+        assert whole is not None and whole.memory is not None
+        assert estimates.memory.static_bytes[rank] == whole.memory.static_bytes[rank]
+        mine = np.flatnonzero(rank_of == rank)
+        assert np.array_equal(estimates.memory.held_bytes[mine], whole.memory.held_bytes[mine])
+    assert estimates.memory.static_bytes[3] != estimates.memory.static_bytes[0]
+    one_way = np.flatnonzero((plan.messages.source_rank == 0) & (plan.messages.target_rank == 1))
+    largest = {int(own.messages.num_bytes.max()) for own in sizes.values()}
+    assert set(plan.messages.num_bytes[0, one_way].tolist()) <= largest
+    again = ExecutionPlan.from_json(plan.to_json())
+    assert again.to_json() == plan.to_json() and plan.problem is not None
+    assert plan.problem["pipelines"][0]["stage_gpus"] == [stage.gpus for stage in stages]
+    pytest.importorskip("torch", reason="the executor needs torch")
+    from semu.executor.demo import run_demo
+
+    found = run_demo(plan, backend="fake", iterations=1, fewer_layers=5)
+    assert found.worst_gradient < 1e-12 and found.loss == pytest.approx(found.reference_loss, rel=1e-12)
+
+
 def _broken(plan: ExecutionPlan, how: str) -> ExecutionPlan:
     reductions = list(plan.reductions)
     first = reductions[0]
@@ -146,6 +205,8 @@ def _broken(plan: ExecutionPlan, how: str) -> ExecutionPlan:
         reductions[0] = replace(first, chunks=first.chunks[1:], shards=first.shards[1:])
     if how == "another rank":
         reductions[0] = replace(first, chunks=(0, *first.chunks[1:]))
+    if how == "other shards":
+        reductions[2] = replace(reductions[2], shards=(2, *reductions[2].shards[1:]))
     if how == "no layer":
         reductions[0] = replace(first, layer=99)
     weights = {"equal weights": (0.5, 0.5), "no weights": ()}.get(how, plan.weights)
@@ -165,6 +226,7 @@ def _broken(plan: ExecutionPlan, how: str) -> ExecutionPlan:
         ("a holder is missing", {Fault.REDUCTION}),
         ("another rank", {Fault.REDUCTION}),
         ("no layer", {Fault.REDUCTION}),
+        ("other shards", {Fault.REDUCTION}),
         ("equal weights", {Fault.WEIGHTS}),
         ("no weights", {Fault.WEIGHTS}),
         ("one microbatch twice", {Fault.STAGE_MISSING, Fault.LAYERS}),
@@ -210,7 +272,7 @@ def test_the_command_writes_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture
     assert document["verified"]["num_actions"] == plan.num_actions
     assert plan.estimates is not None
     assert plan.estimates.iteration_time_s == document["simulated"]["iteration_time_s"]
-    trace = json.loads((out / "trace.json").read_text())
+    trace = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))
     named = {event["pid"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert named == set(range(plan.num_ranks + 1))
     assert main(["plan", "--show", str(file)]) == 0

@@ -82,7 +82,7 @@ def _add_templates(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--plan", metavar="FILE", help="with --nodes: write the pipelines' execution plan, verified")
     output.add_argument(
-        "--out", metavar="DIR", help="write templates.json, pictures, report.html, with --nodes trace.json"
+        "--out", metavar="DIR", help="write templates.json, pictures, report.html, with --nodes trace.json.gz"
     )
     add_html(output)
     add_dump(output)

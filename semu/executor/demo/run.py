@@ -20,7 +20,7 @@ from semu.executor.communicator import Communicator
 from semu.executor.delivery import publish_plans, received_plans
 from semu.executor.demo.model import DemoModel, gradients_of, part_named, run_unpipelined
 from semu.executor.demo.replay import Replay, agreement, calibrate, simulate_order, starts_of
-from semu.executor.demo.scaled import with_fewer_layers
+from semu.executor.demo.scaled import with_fewer_layers, with_whole_layers
 from semu.executor.fake_communicator import FakeWorld, run_threads
 from semu.executor.model import split_model
 from semu.executor.processes import Place, launch
@@ -158,7 +158,7 @@ def run_demo(
     check_integer(fewer_layers, "--fewer-layers", "a number of layers")
     if width < 4 or width % 4:
         raise ConfigError("not a width", where="width", expected="a multiple of 4", got=width)
-    plan = with_fewer_layers(plan, fewer_layers)
+    plan = with_whole_layers(with_fewer_layers(plan, fewer_layers))
     total = WARM_UP + CALIBRATION + iterations
     size = plan.num_ranks * plan.num_replicas
     progress(f"{total} iterations on {size} {'processes' if backend == 'gloo' else 'threads'}")

@@ -37,13 +37,17 @@ def _joined_with_fewer(plan: ExecutionPlan, divisor: int) -> ExecutionPlan:
         first, end = (-(-one // divisor) for one in (chunk.first_layer, chunk.first_layer + chunk.num_layers))
         variants = tuple(words[: end - first] for words in chunk.variants)
         chunks.append(replace(chunk, first_layer=first, num_layers=end - first, variants=variants))
-    sizes = {(one.module, one.layer): one for one in plan.reductions}
+    shards = {chunk: count for one in plan.reductions for chunk, count in zip(one.chunks, one.shards, strict=True)}
     model_hash = model_hash_of(chunks, plan.num_ranks)
     found = replace(plan, chunks=tuple(chunks), model_hash=model_hash, estimates=None, reductions=())
     reductions = []
     for (module, layer), holders in holders_of(found).items():
-        some = next(one for (name, _), one in sizes.items() if name == module)
-        shards = {plan.chunks[chunk].flow: count for chunk, count in zip(some.chunks, some.shards, strict=True)}
-        parts = tuple(shards[plan.chunks[chunk].flow] for chunk in holders)
+        parts = tuple(shards[chunk] for chunk in holders)
         reductions.append(PlanReduction(module, layer, holders, parts))
     return replace(found, reductions=tuple(reductions))
+
+
+def with_whole_layers(plan: ExecutionPlan) -> ExecutionPlan:
+    """The same plan for ranks that hold their layers whole: the demo has no tensor parallelism within a stage."""
+    reductions = tuple(replace(one, shards=(1,) * len(one.chunks)) for one in plan.reductions)
+    return replace(plan, reductions=reductions)

@@ -6,6 +6,7 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -136,13 +137,21 @@ class _ProcessLink:
             dist.init_process_group("gloo", store=group, rank=rank, world_size=size, timeout=limit)
             return TorchCommunicator(timeout_s=timeout_s)
         except RuntimeError:
-            with suppress(RuntimeError):
+            with suppress(Exception):  # there may be none yet
                 dist.destroy_process_group()
             raise
 
     def part(self, mine: Communicator) -> None:
         """All have stepped: nobody waits for this one."""
         dist.destroy_process_group()
+
+    def cut(self) -> None:
+        """End all connections over the network: gloo keeps them while any operation is pending, and others wait."""
+        for name in os.listdir("/dev/fd"):
+            with suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(name))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    found.getpeername()  # one that listens has none, and its thread is not to fail
+                    found.shutdown(socket.SHUT_RDWR)
 
     def die(self, moment: Moment) -> None:
         """SIGKILL, or SIGSTOP."""
@@ -248,6 +257,9 @@ class _ThreadLink:
 
     def part(self, mine: Communicator) -> None:
         """Nothing is left open."""
+
+    def cut(self) -> None:
+        """The world has failed for all."""
 
     def die(self, moment: Moment) -> None:
         """End the thread.

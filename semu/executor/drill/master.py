@@ -59,8 +59,8 @@ class Arrangement:
 
 
 Arrange = Callable[[Mapping[int, frozenset[Key]]], Arrangement]
-"""(node -> layers that it holds) -> pipelines on all these nodes. Raises ``ConfigError`` where there are too few, or a
-layer is held by none."""
+"""(node -> layers that it holds, each of them somewhere) -> pipelines on all these nodes. Raises ``ConfigError`` where
+there are too few."""
 
 
 def run_drill(
@@ -213,15 +213,16 @@ class _Master:
             steps = max((one.steps for one in left.values()), default=order.steps)
             if not left:
                 raise ExecutorError("no node is left", where="semu drill", got=f"{len(order.nodes)} were there")
-            if steps >= self.settings.iterations:
-                self._stop(left, steps)
+            held = {node: one.keys for node, one in left.items()}
+            lost = _unheld(order.plan, held)
+            if lost is not None or steps >= self.settings.iterations:
+                self._stop(left, steps, lost)
                 return
             vain = 0 if gone or steps > order.steps else vain + 1
             if vain > _MOST_IN_VAIN:
                 reason = next((one.reason for one in left.values() if one.reason), None)
                 raise ExecutorError("nodes do not come together again", where="semu drill", got=reason)
             begin = time.monotonic()
-            held = {node: one.keys for node, one in left.items()}
             joining = [node for at, node in self.joins if at < steps]
             for node in joining:
                 self.crew.start(node, replace(self.settings, failures=()))
@@ -323,6 +324,22 @@ class _Master:
         if error is not None:
             files = tuple(one.file for one in self.saved if one.file is not None)
             self.stopped = Stopped(str(error), steps, tuple(sorted(left)), files)
+
+
+def _unheld(plan: ExecutionPlan, held: Mapping[int, frozenset[Key]]) -> ConfigError | None:
+    """Which layers of a plan no node holds, as an error; None: each is held."""
+    there = frozenset[Key]().union(*held.values())
+    lost: dict[str, list[int]] = {}
+    for chunk in plan.chunks:
+        for layer in range(chunk.first_layer, chunk.first_layer + chunk.num_layers):
+            if (chunk.module, layer) not in there and layer not in lost.setdefault(chunk.module, []):
+                lost[chunk.module].append(layer)
+    said = [f"layers {', '.join(map(str, sorted(layers)))} of {module}" for module, layers in lost.items() if layers]
+    if not said:
+        return None
+    return ConfigError(
+        f"no node holds {' and '.join(said)}", where="nodes", expected="failures that leave a copy of every layer"
+    )
 
 
 def _read(file: str) -> dict[Key, list[list[torch.Tensor]]]:

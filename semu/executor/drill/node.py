@@ -7,7 +7,6 @@ same holds for copies: a node lets go of what it held when all have told that th
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -47,6 +46,9 @@ class Link(Protocol):
     def part(self, mine: Communicator) -> None:
         """Leave the others in peace."""
 
+    def cut(self) -> None:
+        """Have all that wait for this node fail at once."""
+
     def building(self) -> AbstractContextManager[Any]:
         """A context in which models are built: threads share torch's random numbers."""
 
@@ -57,9 +59,7 @@ def run_node(link: Link, node: int, settings: Settings) -> None:
     while True:
         order = link.receive()
         if isinstance(order, Train):
-            left = _train(link, node, settings, state, order)
-            gc.collect()  # of errors that hold one another, and with them connections whose end others wait for
-            link.send(left)
+            link.send(_train(link, node, settings, state, order))
         elif isinstance(order, Stop):
             state.catch_up(order.steps)
             if order.save is not None:
@@ -95,6 +95,7 @@ def _train(link: Link, node: int, settings: Settings, state: NodeState, order: T
         reason = str(error)
         if mine is not None:
             mine.abort(reason)
+        link.cut()
         state.leave(order.steps)
     else:
         link.part(mine)

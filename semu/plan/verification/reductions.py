@@ -65,6 +65,7 @@ def check_reductions(plan: ExecutionPlan) -> None:
                 got=got,
             )
         seen.add(key)
+    _check_shards(plan, where)
     missing = [key for key in wanted if key not in seen]
     if missing:
         raise PlanError(
@@ -73,6 +74,21 @@ def check_reductions(plan: ExecutionPlan) -> None:
             where=where,
             expected=f"chunks {list(wanted[missing[0]])}",
         )
+
+
+def _check_shards(plan: ExecutionPlan, where: str) -> None:
+    """A stage cuts all its layers into as many shards."""
+    cut: dict[int, int] = {}
+    for number, one in enumerate(plan.reductions):
+        for chunk, count in zip(one.chunks, one.shards, strict=True):
+            if cut.setdefault(chunk, count) != count:
+                raise PlanError(
+                    f"a stage cuts {_name(one.module, one.layer)} otherwise than its other layers",
+                    fault=Fault.REDUCTION,
+                    where=f"{where}[{number}].shards",
+                    expected=f"{cut[chunk]} for chunk {chunk}",
+                    got=count,
+                )
 
 
 def _check_weights(plan: ExecutionPlan) -> None:

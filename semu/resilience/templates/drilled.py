@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from semu.errors import ConfigError
-from semu.resilience.templates.holding import lost_layers, reassign
+from semu.resilience.templates.holding import reassign
 from semu.resilience.templates.planned import compile_pipelines
 from semu.resilience.templates.template_set import PipelineSet, TemplateSet
 
@@ -74,9 +74,9 @@ class Arranger:
         """Pipelines on all of some nodes.
 
         Args:
-            held: node -> layers that it holds.
+            held: node -> layers that it holds; every layer is held.
         Raises:
-            ConfigError: too few nodes, or a layer that none of them holds.
+            ConfigError: too few nodes.
         """
         from semu.executor.drill import Arrangement, Move
 
@@ -84,13 +84,6 @@ class Arranger:
             node: frozenset(layer for layer, keys in enumerate(self._keys) if keys[0] in own)
             for node, own in held.items()
         }
-        lost = lost_layers(whole, len(self._keys))
-        if lost:
-            raise ConfigError(
-                f"no node holds layers {', '.join(map(str, lost))}",
-                where="nodes",
-                expected=f"at most {self.templates.faults} failures at once",
-            )
         pipelines, plan = self._pipelines(len(held))
         chosen, copies = reassign(whole, pipelines.places(1), self.templates.layer_bytes)
         moves = tuple(Move(self._keys[layer], source, target) for layer, source, target in copies.moves)

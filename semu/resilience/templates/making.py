@@ -44,7 +44,7 @@ def pipeline_templates(
     tell = progress or (lambda _text: None)
     nodes = job.cluster.nodes
     tell("costs of layers")
-    table, modules, per_layer, gradient = _layer_table(job)
+    table, modules, per_layer, gradient, left_out = _layer_table(job)
     total = job.training.global_batch // job.training.micro_batch
     found: list[PipelineTemplate] = []
     size = 1
@@ -83,7 +83,7 @@ def pipeline_templates(
             got=faults,
         )
     title = f"{job.model.name} on {job.cluster.label()}"
-    return TemplateSet(title, job, faults, nodes, tuple(found), per_layer, gradient, modules)
+    return TemplateSet(title, job, faults, nodes, tuple(found), per_layer, gradient, modules, left_out)
 
 
 def _check(job: TrainingJob) -> None:
@@ -108,14 +108,15 @@ def _check(job: TrainingJob) -> None:
             )
 
 
-def _layer_table(job: TrainingJob) -> tuple[LayerTable, np.ndarray[Any, Any], Any, float]:
+def _layer_table(job: TrainingJob) -> tuple[LayerTable, np.ndarray[Any, Any], Any, float, dict[int, str]]:
     """Costs of all layers by GPUs of a stage; the module of each layer; bytes that each layer's copy takes; bytes of
-    all gradients."""
+    all gradients; numbers of GPUs that a stage cannot have, and why."""
     per_node = job.cluster.gpus_per_node
     cluster = replace(job.cluster, nodes=1)
     times, states, helds, degrees = [], [], [], []
     again = int(job.training.recompute is Recompute.FULL)
     refused: SemuError | None = None
+    left_out: dict[int, str] = {}
     costs = None
     for degree in range(1, per_node + 1):
         if per_node % degree:
@@ -126,6 +127,7 @@ def _layer_table(job: TrainingJob) -> tuple[LayerTable, np.ndarray[Any, Any], An
             found = layer_costs(replace(job, cluster=cluster, parallel=parallel, training=training), job.batch, 1)
         except SemuError as error:  # heads that so many ranks do not divide
             refused = error
+            left_out[degree] = str(error)
             continue
         costs = costs or found
         degrees.append(degree)
@@ -145,7 +147,7 @@ def _layer_table(job: TrainingJob) -> tuple[LayerTable, np.ndarray[Any, Any], An
     )
     element = weight + gradient + step
     one = costs.state_bytes * degrees[0]
-    return table, costs.module, one * (1.0 - gradient / element), float(one.sum() * gradient / element)
+    return table, costs.module, one * (1.0 - gradient / element), float(one.sum() * gradient / element), left_out
 
 
 def _template(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semu.errors import ConfigError
-from semu.plan.compile import compile_plan
+from semu.plan.compile import compile_plan, compile_views
 from semu.plan.joined import join_plans
 from semu.plan.plan import ExecutionPlan
 from semu.resilience.templates.template_set import PipelineSet, TemplateSet
-from semu.resilience.templates.timed import pipeline_job
-from semu.resilience.templates.together import JointReport, simulate_pipelines
+from semu.resilience.templates.timed import pipeline_job, prepare_views
+from semu.resilience.templates.together import JointReport, PipelineResult, simulate_pipelines
 
 
 def compile_pipelines(
@@ -26,28 +25,29 @@ def compile_pipelines(
         templates: where the pipelines come from. pipelines: what ``compose`` or ``of_sizes`` returned.
         together: what ``simulate_pipelines`` says of them; None: it is asked. progress: called with what is done.
     Raises:
-        ConfigError: stages of different numbers of GPUs in one pipeline; memory strategies that a plan cannot say.
+        ConfigError: memory strategies that a plan cannot say.
     """
     tell = progress or (lambda _text: None)
-    for template in pipelines.pipelines:
-        sizes = sorted({one.gpus for one in template.stages})
-        if len(sizes) > 1:
-            raise ConfigError(
-                f"the pipeline of {template.nodes} nodes has stages of {' and '.join(map(str, sizes))} GPUs",
-                where="nodes",
-                expected="templates whose stages have as many GPUs each; others are simulated, not planned",
-            )
     found = together or simulate_pipelines(templates, pipelines, progress=progress)
     plans = {}
     for one in found.pipelines:
         tell(f"compiling a pipeline of {one.template.nodes} nodes, {one.microbatches} microbatches")
-        job = pipeline_job(
-            templates.job, templates.module_of, one.template.nodes, one.template.stages, one.microbatches
-        )
-        plans[one.template, one.microbatches] = compile_plan(job, estimate=one.report)
+        plans[one.template, one.microbatches] = _compiled(templates, one)
     keys = list(zip(pipelines.pipelines, pipelines.microbatches, strict=True))
     return join_plans(
         [plans[key] for key in keys],
-        shards=[template.stages[0].gpus for template, _ in keys],
+        shards=[[stage.gpus for stage in template.stages] for template, _ in keys],
         iteration_time_s=found.iteration_time_s,
     )
+
+
+def _compiled(templates: TemplateSet, one: PipelineResult) -> ExecutionPlan:
+    """The plan of one pipeline alone; a rank is a stage, whatever GPUs it has."""
+    stages = one.template.stages
+    asked = templates.job, templates.module_of, one.template.nodes, stages, one.microbatches
+    sizes = sorted({stage.gpus for stage in stages})
+    if len(sizes) == 1:
+        return compile_plan(pipeline_job(*asked), estimate=one.report)
+    views = prepare_views(*asked)
+    gpus = [stage.gpus for stage in stages]
+    return compile_views([views[size] for size in sizes], [sizes.index(own) for own in gpus], one.report, gpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -157,6 +157,7 @@ class TemplateSet(Tabular):
         title: of the job. job: as it was asked for. faults: f. nodes: N. templates: the smallest first.
         layer_bytes: state of each layer that a reconfiguration copies: parameters and optimizer state.
         gradient_bytes: of the whole model. module_of: int64[L], number of the modality module of each layer.
+        left_out: GPUs that no stage has because some layer of the model cannot be split among so many -> why.
     """
 
     title: str
@@ -167,6 +168,7 @@ class TemplateSet(Tabular):
     layer_bytes: np.ndarray[Any, np.dtype[np.float64]] = field(compare=False)
     gradient_bytes: float
     module_of: np.ndarray[Any, np.dtype[np.int64]] = field(compare=False, default_factory=lambda: np.zeros(0, np.int64))
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def fewest_nodes(self) -> int:
@@ -259,6 +261,7 @@ class TemplateSet(Tabular):
             "nodes": self.nodes,
             "fewest_nodes": self.fewest_nodes,
             "templates": [one.to_json() for one in self.templates],
+            "left_out": {str(gpus): why for gpus, why in self.left_out.items()},
         }
 
     def __repr__(self) -> str:
@@ -272,5 +275,7 @@ class TemplateSet(Tabular):
             f"{self.faults} failures at once of {self.nodes} nodes; any number from {fewest} nodes on is used",
             "",
             *fit_columns(rows, [True, True, True, True, False]),
+            *([""] if self.left_out else []),
+            *(f"no stages of {gpus} GPUs: {why}" for gpus, why in self.left_out.items()),
         ]
         return fit_lines("\n".join(lines))

@@ -202,17 +202,27 @@ def time_pipeline(
     if len(sizes) == 1:
         only = prepare(pipeline_job(job, module_of, nodes, stages, microbatches)).timed()
         return TimedPipeline(tuple(stages), nodes, {sizes[0]: only})
+    prepared = prepare_views(job, module_of, nodes, stages, microbatches)
+    views = {gpus: run_pipeline(own, own.problem(), has_hosts=False) for gpus, own in prepared.items()}
+    return TimedPipeline(tuple(stages), nodes, views)
+
+
+def prepare_views(
+    job: TrainingJob,
+    module_of: np.ndarray[Any, np.dtype[np.int64]],
+    nodes: int,
+    stages: Sequence[Stage],
+    microbatches: int,
+) -> dict[int, JobCheckpoint]:
+    """GPUs of a stage -> the pipeline as if all stages had as many, every unit as long as in the pipeline itself, waits
+    for launches included; arguments as ``time_pipeline``."""
     prepared = {}
-    for gpus in sizes:
+    for gpus in sorted({one.gpus for one in stages}):
         alike = [replace(one, gpus=gpus) for one in stages]
         place = Cluster(job.cluster.profile, len(stages), gpus)  # a node for each stage; transfers are timed apart
         prepared[gpus] = prepare(pipeline_job(job, module_of, nodes, alike, microbatches, place))
     latency = _mixed_latency(stages, prepared, replace(job.cluster, nodes=nodes))
-    views = {
-        gpus: run_pipeline(replace(own, nodes=replace(own.nodes, latency=latency)), own.problem(), has_hosts=False)
-        for gpus, own in prepared.items()
-    }
-    return TimedPipeline(tuple(stages), nodes, views)
+    return {gpus: replace(own, nodes=replace(own.nodes, latency=latency)) for gpus, own in prepared.items()}
 
 
 def _mixed_latency(
