@@ -237,7 +237,7 @@ def _default(value: object) -> str:
 
 
 def attributes(kind: type[Any]) -> dict[str, str]:
-    """What the docstrings of a dataclass and those it is of say of its fields: several may share a line, or an entry."""
+    """What the docstrings of a dataclass and of its bases say of its fields: several may share a line, or an entry."""
     inherited = [attributes(base) for base in kind.__bases__ if base is not object]
     return {name: text for one in [*inherited, _own_attributes(kind)] for name, text in one.items()}
 
