@@ -96,6 +96,16 @@ class Track {
     return low;
   }
 
+  /** Counts the time of every kind until a moment. @param {Numbers} kind of all boxes @param {number} kinds
+   * @param {number} time @param {number} sign @param {Float64Array} into of every kind */
+  count(kind, kinds, time, sign, into) {
+    const sums = this.sums(kind, kinds), place = this.first(time);
+    for (let k = 0; k < kinds; k++) into[k] += sign * sums[place * kinds + k];
+    if (place === this.items.length) return;
+    const i = this.items[place];
+    if (this.start[i] < time) into[kind[i]] += sign * (time - this.start[i]);
+  }
+
   /** Time of every kind before each box, and in all: [boxes + 1, kinds]. @param {Numbers} kind of all boxes @param {number} kinds */
   sums(kind, kinds) {
     if (!this.summed) {

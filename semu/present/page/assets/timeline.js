@@ -31,21 +31,21 @@ class Brush {
 
 /** Colours of pixels in which several stages lie, each with the share of its time. */
 class Blend {
-  /** @param {string[]} palette of kinds @param {number} span of a pixel [s] */
-  constructor(palette, span) {
+  /** @param {string[]} palette of kinds */
+  constructor(palette) {
     this.parts = [...palette, ink("--idle")].map(parts);
-    this.span = span;
     this.shares = new Float64Array(this.parts.length);
     /** @type {Map<number, string>} */ this.known = new Map();
   }
 
-  /** @param {Run} run @param {Track} track @param {number} first @param {number} stop places of the stages @returns {string} */
-  of(run, track, first, stop) {
-    const shares = this.shares, idle = shares.length - 1, sums = track.sums(run.kind, idle);
+  /** @param {Run} run @param {Track} track @param {number} from @param {number} to [s] @returns {string} */
+  of(run, track, from, to) {
+    const shares = this.shares.fill(0), idle = shares.length - 1, all = to - from;
+    track.count(run.kind, idle, to, 1, shares);
+    track.count(run.kind, idle, from, -1, shares);
     let busy = 0;
-    for (let kind = 0; kind < idle; kind++) busy += shares[kind] = sums[stop * idle + kind] - sums[first * idle + kind];
-    shares[idle] = Math.max(this.span - busy, 0);
-    const all = busy + shares[idle];
+    for (let kind = 0; kind < idle; kind++) busy += shares[kind];
+    shares[idle] = Math.max(all - busy, 0);
     let red = 0, green = 0, blue = 0;
     for (let k = 0; k <= idle; k++) {
       const part = this.parts[k], share = shares[k] / all / BLEND;
@@ -323,13 +323,12 @@ class Timeline {
     context.fillStyle = ink("--idle");
     run.ranks.forEach((_, row) =>
       context.fillRect(LEFT, top + (row + low) * height, Math.max(end - LEFT, 0), (high - low) * height));
-    const brush = new Brush(), blend = new Blend(palette, (this.to - this.from) / ((this.width || 1) - LEFT - RIGHT));
+    const brush = new Brush(), blend = new Blend(palette);
     /** @type {number[][]} */ const wide = [];
     for (let row = 0; row < run.ranks.length; row++) {
       const track = run.stages[row];
-      this.eachBox(track, (left, right, i, place) => {
-        const last = right - left > 1.01 ? place : track.first(this.s(right), place);
-        const color = last - place > 1 ? blend.of(run, track, place, last) : palette[run.kind[i]];
+      this.eachBox(track, (left, right, i) => {
+        const color = right - left > 1.01 ? palette[run.kind[i]] : blend.of(run, track, this.s(left), this.s(right));
         brush.box(color, left, top + (row + low) * height, right, (high - low) * height);
         if (right - left > 12) wide.push([left, right, row, i]);
       });
@@ -348,7 +347,7 @@ class Timeline {
   }
 
   /** Boxes of a track that are seen, at most one per pixel. @param {Track} track
-   * @param {(left: number, right: number, box: number, place: number) => void} act pixels, which box begins there, and its place */
+   * @param {(left: number, right: number, box: number) => void} act pixels, and which box begins there */
   eachBox(track, act) {
     const { items, start, lasted } = track, edge = (this.width || 0) - RIGHT;
     let filled = LEFT;
@@ -362,7 +361,7 @@ class Timeline {
       }
       const seen = Math.max(left, filled);
       filled = Math.max(right, seen + 1);
-      act(seen, Math.min(filled, edge), i, k);
+      act(seen, Math.min(filled, edge), i);
     }
   }
 
