@@ -27,11 +27,13 @@ class MemoryChart {
       this.choose(number, row);
     });
     this.peak = make("span", {});
+    /** In place of the list, on paper. */
+    this.whose = make("span", { class: "paper" });
     this.box = make("div", {});
     /** Plans and recordings know of none. */
     this.isKnown = runs.some((run) => run.memory.length > 0);
     if (this.isKnown)
-      place.append(make("div", { class: "controls" }, make("label", {}, "memory of ", this.select), this.peak), this.box);
+      place.append(make("div", { class: "controls kept" }, make("label", {}, "memory of ", this.select), this.whose, this.peak), this.box);
     onTheme(() => this.make());
   }
 
@@ -48,6 +50,7 @@ class MemoryChart {
     if (!this.width || !table) return;
     const points = table.points;
     this.select.value = `${this.run},${this.row}`;
+    this.whose.textContent = `memory of ${this.select.selectedOptions[0].textContent}:`;
     const { peak, capacity } = table;
     this.peak.textContent = `peak ${peak.GiB.toFixed(2)} of ${capacity.toFixed(2)} GiB at ${seconds(peak.s)}` +
       (peak.stage ? ` in ${peak.stage}` : "") + (peak.operator ? `, ${peak.operator}` : "");
