@@ -124,7 +124,7 @@ class WorkloadStudy:
 
     def page(self) -> Page:
         """Shares of the work, GPUs for every module, and how large a batch tells them, as one HTML file."""
-        from semu.searcher.assignment.workload_page import workload_page  # circle: a page is of a whole study
+        from semu.searcher.assignment.page import workload_page  # circle: a page is of a whole study
 
         return workload_page(self)
 
