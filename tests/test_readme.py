@@ -54,6 +54,12 @@ def test_every_mark_of_the_readme_has_a_part_and_every_picture_is_there() -> Non
     assert [path for path in shown - made if not path.exists()] == []
 
 
+def test_every_key_of_a_run_file_has_a_meaning() -> None:
+    rows = [line for line in reference.run_file().splitlines() if line.startswith("| `")]
+    assert len(rows) > 200
+    assert [row for row in rows if not row.rsplit("|", 2)[1].strip()] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((DOCS.parent / "README.md").read_bytes()) < 8000
 

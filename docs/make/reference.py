@@ -166,6 +166,15 @@ _FREE: Mapping[str, str] = {
     "cost": "Adds prices to the report.",
 }
 
+_MEANINGS: Mapping[str, str] = {
+    "model.hf_ignore": "Keys of `hf_config` that semu does not know and that may be passed over.",
+    "model.dit.vae": "The autoencoder runs in the loop too, frozen as `model.frozen` says.",
+    "model.unet.vae": "The autoencoder runs in the loop too, frozen as `model.frozen` says.",
+    "cost.gpu_hour_usd": "Price of a GPU for an hour [USD].",
+    "cost.watt": "What a GPU draws, with its share of the host.",
+}
+"""Keys that are no field of a class."""
+
 
 def run_file() -> str:
     """Every table and key of a run file, from the schema and the table of training options."""
@@ -200,7 +209,7 @@ def _rows(table: str, kinds: Mapping[str, ValueKind]) -> Iterator[str]:
     said = {} if kind is None else attributes(kind)
     defaults = {} if kind is None else _defaults(kind)
     for key, value in kinds.items():
-        meaning = _SAYS.get(f"{table}.{key}") or said.get(key, "")
+        meaning = _SAYS.get(f"{table}.{key}") or _MEANINGS.get(f"{table}.{key}") or said.get(key, "")
         if value is ValueKind.TABLE:
             name = f"{table}.{key}"
             meaning = f"[`[{name}]`](#{_slug(name)})" if name in SCHEMA else meaning or f"`[{name}]`"
@@ -228,7 +237,12 @@ def _default(value: object) -> str:
 
 
 def attributes(kind: type[Any]) -> dict[str, str]:
-    """What a dataclass's docstring says of its fields: several may share a line, or an entry."""
+    """What the docstrings of a dataclass and of its bases say of its fields: several may share a line, or an entry."""
+    inherited = [attributes(base) for base in kind.__bases__ if base is not object]
+    return {name: text for one in [*inherited, _own_attributes(kind)] for name, text in one.items()}
+
+
+def _own_attributes(kind: type[Any]) -> dict[str, str]:
     text = inspect.getdoc(kind) or ""
     part = re.search(r"(?ms)^(?:Attributes|Args):\n(.*?)(?=^\w+:\n|\Z)", text)
     names = [*inspect.signature(kind).parameters]

@@ -126,6 +126,7 @@ class RankTimeline:
         expand: stage number (position in ``stages``) -> its operators.
         build_memory: makes the memory curve. build_highest: edges of parts of time [s] -> the curve's points that have
             most in each part, without the whole curve; None: it is made.
+        is_bare: neither operators nor memory are known, and asking for them is refused.
         weight: how much the rank counts in a mean over GPUs, 1 where all ranks have as many.
     """
 
@@ -139,6 +140,7 @@ class RankTimeline:
     build_memory: Callable[[], MemoryCurve]
     weight: float = 1.0
     build_highest: Callable[[NDArray[np.float64]], MemoryCurve] | None = None
+    is_bare: bool = False
 
     @cached_property
     def memory(self) -> MemoryCurve:

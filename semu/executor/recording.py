@@ -165,7 +165,8 @@ def _rank_timeline(plan: ExecutionPlan, one: Recording) -> RankTimeline:
                 OuterSlice(f"{kind.value} of pair {target}", OpKind.ALL_GATHER, "vocabulary", start, end, 0, 2)
             )
     gpu = one.rank * plan.num_replicas + one.replica
-    return RankTimeline(one.rank, gpu, one.replica, tuple(stages), tuple(outer), _unknown, _unknown, _unknown)
+    parts = tuple(stages), tuple(outer), _unknown, _unknown, _unknown
+    return RankTimeline(one.rank, gpu, one.replica, *parts, is_bare=True)
 
 
 def _unknown(*_: object) -> NoReturn:

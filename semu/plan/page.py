@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from semu.engine.timeline import OuterSlice, RankTimeline
+from semu.graph.operator import OpKind
 from semu.plan.columns import NUM_STAGE_KINDS
+from semu.plan.picture import plan_timeline
 from semu.plan.plan import ExecutionPlan
+from semu.plan.text import message_words, plan_summary
 from semu.present.page import Column, Page
 from semu.present.page.results import add_breakdown, add_memory, add_timelines
 from semu.units import GIB, MIB, format_time
@@ -58,6 +63,38 @@ def plan_page(
     add_memory(page, report)
     page.add_list("Notes", report.warnings)
     return page
+
+
+def shown_plan_page(plan: ExecutionPlan) -> Page:
+    """A plan that is there: its summary, stages and messages at their estimated times, and what every rank does.
+
+    Raises:
+        ConfigError: it has no estimates, so nothing has a time.
+    """
+    timeline = plan_timeline(plan)
+    page = Page(f"Plan {plan.name}", plan_summary(plan).splitlines())
+    add_timelines(page, [(plan.name, replace(timeline, ranks=_with_messages(plan, timeline.ranks)))])
+    page.add_table("What every rank does and holds", _ranks(plan), _RANKS)
+    return page
+
+
+def _with_messages(plan: ExecutionPlan, ranks: Sequence[RankTimeline]) -> tuple[RankTimeline, ...]:
+    """Ranks with the messages that they send, where the plan says when."""
+    estimates, messages = plan.estimates, plan.messages
+    assert estimates is not None
+    times = estimates.transfer_start_s.tolist(), estimates.transfer_end_s.tolist()
+    if len(times[0]) != len(messages):
+        return tuple(ranks)
+    sent: list[list[OuterSlice]] = [[] for _ in ranks]
+    ends = messages.source_rank.tolist(), messages.target_rank.tolist()
+    sizes = messages.num_bytes[estimates.replica].tolist()
+    for words, source, target, start, end, size in zip(message_words(plan), *ends, *times, sizes, strict=True):
+        name = f"send {words.replace(' -> ', ' for ')} to rank {target}"
+        sent[source].append(OuterSlice(name, OpKind.P2P, "pp", start, end, size, 2))
+    return tuple(
+        replace(rank, outer=tuple(sorted(own, key=lambda piece: (piece.start_s, piece.end_s, piece.name))))
+        for rank, own in zip(ranks, sent, strict=True)
+    )
 
 
 def _of_search(document: Mapping[str, Any], found: SearchReport) -> list[tuple[str, str]]:

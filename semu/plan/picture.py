@@ -32,7 +32,8 @@ def plan_timeline(plan: ExecutionPlan) -> IterationTimeline:
                 label = words[pair].format(phase.value)
                 number = int(words[pair].partition("{}")[2])
                 stages.append(StageSlice(rank, label, plan.chunks[chunk].module, chunk, number, phase, begin, end))
-        ranks.append(RankTimeline(rank, rank, estimates.replica, tuple(stages), (), _nothing, _nothing, _nothing))
+        parts = tuple(stages), (), _nothing, _nothing, _nothing
+        ranks.append(RankTimeline(rank, rank, estimates.replica, *parts, is_bare=True))
     return IterationTimeline(tuple(ranks), estimates.iteration_time_s, estimates.makespan_s)
 
 

@@ -39,7 +39,8 @@ class UNetConfig:
         channels: of the first level. mult: of each level, times ``channels``. res_blocks: of a level on the way down;
             the way up has one more. depths: transformer layers of each spatial transformer of a level, 0: none.
         middle_depth: of the one in the middle. context: width of the caption's features.
-        heads: of every attention; None: ``head_dim`` wide heads. latent_channels: of a pixel.
+        heads: of every attention; None: as many as ``head_dim`` allows. head_dim: width of a head where ``heads`` is
+            None. latent_channels: of a pixel.
         vector: width of a further condition that is added to the timestep's embedding (SDXL); None: there is none.
     Raises:
         ConfigError: a size below 1, depths that are not as many as levels.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OF_RUNS = (
     *("schedule", "search", "time", "rollouts", "seed", "workers", "cluster", "parallel", "profile", "output"),
-    *("strict", "dump_config", "assignments", "out", "html"),
+    *("strict", "dump_config", "assignments"),
 )
 _OF_PLANS = ("schedule", "show", "verify", "output", "rank", "picture", "torch_csv", "strict")
 _OF_LOOPS = ("assign", "window", "deadline", "speed", "sleep", "resume", "write_stream")
@@ -79,13 +79,13 @@ def _show(arguments: argparse.Namespace) -> int:
     from semu.plan.verification.rules import verify
 
     flag = "--show" if arguments.verify is None else "--verify"
-    refused = _OF_RUNS if arguments.verify is None else (*_OF_RUNS, "show", "rank", "picture")
+    refused = _OF_RUNS if arguments.verify is None else (*_OF_RUNS, "show", "rank", "picture", "out", "html")
     given = given_flags(arguments, refused)
     if arguments.run is not None or given:
         got = arguments.run if arguments.run is not None else given[0]
         raise ConfigError("a run beside a plan that is there", where=flag, expected=f"{flag} FILE alone", got=got)
-    check_place("--picture", arguments.picture)
-    check_place("--torch-csv", arguments.torch_csv)
+    for option in ("picture", "torch_csv", "html"):
+        check_place(f"--{option.replace('_', '-')}", getattr(arguments, option))
     if arguments.verify is not None:
         plan = ExecutionPlan.read(arguments.verify)
         verified = verify(plan)
@@ -106,7 +106,22 @@ def _show(arguments: argparse.Namespace) -> int:
         emit_json(json.loads(plan.to_json()))
     _write_torch_csv(arguments, plan)
     _draw(arguments, plan)
+    _write_shown(arguments, plan)
     return 0
+
+
+def _write_shown(arguments: argparse.Namespace, plan: ExecutionPlan) -> None:
+    """What ``--html`` and ``--out`` ask for of a plan that is there."""
+    if arguments.html is None and arguments.out is None:
+        return
+    from semu.files import make_folder
+    from semu.plan.page import shown_plan_page
+
+    page = shown_plan_page(plan)
+    if arguments.html is not None:
+        say_written(page.save(arguments.html))
+    if arguments.out is not None:
+        say_written(page.save(make_folder(Path(arguments.out)) / "report.html"))
 
 
 def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:

@@ -25,7 +25,7 @@ examples:
   semu plan vlm-s --schedule out/schedule.json -o plan.json   one that semu search wrote
   semu plan lm-7b --schedule zb-h1 --rank 0
   semu plan --show plan.json --rank 2
-  semu plan --show plan.json --picture plan.png
+  semu plan --show plan.json --picture plan.png --html plan.html
   semu plan --verify plan.json
   semu plan lm-7b --schedule zb-h1 --torch-csv zb-h1.csv
 
@@ -64,8 +64,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--out",
         metavar="DIR",
-        help="write plan.json, result.json and report.html; of a loop result.json, iterations.png, report.html and "
-        "state.json",
+        help="write plan.json, result.json and report.html; of --show report.html; of a loop result.json, "
+        "iterations.png, report.html and state.json",
     )
     add_html(output)
     add_strict(output)

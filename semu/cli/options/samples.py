@@ -91,7 +91,8 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     )
     add_changes(parser, seed="of the draws, and of the packs that costs are fitted on")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", metavar="DIR", help="write workload.json and workload.png")
+    output.add_argument("--out", metavar="DIR", help="write workload.json, workload.png and report.html")
+    add_html(output)
     add_dump(output)
 
 

@@ -49,7 +49,9 @@ def add_timelines(page: Page, runs: Sequence[tuple[str, IterationTimeline]], not
     )
     hidden = [words for _, timeline in runs if (words := left_out(timeline))]
     data = timeline_data(runs, page.arrays)
-    page.add_chart("Timeline and memory", "timeline", data, said, "; ".join([note] * bool(note) + hidden))
+    is_bare = all(rank.is_bare for _, timeline in runs for rank in timeline.ranks)
+    heading = "Timeline" if is_bare else "Timeline and memory"
+    page.add_chart(heading, "timeline", data, said, "; ".join([note] * bool(note) + hidden))
 
 
 def _whose(report: ReportData) -> str:

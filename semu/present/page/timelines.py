@@ -66,7 +66,7 @@ def _run(name: str, timeline: IterationTimeline, arrays: Arrays) -> dict[str, An
         "stages": _stages(timeline, row_of, texts, arrays),
         "outer": _outer(ranks, texts, arrays),
         "critical": _critical(timeline, row_of, arrays),
-        "memory": [_memory(rank, end_s, _points(len(ranks)), arrays) for rank in ranks],
+        "memory": [_memory(rank, end_s, _points(len(ranks)), arrays) for rank in ranks if not rank.is_bare],
         "texts": texts.words,
     }
 
@@ -128,7 +128,9 @@ def _stages(timeline: IterationTimeline, row_of: dict[int, int], texts: _Texts, 
 
 
 def _costliest(rank: RankTimeline, position: int) -> list[dict[str, Any]]:
-    """The operators of a stage that take most of its time, alike ones together."""
+    """The operators of a stage that take most of its time, alike ones together; none where they are not known."""
+    if rank.is_bare:
+        return []
     operators = rank.expand(position)
     table, lasted = operators.table, operators.end_s - operators.start_s
     sums: dict[str, float] = {}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from semu.files import make_folder, write_file, write_text
 from semu.job import TrainingJob
+from semu.present.page import Page
 from semu.records import dataclass
 from semu.searcher.assignment.allocation import StableBatch, stable_batch
 from semu.searcher.assignment.assigner import Assigner, SampleSource
@@ -98,7 +99,7 @@ class WorkloadStudy:
         return _text(self)
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write ``workload.json`` and ``workload.png``; the files.
+        """Write ``workload.json``, ``workload.png`` and ``report.html``; the files.
 
         Raises:
             ConfigError: a folder or a file that cannot be written.
@@ -118,7 +119,14 @@ class WorkloadStudy:
         return [
             write_text(path / "workload.json", json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"),
             write_file(path / "workload.png", lambda file: draw_workload(file, picture)),
+            self.page().save(path / "report.html"),
         ]
+
+    def page(self) -> Page:
+        """Shares of the work, GPUs for every module, and how large a batch tells them, as one HTML file."""
+        from semu.searcher.assignment.page import workload_page  # circle: a page is of a whole study
+
+        return workload_page(self)
 
 
 def study_workload(

@@ -96,6 +96,7 @@ def test_zoom_and_pan(opened: Opened, page: Path, report: Report) -> None:
     start, stop = driver.execute_script(f"return [{TIMELINE}.from, {TIMELINE}.to]")
     assert start < end / 4 < stop and stop - start < end / 2
     assert place(driver, 0, end / 4)[0] == pytest.approx(x, abs=0.5), "what is under the cursor stays there"
+    time.sleep(0.1)  # a frame later
     scale = driver.execute_script(f"const s = {TIMELINE}.memory.plot.scales.x; return [s.min, s.max]")
     assert scale == pytest.approx([start, stop])
     canvas = driver.find_element("css selector", "canvas.time")
@@ -225,6 +226,53 @@ def test_dark(dark: Any, page: Path) -> None:
     assert ground < 150 < 600 < ink
 
 
+def test_paper_is_light(dark: Any, page: Path) -> None:
+    """Printed from the dark: light, tables whole, no controls; charts are drawn anew and keep their shape."""
+    from present.page.conftest import open_page
+
+    open_page(dark, page)
+    dark.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    dark.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    ground, controls, tall, shape, own = dark.execute_script("""
+        const scroll = [...document.querySelectorAll('.scroll')].every(s => s.scrollHeight <= s.clientHeight + 1);
+        const canvas = document.querySelector('canvas.time'), box = canvas.getBoundingClientRect();
+        return [getComputedStyle(document.body).backgroundColor,
+            getComputedStyle(document.querySelector('.controls')).display, scroll,
+            box.width / box.height, canvas.width / canvas.height];
+    """)
+    assert ground == "rgb(255, 255, 255)" and controls == "none" and tall
+    assert shape == pytest.approx(own, rel=0.02)
+    corner = "return [...document.querySelector('canvas.time').getContext('2d').getImageData(2, 2, 1, 1).data]"
+    assert dark.execute_script(corner)[:3] == [255, 255, 255]
+    dark.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})
+    assert dark.execute_cdp_cmd("Page.printToPDF", {})["data"].startswith("JVBERi0")  # %PDF-
+    dark.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    assert dark.execute_script(corner)[:3] != [255, 255, 255]
+
+
+def test_many_stages_are_blended(opened: Opened, tmp_path: Path) -> None:
+    """Where a pixel has several stages it shows them all: a mean of their colours, and of idle time."""
+    report = semu.simulate("lm-7b", overrides=["training.global_batch=1250", "training.recompute=full"])
+    driver = opened(report.page().save(tmp_path / "page.html"))
+    x, y = place(driver, 0, 0.5 * report.iteration_time_s)
+    time.sleep(0.1)
+    found = driver.execute_script(
+        """const c = document.querySelector('canvas.time'), r = devicePixelRatio || 1;
+        return [...c.getContext('2d').getImageData((arguments[0] - 40) * r, arguments[1] * r, 80, 1).data]""",
+        x,
+        y,
+    )
+    pixels = [found[k : k + 3] for k in range(0, len(found), 4)]
+    palette = driver.execute_script(f"return [...{TIMELINE}.colors[0], ink('--idle')].map(parts)")
+    kinds = driver.execute_script(f"return {TIMELINE}.runs[0].kinds.map(k => k.phase)")
+    stages = report.timeline.ranks[0].stages
+    busy = [sum(s.end_s - s.start_s for s in stages if s.phase.name.lower() == kind) for kind in kinds]
+    busy.append(report.makespan_s - sum(busy))
+    expected = [sum(b * c[k] for b, c in zip(busy, palette, strict=True)) / sum(busy) for k in range(3)]
+    mean = [sum(pixel[k] for pixel in pixels) / len(pixels) for k in range(3)]
+    assert mean == pytest.approx(expected, abs=10)
+
+
 @pytest.mark.parametrize(
     ("run", "options"),
     [
@@ -268,6 +316,12 @@ def test_long_runs_and_templates(opened: Opened, tmp_path: Path, capsys: pytest.
          [...cell.children].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0)])"""
     for room, filled in driver.execute_script(across):
         assert room > 100 and abs(filled - room) < 4
+    plan, shown = tmp_path / "plan.json", tmp_path / "plan.html"
+    assert main(["plan", "lm-7b", "--schedule", "zb-h1", "-o", str(plan)]) == 0
+    assert main(["plan", "--show", str(plan), "--html", str(shown)]) == 0
+    driver = opened(shown)  # knows of no memory
+    assert driver.execute_script("return document.querySelectorAll('.chart canvas').length") == 1
+    assert "microbatch" in hover(driver, *place(driver, 0, driver.execute_script(f"return {TIMELINE}.endS / 2")))
     page = tmp_path / "templates.html"
     assert main(["templates", *words, "--nodes", "5", "--html", str(page)]) == 0
     driver = opened(page)

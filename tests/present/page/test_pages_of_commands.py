@@ -14,6 +14,8 @@ import pytest
 from present.page.test_page import Read  # type: ignore[import-not-found]
 
 from semu.cli import main
+from semu.plan.action import KINDS
+from semu.plan.plan import ExecutionPlan
 from semu.units import GIB, MIB
 
 
@@ -90,6 +92,49 @@ def test_plan(commanded: Any, run: tuple[str, ...]) -> None:
     if "gap" in document:
         assert [one["name"] for one in runs] == ["Megatron-LM", "search"]
         assert document["gap"] == pytest.approx(document["makespan_s"] / document["lower_bound_s"] - 1, abs=1e-3)
+
+
+def test_a_plan_that_is_there(commanded: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stages and messages when the plan says; neither operators nor memory, which it does not know."""
+    path = tmp_path / "plan.json"
+    assert main(["plan", "lm-7b", "--schedule", "zb-h1", "-o", str(path)]) == 0
+    capsys.readouterr()
+    _, tables, read, code = commanded("plan", "--show", str(path))
+    plan = ExecutionPlan.read(path)
+    estimates = plan.estimates
+    assert code == 0 and estimates is not None
+    [run] = read.charts["chart0"]["runs"]
+    assert (run["iterationS"], run["makespanS"]) == (estimates.iteration_time_s, estimates.makespan_s)
+    starts = [
+        start
+        for own, times in zip(plan.actions, estimates.start_s, strict=True)
+        for kind, start in zip(own.kind, times, strict=True)
+        if KINDS[kind].is_stage
+    ]
+    assert read.of(run["stages"]["start"]).tolist() == starts and len(starts) == plan.num_stages
+    assert sorted(read.of(run["outer"]["start"])) == sorted(estimates.transfer_start_s)
+    assert run["memory"] == [] and set(map(len, run["stages"]["costly"])) == {0}
+    assert sum(column(tables.found["What every rank does and holds"], "actions")) == plan.num_actions
+
+
+def test_workload(commanded: Any, tmp_path: Path) -> None:
+    """Modules and draws as in the document; ``--out`` writes the same page."""
+    samples = tmp_path / "samples.jsonl"
+    random.seed(3)
+    lines = [
+        {"text_tokens": random.randint(20, 400), "images": [{"patches": 1024, "tokens": 64}] * random.randint(0, 3)}
+        for _ in range(200)
+    ]
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("workload", "vlm-7b", "--samples", str(samples), "--set", "training.global_batch=8", "--error", "0.3")
+    document, tables, _, code = commanded(*words, "--out", str(tmp_path / "out"))
+    assert code == 0
+    rows = tables.found["Modules"]
+    assert column(rows, "module") == [own["module"] for own in document["modules"]]
+    assert column(rows, "GPUs in proportion") == [own["wanted_gpus"] for own in document["modules"]]
+    assert np.array(column(rows, "share of work [%]")) / 100 == pytest.approx([m["share"] for m in document["modules"]])
+    assert column(tables.found["Draws of batches"], "samples of a batch") == [t["samples"] for t in document["trials"]]
+    assert (tmp_path / "out/report.html").read_bytes() == (tmp_path / "page.html").read_bytes()
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from semu.cli.commands.samples.asked import look_at
-from semu.cli.console import Progress
+from semu.cli.console import Progress, write_html
+from semu.cli.option_checks import check_place
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
@@ -34,5 +35,8 @@ def workload_command(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
 
-    look_at(arguments, _study)
+    check_place("--html", arguments.html)
+    found = look_at(arguments, _study)
+    if found is not None:
+        write_html(arguments.html, found)
     return 0

@@ -51,9 +51,14 @@ function make(tag, attributes, ...children) {
   return found;
 }
 
+/** @type {Map<string, string>} */
+const INKS = new Map();
+
 /** A colour of the style sheet. @param {string} name @returns {string} */
 function ink(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  let found = INKS.get(name);
+  if (found === undefined) INKS.set(name, (found = getComputedStyle(document.documentElement).getPropertyValue(name).trim()));
+  return found;
 }
 
 /** Seconds for a person. @param {number} s @returns {string} */
@@ -63,7 +68,23 @@ function seconds(s) {
   return size >= 1e-3 ? `${(s * 1e3).toFixed(2)} ms` : `${(s * 1e6).toFixed(1)} us`;
 }
 
+/** What draws again when the colours change. @type {(() => void)[]} */
+const REPAINTS = [];
+
 /** Calls back when the colours change. @param {() => void} again */
 function onTheme(again) {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  REPAINTS.push(again);
 }
+
+function repaint() {
+  INKS.clear();
+  for (const again of REPAINTS) again();
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+// Paper is light.
+for (const [name, isPaper] of /** @type {[string, boolean][]} */ ([["beforeprint", true], ["afterprint", false]]))
+  addEventListener(name, () => {
+    document.documentElement.toggleAttribute("data-paper", isPaper);
+    repaint();
+  });

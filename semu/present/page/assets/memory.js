@@ -18,17 +18,22 @@ class MemoryChart {
     /** Run and row that are shown: the fullest rank of the last run. */
     this.run = runs.length - 1;
     const peaks = runs[this.run].memory.map((one) => one.peak.GiB);
-    this.row = peaks.indexOf(Math.max(...peaks));
+    this.row = Math.max(peaks.indexOf(Math.max(...peaks)), 0);
     this.select = make("select", { "aria-label": "rank whose memory is shown" });
-    runs.forEach((run, number) => run.ranks.forEach((rank, row) =>
+    runs.forEach((run, number) => run.memory.length && run.ranks.forEach((rank, row) =>
       this.select.append(make("option", { value: `${number},${row}` }, (runs.length > 1 ? `${run.name}, ` : "") + `rank ${rank}`))));
     this.select.addEventListener("change", () => {
       const [number, row] = this.select.value.split(",").map(Number);
       this.choose(number, row);
     });
     this.peak = make("span", {});
+    /** In place of the list, on paper. */
+    this.whose = make("span", { class: "paper" });
     this.box = make("div", {});
-    place.append(make("div", { class: "controls" }, make("label", {}, "memory of ", this.select), this.peak), this.box);
+    /** Plans and recordings know of none. */
+    this.isKnown = runs.some((run) => run.memory.length > 0);
+    if (this.isKnown)
+      place.append(make("div", { class: "controls kept" }, make("label", {}, "memory of ", this.select), this.whose, this.peak), this.box);
     onTheme(() => this.make());
   }
 
@@ -41,9 +46,11 @@ class MemoryChart {
   }
 
   make() {
-    if (!this.width) return;
-    const run = this.runs[this.run], table = run.memory[this.row], points = table.points;
+    const run = this.runs[this.run], table = run.memory[this.row];
+    if (!this.width || !table) return;
+    const points = table.points;
     this.select.value = `${this.run},${this.row}`;
+    this.whose.textContent = `memory of ${this.select.selectedOptions[0].textContent}:`;
     const { peak, capacity } = table;
     this.peak.textContent = `peak ${peak.GiB.toFixed(2)} of ${capacity.toFixed(2)} GiB at ${seconds(peak.s)}` +
       (peak.stage ? ` in ${peak.stage}` : "") + (peak.operator ? `, ${peak.operator}` : "");
@@ -95,6 +102,7 @@ class MemoryChart {
 
   /** @param {number} from @param {number} to */
   show(from, to) {
+    if (this.view[0] === from && this.view[1] === to) return;
     this.view = [from, to];
     if (this.plot) this.plot.setScale("x", { min: from, max: to });
   }

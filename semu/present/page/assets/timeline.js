@@ -1,6 +1,65 @@
 // The timeline: zoom, pan, hover, the critical path; memory of a rank below, on the same time axis.
 
 const LEFT = 86, RIGHT = 14, AXIS = 26, HEAD = 20;
+/** Steps of a blended colour, so that neighbours are alike. */
+const BLEND = 8;
+
+/** Boxes by colour, so that a colour is set once; those that touch and are alike are one. */
+class Brush {
+  constructor() {
+    /** @type {Map<string, number[]>} */ this.boxes = new Map();
+  }
+
+  /** @param {string} color @param {number} left @param {number} y @param {number} right @param {number} tall */
+  box(color, left, y, right, tall) {
+    let own = this.boxes.get(color);
+    if (!own) this.boxes.set(color, (own = []));
+    const wide = right - left, last = own.length - 4;
+    if (wide < 2 && last >= 0 && own[last + 1] === y && own[last + 3] === tall && left - own[last] - own[last + 2] < 0.5)
+      own[last + 2] = right - own[last];
+    else own.push(left, y, wide - (wide > 5 ? 0.8 : 0), tall);
+  }
+
+  /** @param {CanvasRenderingContext2D} context */
+  paint(context) {
+    for (const [color, own] of this.boxes) {
+      context.fillStyle = color;
+      for (let k = 0; k < own.length; k += 4) context.fillRect(own[k], own[k + 1], own[k + 2], own[k + 3]);
+    }
+  }
+}
+
+/** Colours of pixels in which several stages lie, each with the share of its time. */
+class Blend {
+  /** @param {string[]} palette of kinds */
+  constructor(palette) {
+    this.parts = [...palette, ink("--idle")].map(parts);
+    this.shares = new Float64Array(this.parts.length);
+    /** @type {Map<number, string>} */ this.known = new Map();
+  }
+
+  /** @param {Run} run @param {Track} track @param {number} from @param {number} to [s] @returns {string} */
+  of(run, track, from, to) {
+    const shares = this.shares.fill(0), idle = shares.length - 1, all = to - from;
+    track.count(run.kind, idle, to, 1, shares);
+    track.count(run.kind, idle, from, -1, shares);
+    let busy = 0;
+    for (let kind = 0; kind < idle; kind++) busy += shares[kind];
+    shares[idle] = Math.max(all - busy, 0);
+    let red = 0, green = 0, blue = 0;
+    for (let k = 0; k <= idle; k++) {
+      const part = this.parts[k], share = shares[k] / all / BLEND;
+      red += part[0] * share;
+      green += part[1] * share;
+      blue += part[2] * share;
+    }
+    const key = (Math.round(red) << 16) | (Math.round(green) << 8) | Math.round(blue);
+    let found = this.known.get(key);
+    if (found === undefined)
+      this.known.set(key, (found = `rgb(${BLEND * (key >> 16)},${BLEND * ((key >> 8) & 255)},${BLEND * (key & 255)})`));
+    return found;
+  }
+}
 
 class Timeline {
   /** @param {HTMLElement} place @param {any} table @param {Store} store */
@@ -27,7 +86,7 @@ class Timeline {
     this.look();
     this.resize();
     new ResizeObserver(() => this.resize()).observe(place);
-    onTheme(() => { this.look(); this.draw(); });
+    onTheme(() => { this.look(); this.paint(); });
   }
 
   controls() {
@@ -66,9 +125,11 @@ class Timeline {
       run.kinds.map((kind) => all[kinds.findIndex((one) => one.module === kind.module && one.phase === kind.phase)]));
     /** @type {Map<string, string>} */ const entries = new Map();
     kinds.forEach((kind, i) => entries.set(this.byPhase ? kind.phase : `${kind.module} ${kind.phase}`, all[i]));
-    if (this.runs.some((run) => run.outer.lane.includes(1))) entries.set("transfer", ink("--transfer"));
-    if (this.runs.some((run) => run.outer.lane.includes(2))) entries.set("collective", ink("--collective"));
-    if (this.runs.some((run) => run.outer.lane.includes(0))) entries.set("optimizer step", ink("--step"));
+    /** @param {number} lane */
+    const has = (lane) => this.runs.some((run) => run.outer.tracks.some((track, k) => k % LANES.length === lane && track.items.length));
+    if (has(1)) entries.set("transfer", ink("--transfer"));
+    if (has(2)) entries.set("collective", ink("--collective"));
+    if (has(0)) entries.set("optimizer step", ink("--step"));
     entries.set("idle", ink("--idle"));
     this.legend.replaceChildren(...[...entries].map(([name, color]) =>
       make("span", {}, make("i", { style: `background:${color}` }), name)));
@@ -114,7 +175,6 @@ class Timeline {
     const span = Math.min(Math.max(to - from, this.endS * 1e-6), this.endS);
     this.from = Math.min(Math.max(from, 0), this.endS - span);
     this.to = this.from + span;
-    this.memory.show(this.from, this.to);
     this.draw();
   }
 
@@ -201,8 +261,7 @@ class Timeline {
 
   /** Why a rank is idle. @param {Run} run @param {number} row @param {number} time @returns {string} */
   idle(run, row, time) {
-    let next = run.first[row];
-    while (next < run.first[row + 1] && run.start[next] < time) next++;
+    const next = run.first[row] + run.stages[row].after(time);
     if (next === run.first[row + 1]) return `rank ${run.ranks[row]}: no further stage`;
     const before = next > run.first[row] ? run.start[next - 1] + run.lasted[next - 1] : 0;
     const why = run.texts[run.wait[next]];
@@ -240,6 +299,7 @@ class Timeline {
   paint() {
     const context = this.canvas.getContext("2d");
     if (!context || !this.width) return;
+    this.memory.show(this.from, this.to);
     const ratio = devicePixelRatio || 1;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height || 0);
@@ -263,65 +323,78 @@ class Timeline {
     context.fillStyle = ink("--idle");
     run.ranks.forEach((_, row) =>
       context.fillRect(LEFT, top + (row + low) * height, Math.max(end - LEFT, 0), (high - low) * height));
-    const size = Math.min(11, (high - low) * height * 0.62), inks = palette.map(inkOn);
-    context.font = `${size}px system-ui, sans-serif`;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
+    const brush = new Brush(), blend = new Blend(palette);
+    /** @type {number[][]} */ const wide = [];
     for (let row = 0; row < run.ranks.length; row++) {
-      const y = top + (row + low) * height, tall = (high - low) * height;
-      let filled = -1;
-      for (let i = Math.max(run.first[row], this.firstAfter(run, row)); i < run.first[row + 1] && run.start[i] < this.to; i++) {
-        const left = this.x(run.start[i]), right = this.x(run.start[i] + run.lasted[i]);
-        if (right < filled + 0.4) continue;
-        const wide = right - left;
-        context.fillStyle = palette[run.kind[i]];
-        context.fillRect(left, y, Math.max(wide - (wide > 5 ? 0.8 : 0), 0.6), tall);
-        filled = Math.max(right, left + 0.6);
-        const words = size >= 6.5 && wide > 12 ? String(run.microbatch[i]) : "";
-        if (words && wide > words.length * size * 0.62 + 3) {
-          context.fillStyle = inks[run.kind[i]];
-          const seen = (Math.max(left, LEFT) + Math.min(right, (this.width || 0) - RIGHT)) / 2;
-          context.fillText(words, seen, y + tall / 2 + 0.5);
-        }
-      }
+      const track = run.stages[row];
+      this.eachBox(track, (left, right, i) => {
+        const color = right - left > 1.01 ? palette[run.kind[i]] : blend.of(run, track, this.s(left), this.s(right));
+        brush.box(color, left, top + (row + low) * height, right, (high - low) * height);
+        if (right - left > 12) wide.push([left, right, row, i]);
+      });
+      const lanes = this.showsOuter ? [["--step", ...LANES[0]], ["--transfer", ...LANES[1]], ["--collective", ...LANES[2]]] : [["--step", 0.06, 0.94]];
+      lanes.forEach(([color, upper, lower], lane) => {
+        const tall = (Number(lower) - Number(upper)) * height, y = top + (row + Number(upper)) * height, name = ink(String(color));
+        this.eachBox(run.outer.track(row, lane), (left, right) => brush.box(name, left, y, right, tall));
+      });
     }
-    if (this.showsOuter) this.paintPieces(context, run.outer, top, [ink("--step"), ink("--transfer"), ink("--collective")], 1);
-    else this.paintPieces(context, run.outer, top, [ink("--step"), "", ""], 1);
-    if (this.showsCritical) this.paintPieces(context, run.critical, top, [ink("--critical"), ink("--critical"), ink("--critical")], 0);
+    brush.paint(context);
+    this.paintNumbers(context, run, palette.map(inkOn), wide, top + low * height, (high - low) * height);
+    if (this.showsCritical) this.paintCritical(context, run, top);
     context.fillStyle = ink("--soft");
     if (run.makespanS >= this.from && run.makespanS <= this.to)
       for (let y = top; y < top + run.ranks.length * height; y += 7) context.fillRect(this.x(run.makespanS), y, 1, 4);
   }
 
-  /** Boxes outside stages, or frames around the critical path. @param {CanvasRenderingContext2D} context
-   * @param {ReturnType<typeof pieces>} boxes @param {number} top @param {string[]} inks @param {number} filled */
-  paintPieces(context, boxes, top, inks, filled) {
-    const height = this.rowHeight;
-    context.lineWidth = 2;
-    for (let i = 0; i < boxes.row.length; i++) {
-      const from = boxes.start[i], to = from + boxes.lasted[i], color = inks[boxes.lane[i]];
-      if (to < this.from || from > this.to || !color) continue;
-      const [low, high] = boxes.lane[i] === 0 && !this.showsOuter ? [0.06, 0.94] : LANES[boxes.lane[i]];
-      const left = this.x(from), wide = Math.max(this.x(to) - left, 1.2), y = top + (boxes.row[i] + low) * height;
-      if (filled) {
-        context.fillStyle = color;
-        context.fillRect(left, y, wide, (high - low) * height);
-      } else {
-        context.strokeStyle = color;
-        context.strokeRect(left + 1, y + 1, Math.max(wide - 2, 0.5), (high - low) * height - 2);
+  /** Boxes of a track that are seen, at most one per pixel. @param {Track} track
+   * @param {(left: number, right: number, box: number) => void} act pixels, and which box begins there */
+  eachBox(track, act) {
+    const { items, start, lasted } = track, edge = (this.width || 0) - RIGHT;
+    let filled = LEFT;
+    for (let k = track.first(this.from); k < items.length; k++) {
+      const i = items[k], left = this.x(start[i]);
+      if (left > edge) break;
+      const right = this.x(start[i] + lasted[i]);
+      if (right <= filled) { // nothing of it is seen, nor of those that end within the same pixel
+        k = track.first(this.s(filled), k + 1) - 1;
+        continue;
       }
+      const seen = Math.max(left, filled);
+      filled = Math.max(right, seen + 1);
+      act(seen, Math.min(filled, edge), i);
     }
   }
 
-  /** The first stage of a row that ends within the view. @param {Run} run @param {number} row */
-  firstAfter(run, row) {
-    let low = run.first[row], high = run.first[row + 1];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (run.start[middle] + run.lasted[middle] < this.from) low = middle + 1;
-      else high = middle;
+  /** Microbatches in the boxes that have room. @param {CanvasRenderingContext2D} context @param {Run} run
+   * @param {string[]} inks @param {number[][]} wide left and right ends, row and stage @param {number} top @param {number} tall */
+  paintNumbers(context, run, inks, wide, top, tall) {
+    const size = Math.min(11, tall * 0.62);
+    if (size < 6.5) return;
+    context.font = `${size}px system-ui, sans-serif`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (const [left, right, row, i] of wide) {
+      const words = String(run.microbatch[i]);
+      if (right - left < words.length * size * 0.62 + 3) continue;
+      context.fillStyle = inks[run.kind[i]];
+      context.fillText(words, (left + right) / 2, top + row * this.rowHeight + tall / 2 + 0.5);
     }
-    return low;
+  }
+
+  /** Frames around what is on the critical path. @param {CanvasRenderingContext2D} context @param {Run} run @param {number} top */
+  paintCritical(context, run, top) {
+    const height = this.rowHeight;
+    context.lineWidth = 2;
+    context.strokeStyle = context.fillStyle = ink("--critical");
+    run.critical.tracks.forEach((track, k) => {
+      const lane = k % LANES.length, [low, high] = lane === 0 && !this.showsOuter ? [0.06, 0.94] : LANES[lane];
+      if (lane > 0 && !this.showsOuter) return;
+      const y = top + (Math.floor(k / LANES.length) + low) * height, tall = (high - low) * height;
+      this.eachBox(track, (left, right) => {
+        if (right - left > 4) context.strokeRect(left + 1, y + 1, right - left - 2, tall - 2);
+        else context.fillRect(left, y, Math.max(right - left, 1.2), tall);
+      });
+    });
   }
 
   /** @param {CanvasRenderingContext2D} context @param {number} number */
