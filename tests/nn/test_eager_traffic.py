@@ -38,7 +38,7 @@ TWICE_READ = {"native_group_norm": 1, "native_group_norm_backward": 2, "native_l
 that the gradients need; layer_norm_kernel.cu the gradients of weight and bias."""
 
 
-SLOW = {"native_group_norm": (29, 24), "native_group_norm_backward": (3, 0)}
+SLOW = {"native_group_norm": (29, 24), "native_group_norm_backward": (5, 0)}
 """What kernels over groups lose beside the traffic, of 16 bits and of fp32 [bytes an element]; 24: a copy from channels
 last to channels first, which the CPU's kernels do without (``semu.nn.trace.eager``)."""
 

@@ -19,7 +19,7 @@ Other modules of eager PyTorch, as reads and writes of an element [passes] beyon
   fused 3. Squared ReLU: 2 + 2, fused 2; gradients 2 + 2 + 3 and 3 = 10, fused 3.
 * layer norm with weights: gradients of weight and bias read gradient and input again: 2.
 * group norm, beyond kernels that read their inputs twice (``norms.norm``): blocks of threads take a group element by
-  element, so that 16 bits lose 5 bytes an element forward and 3 backward, fp32 nothing; with channels last the input is
+  element, so that 16 bits lose 5 bytes an element each way, fp32 nothing; with channels last the input is
   copied to channels first, at a seventh of a copy's rate: 24 bytes (50 rows of ``calibration/measurements`` on an H100:
   4.4 and 5.7 us for a million elements; its neighbours write channels first then, which is not counted).
 * modulation (``x * (1 + scale) + shift``): 2; its gradients (dy * (1 + scale), dy * x and its sum, the sum of dy): 4.
@@ -72,7 +72,7 @@ COMPOSED: Mapping[str, tuple[int, int]] = {"quick_gelu": (5, 11), "squared_relu"
 KEPT = ("quick_gelu",)
 """Those of which autograd keeps a tensor beside the input: the sigmoid. (A squared ReLU keeps its ReLU instead.)"""
 LAYER_NORM_BACKWARD = 2
-GROUP_NORM, GROUP_NORM_BACKWARD, GROUP_NORM_LAYOUT = 5, 3, 24
+GROUP_NORM, GROUP_NORM_BACKWARD, GROUP_NORM_LAYOUT = 5, 5, 24
 """Bytes an element: of 16 bits, forward and backward; of a copy to channels first."""
 MODULATE, MODULATE_BACKWARD = 2, 4
 GATED_ADD, GATED_ADD_BACKWARD = 2, 3
