@@ -63,6 +63,8 @@ rows on the H800 are best cases, or of a run beside communication on some of the
 MASK_TILES = Path(__file__).resolve().parent / "measurements" / "h100-sxm-2026-11" / "mask_tiles.csv"
 SAME_DIE = ("h100", "h100-96g", "h200")
 """Devices whose multiprocessors are those that masks were measured on."""
+OTHER_DIES = ("b200", "h20")
+"""Devices over the H100's profile with curves of their own, on which nobody measured masks."""
 CURVE = ("mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest", "power")
 
 
@@ -268,7 +270,7 @@ def mask_tiles() -> None:
     """What a mask costs inside tiles, of a measurement of our own: rows of equal tiles with a mask and without."""
     with MASK_TILES.open(encoding="utf-8") as file:
         times = {(row["pass"], row["head_dim"], row["mask"]): float(row["time_us"]) for row in csv.DictReader(file)}
-    for device in SAME_DIE:
+    for device in (*SAME_DIE, *OTHER_DIES):
         path = profiles.PROFILE_DIR / f"{device}.toml"
         tables = re.split(r"(?m)^(?=\[)", path.read_text("utf-8"))
         for number, table in enumerate(tables):
@@ -278,6 +280,8 @@ def mask_tiles() -> None:
                 ratio = times[(*which, "partial")] / times[(*which, "full")]
                 without = re.sub(r"(?m)^partial_tile = .*\n", "", table)
                 line = f"partial_tile = {number_text(ratio)}  # measurements/{MASK_TILES.parent.name}\n"
+                if device in OTHER_DIES:
+                    line = "partial_tile = 1\n"
                 tables[number] = re.sub(r"(?m)^(?=provenance = )", line, without, count=1)
         path.write_text("".join(tables), encoding="utf-8")
 
