@@ -2,8 +2,7 @@
 
 A tile of the product is loaded tap by tap, the channels of a pixel at once, padded to ``PADDED``. Both operands of a
 tile of 128 x 128 results come anew for every tile: ``2 m n k' / 128`` elements, k' padded, at 0.45 of the rate
-of element-wise kernels. Weight gradients lose half of that where taps do not overlap, and nothing where they do (their
-products are priced high enough). As traffic: m n k' / 28 elements.
+of element-wise kernels. Weight gradients of patches lose about half of that, which is not counted. As traffic: m n k' / 28 elements.
 
 Measured (``calibration/measurements/h100-sxm-2026-11/convolutions.csv``, cuDNN 9.19, 3 and 4 channels in): with it the
 forward of patches and of first convolutions is 0.64 to 1.4 times what was measured, 0.04 to 0.5 times without.
@@ -11,10 +10,8 @@ forward of patches and of first convolutions is 0.64 to 1.4 times what was measu
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from semu.graph.dim import Dim
-from semu.graph.operator import OpKind, Phase
+from semu.graph.operator import OpKind
 from semu.nn.trace.tensor import Tensor
 
 PADDED = 8
@@ -25,19 +22,17 @@ COLOURS = 3
 """Channels of an image."""
 
 
-def gather_passes(y: Tensor, m: Dim, n: int, k: int, channels: int, phase: Phase | None = None) -> None:
+def gather_passes(y: Tensor, m: Dim, n: int, k: int, channels: int) -> None:
     """Append what the product [m, k] x [k, n] takes longer as a convolution; nothing where channels fill loads.
 
     Args:
-        y: the result, or its gradient. m, n, k: of the product, local to a rank. channels: of the input; they divide k.
-        phase: default: the trace's current one; weight gradients take half.
+        y: the result. m, n, k: of the product, local to a rank. channels: of the input; they divide k.
     """
     if channels % PADDED == 0:
         return
     padded = k // channels * (channels + -channels % PADDED)
-    share = 2 * ELEMENTS if phase is Phase.WEIGHT_GRADIENT else ELEMENTS
-    moved = m * (n * padded * y.trace.options.tensor_dtype.size_bytes // share)
-    y.trace.emit(OpKind.ADD, [y], mem_bytes=moved, key=(m, n, padded), phase=phase, name="gather_passes")
+    moved = m * (n * padded * y.trace.options.tensor_dtype.size_bytes // ELEMENTS)
+    y.trace.emit(OpKind.ADD, [y], mem_bytes=moved, key=(m, n, padded), name="gather_passes")
 
 
 def as_convolution(y: Tensor, features: int, channels: int = COLOURS) -> Tensor:
@@ -46,16 +41,7 @@ def as_convolution(y: Tensor, features: int, channels: int = COLOURS) -> Tensor:
     Args:
         y: [patches, hidden]. features: of a patch. channels: of its pixels.
     """
-    trace, hidden = y.trace, y.shape[-1]
-    if not trace.options.convolves_patches or not isinstance(hidden, int):
-        return y
-    m, is_trained = y.local_shape[0], y.requires_grad
-    gather_passes(y, m, hidden, features, channels)
-
-    def _backward(grad: Tensor) -> list[Tensor | None]:
-        if is_trained:
-            gather_passes(grad, m, hidden, features, channels, Phase.WEIGHT_GRADIENT)
-        return [grad]
-
-    view = replace(trace.view(y, y.shape, y.shards), sequences=y.sequences)
-    return trace.recorded([y], view, _backward)
+    hidden = y.shape[-1]
+    if y.trace.options.convolves_patches and isinstance(hidden, int):
+        gather_passes(y, y.local_shape[0], hidden, features, channels)
+    return y
