@@ -1,8 +1,9 @@
 """Convolutions of few channels: what cuDNN's kernels take longer than the matrix product with as many FLOP.
 
 A tile of the product is loaded tap by tap, the channels of a pixel at once, padded to ``PADDED``. Both operands of a
-tile of 128 x 128 results come anew for every tile: ``2 m n k' / 128`` elements, k' padded, at 0.45 of the rate
-of element-wise kernels. Weight gradients of patches lose about half of that, which is not counted. As traffic: m n k' / 28 elements.
+tile of 128 x 128 results come anew for every tile: ``2 m n k' / 128`` elements, k' padded, at 0.45 of the rate of
+element-wise kernels; as traffic, m n k' / 28 elements. Weight gradients of patches lose about half of that, which is
+not counted.
 
 Measured (``calibration/measurements/h100-sxm-2026-11/convolutions.csv``, cuDNN 9.19, 3 and 4 channels in): with it the
 forward of patches and of first convolutions is 0.64 to 1.4 times what was measured, 0.04 to 0.5 times without.
