@@ -24,6 +24,7 @@ import argparse
 import csv
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -59,6 +60,11 @@ DEVICES = {
 }
 """Device -> options: FlashAttention-2 is not what runs on Hopper, so its figure only gets a factor there; DeepSeek's
 rows on the H800 are best cases, or of a run beside communication on some of the multiprocessors."""
+MASK_TILES = Path(__file__).resolve().parent / "measurements" / "h100-sxm-2026-11" / "mask_tiles.csv"
+SAME_DIE = ("h100", "h100-96g", "h200")
+"""Devices whose multiprocessors are those that masks were measured on."""
+OTHER_DIES = ("b200", "h20")
+"""Devices over the H100's profile with curves of their own, on which nobody measured masks."""
 CURVE = ("mem", "t0_s", "p", "s0_tokens", "tiles_at_once", "tile_rest", "power")
 
 
@@ -82,6 +88,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{device}: fitted", flush=True)
         derive()
     attention_kernels(arguments.data / "microbench" / "attention.csv")
+    mask_tiles()
     changed = [name for name, text in before.items() if (profiles.PROFILE_DIR / name).read_text("utf-8") != text]
     print("changed: " + (", ".join(changed) or "nothing"))
     return 1 if arguments.check and changed else 0
@@ -257,6 +264,26 @@ def write(device: str, section: str, numbers: dict[str, float], text: str) -> No
     lines += ['provenance = "transferred"', f"source = {toml_string(text)}"]
     path = profiles.PROFILE_DIR / f"{device}.toml"
     path.write_text(replace_blocks(path.read_text("utf-8"), {section: "\n".join(lines)}), encoding="utf-8")
+
+
+def mask_tiles() -> None:
+    """What a mask costs inside tiles, of a measurement of our own: rows of equal tiles with a mask and without."""
+    with MASK_TILES.open(encoding="utf-8") as file:
+        times = {(row["pass"], row["head_dim"], row["mask"]): float(row["time_us"]) for row in csv.DictReader(file)}
+    for device in (*SAME_DIE, *OTHER_DIES):
+        path = profiles.PROFILE_DIR / f"{device}.toml"
+        tables = re.split(r"(?m)^(?=\[)", path.read_text("utf-8"))
+        for number, table in enumerate(tables):
+            found = re.match(r"\[efficiency\.attention_(forward|backward)(\.head_dim_64)?", table)
+            if found:
+                which = {"forward": "fwd", "backward": "bwd"}[found[1]], "64" if found[2] else "128"
+                ratio = times[(*which, "partial")] / times[(*which, "full")]
+                without = re.sub(r"(?m)^partial_tile = .*\n", "", table)
+                line = f"partial_tile = {number_text(ratio)}  # measurements/{MASK_TILES.parent.name}\n"
+                if device in OTHER_DIES:
+                    line = "partial_tile = 1\n"
+                tables[number] = re.sub(r"(?m)^(?=provenance = )", line, without, count=1)
+        path.write_text("".join(tables), encoding="utf-8")
 
 
 def drop(device: str, section: str) -> None:

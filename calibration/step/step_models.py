@@ -80,6 +80,7 @@ def step_job(case: StepCase, device: str, software: str = "kernels") -> semu.Tra
             grad_dtype=case.dtype,
             master_dtype=case.dtype,
             optimizer_state_dtype=case.dtype,
+            optimizer_kernels=case.optimizer,
             recompute=case.recompute,
             cross_entropy="unfused",
             gradient_accumulation_fusion=False,

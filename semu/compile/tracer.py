@@ -176,6 +176,7 @@ class ModelTracer:
             eager_modules=training.runs_unfused,
             eager_kernels=training.eager_kernels,
             channels_first=training.has_channels_first,
+            convolves_patches=training.convolves_patches,
             bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,
             casts_parameters=training.autocast is not None and not job.shards_are_masters,

@@ -135,7 +135,7 @@ class CostModel:
         if operator.flop != 0 and operator.dtype in (DType.FP32, DType.TF32):
             is_own = (operator.kind, operator.dtype) in self.profile.variants
             provenance = provenance if is_own else worst_provenance(provenance, Provenance.TRANSFERRED)
-        if is_attention and len(operator.key) == len(MASKED_KEY):
+        if is_attention and len(operator.key) == len(MASKED_KEY) and efficiency.partial_tile == 1:
             provenance = worst_provenance(provenance, Provenance.DEFAULT)  # of partial_tile
         self.coefficients.append(Coefficients(provenance, efficiency.source, efficiency.relative_error))
 

@@ -119,6 +119,12 @@ class KernelOptions(AbstractOptions):
         "tensors of convolutions keep channels last, as tensor cores want them; false: every product of a convolution"
         " copies its operands. None or auto: false in eager mode, as is PyTorch's default",
     )
+    patch_convolution: Converted[bool | None, bool | str | None] = option(
+        None,
+        AUTO_SWITCH,
+        "patches of images are embedded by cuDNN's convolution (PyTorch's Conv2d), slower than the product of as many"
+        " FLOP (semu.nn.rules.few_channels); false: by a product. None or auto: where the software is torch",
+    )
     autocast: OptionalWord[Autocast] = option(
         None,
         word(Autocast),
@@ -169,6 +175,11 @@ class KernelOptions(AbstractOptions):
     def has_channels_first(self) -> bool:
         """Whether convolutions copy their operands to channels last and back."""
         return self.runs_unfused if self.channels_last is None else not self.channels_last
+
+    @property
+    def convolves_patches(self) -> bool:
+        """Whether a convolution embeds patches of images."""
+        return self.software.kernels is Software.TORCH if self.patch_convolution is None else self.patch_convolution
 
     @property
     def launches(self) -> bool:

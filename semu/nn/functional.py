@@ -7,6 +7,7 @@ from semu.nn.rules.attention.joint import concatenate_features, concatenate_toke
 from semu.nn.rules.attention.scaled_dot_product import attention
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embeddings import embedding, merge_tokens, scatter_tokens, shard_tokens
+from semu.nn.rules.few_channels import as_convolution
 from semu.nn.rules.loss import add_losses, cross_entropy, mean_squared_error
 from semu.nn.rules.matrix_products import linear, matmul
 from semu.nn.rules.norms import norm
@@ -48,6 +49,7 @@ __all__ = [
     "add_rows",
     "all_reduce",
     "all_to_all",
+    "as_convolution",
     "attention",
     "between_layouts",
     "concatenate",

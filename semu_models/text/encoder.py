@@ -35,6 +35,7 @@ class ImageEmbedding(Module):
         pre_norm: bool = False,
     ) -> None:
         super().__init__()
+        self.features = features
         self.projection = Linear(features, hidden, bias=bias)
         self.class_token = Parameter(1, hidden) if class_token else None
         self.positions = Parameter(positions, hidden) if positions is not None else None
@@ -42,7 +43,7 @@ class ImageEmbedding(Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         """[patches, features] -> [patches (+ images), hidden]."""
-        x = self.projection(F.shard_tokens(patches))
+        x = F.as_convolution(self.projection(F.shard_tokens(patches)), self.features)
         if self.class_token is not None:
             x = F.prepend_token(x, self.class_token)
         if self.positions is not None:

@@ -87,12 +87,13 @@ class PatchEmbedding(Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
+        self.features, self.channels = config.patch_features, config.channels
         self.projection = Linear(config.patch_features, config.hidden)
         self.positions = Parameter(config.num_patches, config.hidden)
 
     def forward(self, patches: Tensor) -> Tensor:
         """[patches, patch_features] -> [patches, hidden]."""
-        x = self.projection(F.shard_tokens(patches))
+        x = F.as_convolution(self.projection(F.shard_tokens(patches)), self.features, self.channels)
         return F.add_parameter(x, self.positions, self.positions.shape[0])
 
 

@@ -37,19 +37,21 @@ def ratios(figures: list[Figure], quantity: str, *, compiled: bool, words: tuple
 
 
 def test_eager_steps_are_within_stated_bounds(figures: list[Figure]) -> None:
-    """Nothing was fitted on them. The last word on a step is its optimizer: Adam with all in bf16 runs at 2.0 TB/s."""
+    """Nothing was fitted on them but what Adam over 16 bits takes."""
     found = ratios(figures, "step", compiled=False)
     assert len(found) == 13
-    assert all(0.83 < ratio < 1.06 for ratio in found), found
-    assert 0.93 < geometric_mean(found) < 1.0
+    assert all(0.87 < ratio < 1.06 for ratio in found), found
+    assert 0.97 < geometric_mean(found) < 1.03
+    optimizers = ratios(figures, "optimizer", compiled=False)
+    assert all(0.88 < ratio < 1.04 for ratio in optimizers), optimizers
     both = [*ratios(figures, "forward", compiled=False), *ratios(figures, "backward", compiled=False)]
     assert all(0.85 < ratio < 1.24 for ratio in both), both
     assert 0.97 < geometric_mean(both) < 1.03
 
 
 def test_compiled_steps_are_slower_than_they_were(figures: list[Figure]) -> None:
-    """torch.compile fuses more than semu's fused kernels: forward 14 to 30 % faster, steps 3 to 20 %."""
-    assert all(1.03 < ratio < 1.21 for ratio in ratios(figures, "step", compiled=True))
+    """torch.compile fuses more than semu's fused kernels: forward 14 to 30 % faster, steps 11 to 22 %."""
+    assert all(1.09 < ratio < 1.23 for ratio in ratios(figures, "step", compiled=True))
     assert len(ratios(figures, "step", compiled=True)) == 5
 
 
@@ -57,6 +59,36 @@ def test_host_bound_steps_are_known_to_be_off(figures: list[Figure]) -> None:
     found = ratios(figures, "step", compiled=False, words=HOST_BOUND)
     assert len(found) == 3
     assert all(ratio < 0.9 for ratio in found), found
+
+
+def test_host_bound_steps_take_what_their_launches_take() -> None:
+    """Kernels of a layer's step, as they were counted, times what that host needs for one; a quick GELU is six more."""
+    steps = {
+        row["scope"]: row
+        for row in read_rows(FOLDER / "launches.csv", LAUNCHES)
+        if row["what"] == "step" and row["mode"] == "eager"
+    }
+    rows = {
+        (row["scope"], row["micro_batch"], row["layers"]): row
+        for row in read_rows(FOLDER / "model_steps.csv", STEPS)
+        if row["note"].startswith("torch eager")
+    }
+    for key, scope, layers, more in (
+        (("vit", "8", "12"), "vit", 12, 0),
+        (("two_tower", "256", "12"), "vit", 24, 6),
+        (("two_tower", "32", "24"), "vit", 48, 6),
+        (("model", "1", "8"), "layer", 8, 0),
+    ):
+        kernels = float(steps[scope]["kernels"]) / float(steps[scope]["layers"]) + more
+        host_us = layers * kernels * 38  # the mean of launches.csv's four
+        assert 0.8 < host_us / float(rows[key]["step_us"]) < 1.4, key
+
+
+def test_memory_of_two_towers(figures: list[Figure]) -> None:
+    """With what quick GELU's kernels keep; 0.81 and 0.85 without."""
+    found = [f.ratio for f in figures if f.quantity == "peak allocated" and f.step.startswith("CLIP")]
+    assert len(found) == 2
+    assert all(0.97 < ratio < 1.0 for ratio in found), found
 
 
 def test_memory_of_whole_decoders_is_exact(figures: list[Figure]) -> None:

@@ -264,6 +264,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "eager_modules": True,
     "eager_kernels": EagerKernels.FLASH_ATTN,
     "channels_first": True,
+    "convolves_patches": True,
     "autocast": Autocast.FP32_NORMS,
     "casts_parameters": True,
     "separate_softmax": True,

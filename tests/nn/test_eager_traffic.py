@@ -38,6 +38,11 @@ TWICE_READ = {"native_group_norm": 1, "native_group_norm_backward": 2, "native_l
 that the gradients need; layer_norm_kernel.cu the gradients of weight and bias."""
 
 
+SLOW = {"native_group_norm": (29, 24), "native_group_norm_backward": (5, 0)}
+"""What kernels over groups lose beside the traffic, of 16 bits and of fp32 [bytes an element]; 24: a copy from channels
+last to channels first, which the CPU's kernels do without (``semu.nn.trace.eager``)."""
+
+
 class Traffic(TorchDispatchMode):
     """Bytes that operators read and write; products apart, and ``LEAVES`` unless they are asked for."""
 
@@ -63,7 +68,8 @@ class Traffic(TorchDispatchMode):
             if name.startswith("_foreach") and name.endswith("_"):  # the first list is changed
                 written = [_size(x) for x in args[0]]
             again = sum(sorted(many, reverse=True)[: TWICE_READ.get(name, 0)])
-            self.moved += sum(many) + sum(written) + again
+            lost = SLOW.get(name, (0, 0))[args[0].dtype.itemsize == 4] * args[0].numel() if name in SLOW else 0
+            self.moved += sum(many) + sum(written) + again + lost
         return result
 
 

@@ -25,6 +25,7 @@ from semu.nn.trace.eager import (
     GATE_BACKWARD,
     GATED_ADD,
     GATED_ADD_BACKWARD,
+    KEPT,
     MODULATE,
     MODULATE_BACKWARD,
     ROTARY,
@@ -126,7 +127,8 @@ def softcap(x: Tensor) -> Tensor:
 
 
 def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
-    """An elementwise non-linearity (``gelu``, ``silu``, ...). Saves its input.
+    """An elementwise non-linearity (``gelu``, ``silu``, ...). Saves its input; composed in eager mode, more
+    (``semu.nn.trace.eager.KEPT``).
 
     ``is_droppable``: the kind ``act`` of selective recomputation means it.
     """
@@ -135,9 +137,9 @@ def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
         return x.trace.emit(OpKind.ACTIVATION, [x], like=x, mem_bytes=2 * x.size_bytes, name=name)
 
     forward, backward = COMPOSED.get(name, (0, 0))
+    is_dropped = is_droppable and "act" in x.trace.options.recompute.kinds
     y = _apply()
-    if forward:
-        eager_moves(y, forward, name)
+    kept = eager_moves(y, forward, name, keeps=name in KEPT and not is_dropped) if forward else []
     if is_droppable:
         x.trace.drop_output("act", y, _apply)
 
@@ -145,13 +147,15 @@ def activation(x: Tensor, name: str, *, is_droppable: bool = True) -> Tensor:
         traffic = 3 * x.size_bytes
         if backward:
             eager_moves(grad, backward, f"{name}_bw")
-        return [x.trace.emit(OpKind.ACTIVATION, [x, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
+        return [x.trace.emit(OpKind.ACTIVATION, [x, *kept, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
     return x.trace.recorded([x], y, _backward)
 
 
 def gated_activation(x: Tensor, name: str) -> Tensor:
-    """``f(gate) * up`` of a fused [..., 2 f] tensor (SwiGLU, GeGLU: 2002.05202), one kernel. Saves its input.
+    """``f(gate) * up`` of a fused [..., 2 f] tensor (SwiGLU, GeGLU: 2002.05202), one kernel.
+
+    Saves its input; in eager mode, the activated gate as well.
 
     With ``fp8_gates`` it saves a copy in fp8 and casts it back, unless the kernel runs again from its input anyway.
     """
@@ -172,9 +176,10 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
 
     options = x.trace.options
     y = _apply()
-    eager_passes(y, GATE, name)
+    is_dropped = "act" in options.recompute.kinds
+    activated = eager_passes(y, GATE, name, keeps=not (is_dropped or options.calls_flash))
     x.trace.drop_output("act", y, _apply)
-    is_packed = options.fp8_gates and "act" not in options.recompute.kinds and x.trace.grad_enabled
+    is_packed = options.fp8_gates and not is_dropped and x.trace.grad_enabled
     packed = _recast(x, DType.FP8, f"{name}_store") if is_packed else None
 
     def _backward(grad: Tensor) -> list[Tensor | None]:
@@ -182,7 +187,8 @@ def gated_activation(x: Tensor, name: str) -> Tensor:
         eager_passes(grad, GATE_BACKWARD + joined, f"{name}_bw")
         traffic = 2 * size + half_size
         kept = x if packed is None else _recast(packed, x.dtype, f"{name}_load")
-        return [x.trace.emit(OpKind.ACTIVATION, [kept, grad], like=x, mem_bytes=traffic, name=f"{name}_bw")]
+        reads = [kept, *activated, grad]
+        return [x.trace.emit(OpKind.ACTIVATION, reads, like=x, mem_bytes=traffic, name=f"{name}_bw")]
 
     return x.trace.recorded([x], y, _backward)
 

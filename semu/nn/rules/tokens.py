@@ -14,6 +14,7 @@ from semu.graph.dim import Dim
 from semu.graph.operator import OpKind, Phase
 from semu.nn.module import Parameter
 from semu.nn.rules.casts import cast_weights, for_products
+from semu.nn.rules.few_channels import gather_passes
 from semu.nn.rules.views import copy_like
 from semu.nn.rules.weight_gradients import accumulate_weight_gradient, reduce_rows
 from semu.nn.streams import Change, changed
@@ -109,6 +110,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         [tokens / stride, out].
     FLOP:
         2 x tokens of the result x in x kernel x out, three times that with both gradients. The input is read once.
+        Less than 8 channels take longer (``semu.nn.rules.few_channels``).
     Saves its input. With channels first (``TraceOptions.channels_first``) every product of more than one tap is between
     copies of both tensors and the weight (``semu.nn.trace.eager``).
     Raises:
@@ -142,6 +144,7 @@ def convolve_tokens(x: Tensor, weight: Parameter, bias: Parameter | None, stride
         name="convolution",
     )
     copied = w if k > features else None
+    gather_passes(y, m, n, k, features)
     _copy_layouts([x, y], copied, "layout")
     if b is not None:
         eager_moves(y, BIAS, "bias")

@@ -54,6 +54,7 @@ class TraceOptions:
         gang_group: ranks that run the block together, each with its part; what arrives is at one of them.
         gang_gathers: these ranks run the same; of what arrives every tensor is at another one of them.
         channels_first: in eager mode, convolutions copy their operands to channels last and back.
+        convolves_patches: embeddings of image patches are convolutions, see ``semu.nn.rules.few_channels``.
         bias_kernels: linear layers without row split add their bias behind the product, as Megatron-LM's own do.
         autocast: 16-bit products under ``torch.autocast``; None: all tensors have one type.
         casts_parameters: under autocast, parameters are fp32 and copied to 16 bits in every forward.
@@ -82,6 +83,7 @@ class TraceOptions:
     eager_modules: bool = False
     eager_kernels: EagerKernels = EagerKernels.PLAIN
     channels_first: bool = False
+    convolves_patches: bool = False
     bias_kernels: bool = False
     autocast: Autocast | None = None
     casts_parameters: bool = False

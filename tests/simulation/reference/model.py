@@ -149,6 +149,9 @@ class CutModel:
             eager_modules=is_eager(job),
             eager_kernels=job.training.eager_kernels,
             channels_first=is_eager(job) if job.training.channels_last is None else not job.training.channels_last,
+            convolves_patches=job.training.software.value == "torch"
+            if job.training.patch_convolution is None
+            else job.training.patch_convolution,
             separate_softmax=job.training.software.value == "torch",
             bias_kernels=job.training.eager_modules and job.training.software.value == "megatron",
             autocast=job.training.autocast,
