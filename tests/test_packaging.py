@@ -248,7 +248,7 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert always == {"numpy", "networkx", "numba", "ortools", "matplotlib", "scipy", "shtab", "pyyaml"}
     scripts = configparser.ConfigParser()
     scripts.read_string(texts["entry_points.txt"])
-    assert dict(scripts["console_scripts"]) == {"semu": "semu.cli:main"}
+    assert dict(scripts["console_scripts"]) == {"semu": "semu.__main__:run"}
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def _result(name: str) -> dict[str, Any] | None:
         return None
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the result: {error}", where=name, expected="a JSON document") from error
     return document if isinstance(document, dict) and "iteration_time_s" in document else None
 

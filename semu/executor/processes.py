@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from semu.errors import ExecutorError, SemuError
+from semu.parents import follow_parent
 from semu.records import dataclass
 
 HOST = "127.0.0.1"
@@ -253,17 +254,3 @@ def _as_executor_error(error: Exception, place: Place) -> ExecutorError:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def follow_parent() -> None:
-    """End this process when the one that started it ends."""
-    parent = mp.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        """Wait for it."""
-        parent.join()
-        os._exit(ExecutorError.exit_code)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 
 from semu.errors import ConfigError
+from semu.files import read_toml
 from semu.fitting.calibration import forward_times, has_arithmetic
 from semu.fitting.coefficients import coefficients_of
 from semu.fitting.door import admit
@@ -63,7 +63,7 @@ def score_profile(
 
 def _check_rule(name_or_path: str) -> None:
     """Refuse a profile that was fitted under another rule: other rows were held out of its fit."""
-    table = tomllib.loads(profile_path(name_or_path).read_text(encoding="utf-8")).get("calibration")
+    table = read_toml(profile_path(name_or_path), name_or_path, "a device profile").get("calibration")
     rule = table.get("held_out") if isinstance(table, dict) else None
     if rule not in (None, HELD_OUT_RULE):
         where = f"{name_or_path} calibration.held_out"

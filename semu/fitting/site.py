@@ -6,12 +6,12 @@ differs; a simulation uses the base. Factors from training runs of a site are in
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 from semu.checks import check_number, check_word
 from semu.errors import ConfigError
+from semu.files import read_toml
 from semu.fitting.models import FLOOR, TIME, defaults_of
 from semu.hardware.known_devices import KNOWN_DEVICES, profile_names
 from semu.hardware.profile import PROFILE_DIR, list_profiles
@@ -31,7 +31,7 @@ def load_sites(name_or_path: str) -> dict[str, dict[str, dict[str, float]]]:
         ConfigError: a table that is none, an unknown name, a factor that is not positive.
     """
     path = profile_path(name_or_path)
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    document = read_toml(path, path.name, "a device profile")
     table, base = document.get("site"), document.get("base")
     siblings = profile_names(KNOWN_DEVICES[base].aliases[0]) if isinstance(base, str) and base in KNOWN_DEVICES else ()
     if table is None and path.stem in siblings:

@@ -23,7 +23,6 @@ defaults to the paper's form, alpha = 1 without fixed time. A user's device need
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any
 from semu import memo
 from semu.checks import check_member, check_number, check_word
 from semu.errors import ConfigError, nearest_name, unknown_name
+from semu.files import read_toml
 from semu.hardware.attention_kernels import PASSES, SAME, SHORT, AttentionFactors, AttentionKernel
 from semu.hardware.capabilities import PEAKS, DeviceProfile, Fabric, Host, VariantKey, parse_variant
 from semu.hardware.efficiency import CollectiveEfficiency, Efficiency, LinkEfficiency, Section, coefficient_names
@@ -136,12 +136,7 @@ def _load_cached(path: Path, mtime_ns: int, size: int) -> DeviceProfile:
 
 
 def _read(path: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not a TOML file: {error}", where=path.name) from error
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=path.name) from error
+    return read_toml(path, path.name, "a device profile")
 
 
 def _resolve(path: Path, table: dict[str, object], chain: tuple[Path, ...]) -> _Parts:

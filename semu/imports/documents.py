@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.files import checked_levels
 from semu.imports.arguments import Argument, Given
 from semu.imports.flags import FlagTable
 
@@ -99,13 +100,13 @@ def read_document(text: str, source: str) -> Document:
         data, lines = _parse_yaml(text, source)
     if not isinstance(data, dict):
         raise ConfigError("no keys at the top", where=source, expected="a table of settings", got=type(data).__name__)
-    return Document(source, data, lines)
+    return Document(source, checked_levels(data, source, "a configuration"), lines)
 
 
 def _parse_toml(text: str, source: str) -> tuple[Any, dict[str, int]]:
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         match = re.search(r"\(at line (\d+)", str(error))
         where = source if match is None else f"{source}:{match[1]}"
         raise ConfigError("not TOML", where=where, expected="TOML 1.0", got=str(error)[:80]) from error

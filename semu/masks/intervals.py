@@ -9,7 +9,9 @@ windows, ``reach`` int64[intervals]. A lambda mask (sinks and a window, 2309.174
 from __future__ import annotations
 
 from dataclasses import astuple
+from io import BytesIO
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -32,9 +34,9 @@ def read_intervals(path: str | Path) -> Seen:
         ConfigError: no such file, other arrays, runs or intervals that are out of order.
     """
     try:
-        with np.load(path, allow_pickle=False) as data:
+        with np.load(BytesIO(Path(path).read_bytes()), allow_pickle=False) as data:
             found = {name: data[name] for name in _NAMES if name in data}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise ConfigError(
             f"cannot read the mask: {error}", where=str(path), expected="a file that numpy.savez wrote"
         ) from error

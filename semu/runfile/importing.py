@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semu.errors import ConfigError, nearest_name
+from semu.files import read_bounded
 from semu.imports.kinds import PROGRAMS, program_of
 from semu.nn import Module
 from semu.nn.module import Parameter
@@ -23,7 +24,7 @@ from semu.runfile.overrides import Overrides
 from semu.runfile.places import Places
 from semu.runfile.resolve import resolve_tables
 from semu.runfile.schema import TABLES
-from semu.runfile.sources import hf_file
+from semu.runfile.sources import LARGEST_TEXT, hf_file
 from semu.runfile.toml_text import comment_lines, format_toml
 from semu_models.hf.reading import Reading
 
@@ -105,7 +106,7 @@ def _refuse_options(changes: Overrides) -> None:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8-sig", errors="replace")
+        return read_bounded(path, _kinds(), LARGEST_TEXT).decode("utf-8-sig", errors="replace")
     except OSError as error:
         folder = Path(path).parent
         nearest = nearest_name(Path(path).name, [item.name for item in folder.iterdir()] if folder.is_dir() else [])

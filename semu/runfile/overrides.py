@@ -108,7 +108,7 @@ def parse_value(key: str, value: str) -> object:
     """
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         if not _BARE_WORD.fullmatch(value):
             raise ConfigError(
                 "not a TOML value",
@@ -127,7 +127,7 @@ def _parse_key(key: str) -> tuple[str, ...] | None:
     """Path of a dotted TOML key; None where it is none."""
     try:
         table: Any = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return None
     path: list[str] = []
     while isinstance(table, dict):

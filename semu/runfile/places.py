@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from semu.errors import ConfigError, SemuError
+from semu.files import checked_levels
 from semu.parallel.axes import AXES
 from semu.records import dataclass
 
@@ -96,12 +97,16 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         ConfigError: a syntax error; ``where`` is ``NAME:LINE``.
     """
     try:
-        return tomllib.loads(text)
+        return checked_levels(tomllib.loads(text), name, "a run file")
     except tomllib.TOMLDecodeError as error:
         what, line, column = _split_message(str(error), text)
         raise ConfigError(
             f"not valid TOML: {what}", where=f"{name}:{line}", expected="TOML: [table] and key = value", got=column
         ) from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"not valid TOML: {error}", where=name, expected="numbers of at most 20 digits") from error
+    except RecursionError as error:
+        raise ConfigError("TOML of too many levels", where=name, expected="tables and lists a few deep") from error
 
 
 def _split_message(message: str, text: str) -> tuple[str, int, str | None]:
@@ -141,7 +146,7 @@ def _statement(lines: list[str], start: int) -> tuple[int, dict[str, Any]]:
     for end in range(start + 1, len(lines) + 1):
         try:
             return end, tomllib.loads("\n".join(lines[start:end]))
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             continue
     return len(lines), {}
 

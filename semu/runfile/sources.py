@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from semu.checks import known_spelling
 from semu.errors import ConfigError, unknown_name
+from semu.files import read_bounded
 from semu.hardware.cluster import Cluster
 from semu.imports.kinds import PROGRAMS, ReadOptions, program_of
 from semu.job import Training
@@ -27,6 +28,8 @@ from semu.runfile.schema import SCHEMA
 from semu_models import MODELS, SETUPS, Setup
 from semu_models.names import shipped_name
 
+LARGEST_TEXT = 64 << 20
+"""Bytes of a run file, or of another program's script or log."""
 HF_NAME = "config.json"
 """What transformers calls a model's configuration."""
 
@@ -142,7 +145,9 @@ def _unknown_run(run: str) -> ConfigError:
 
 def _read_text(path: str) -> str:
     try:
-        data = Path(path).read_bytes()
+        data = read_bounded(path, "a run file, or a file of another program", LARGEST_TEXT)
+    except ValueError as error:  # a null character
+        raise ConfigError("not a path", where=repr(path), expected="a TOML file, or a setup") from error
     except OSError as error:
         siblings = [other.name for other in Path(path).parent.glob("*.toml") if other.is_file()]
         nearest = get_close_matches(Path(path).name, siblings, n=1, cutoff=0.75)

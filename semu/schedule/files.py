@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from semu.errors import ConfigError
+from semu.errors import ConfigError, ScheduleError
 from semu.files import write_text
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import StageKey
@@ -64,7 +64,10 @@ def read_schedule(path: str | os.PathLike[str]) -> Schedule:
         reason = getattr(error, "strerror", None) or "not a text file"
         expected = "a schedule, as text or .csv"
         raise ConfigError(f"cannot read the schedule: {reason}", where=str(path), expected=expected) from error
-    return from_csv(text, name) if Path(path).suffix == ".csv" else Schedule.from_text(text, name)
+    try:
+        return from_csv(text, name) if Path(path).suffix == ".csv" else Schedule.from_text(text, name)
+    except csv.Error as error:
+        raise ScheduleError(f"not a CSV table: {error}", where=name, expected="a row for each rank") from error
 
 
 def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:

@@ -32,7 +32,7 @@ def is_runs_file(path: str) -> bool:
     """Whether a file is a list of training runs: JSON objects with ``iteration_time_s`` and ``model``."""
     try:
         data = json.loads(Path(path).read_bytes()) if Path(path).suffix == ".json" else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, list) and any(
         isinstance(item, Mapping) and {"iteration_time_s", "model"} <= set(item) for item in data

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from semu.errors import ConfigError
+from semu.files import checked_levels, read_bounded
 from semu.records import dataclass
 
 _LAST_TOKEN = re.compile(r"[\w.+\\-]*\s*")
@@ -90,7 +91,9 @@ def _holds(line: str, key: str) -> bool:
 
 def _read_text(path: str) -> str:
     try:
-        data = Path(path).read_bytes()
+        data = read_bounded(path, _EXPECTED)
+    except ValueError as error:  # a null character
+        raise ConfigError("not a path", where=repr(path), expected=_EXPECTED) from error
     except OSError as error:
         raise ConfigError(f"cannot read the file: {error.strerror}", where=path, expected=_EXPECTED) from error
     try:
@@ -114,6 +117,8 @@ def _parse(text: str, path: str) -> Mapping[str, Any]:
             expected=_EXPECTED,
             got=f"{total} bytes" if cut else (text.split("\n")[error.lineno - 1].strip()[:80] or None),
         ) from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"not valid JSON: {error}", where=path, expected=_EXPECTED) from error
     except RecursionError as error:
         raise ConfigError("not valid JSON: nested too deeply", where=path, expected=_EXPECTED) from error
     except _TwiceError as error:
@@ -122,7 +127,7 @@ def _parse(text: str, path: str) -> Mapping[str, Any]:
         ) from error
     if not isinstance(value, dict):
         raise ConfigError("not a JSON object", where=path, expected=_EXPECTED, got=type(value).__name__)
-    return value
+    return checked_levels(value, path, _EXPECTED)
 
 
 class _TwiceError(Exception):

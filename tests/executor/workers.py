@@ -90,3 +90,20 @@ def linger(place: Place, folder: str) -> None:
     """Say who this is, and wait for longer than any test."""
     Path(folder, str(place.world_rank)).write_text(str(os.getpid()))
     time.sleep(600)
+
+
+def die_at(place: Place, plan: ExecutionPlan, model: SmallModel, kind: ActionKind) -> float:
+    """Rank 1 is killed when it begins its second action of a kind."""
+    communicator = TorchCommunicator(timeout_s=place.timeout_s)
+    runner = Runner(split_model(plan, model.modules(0), communicator.rank), communicator, timeout_s=place.timeout_s)
+    do, count = runner._do[kind], 0
+
+    def _counted(step: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 2 and communicator.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        do(step)
+
+    runner._do[kind] = _counted
+    return runner.run(plan).loss()

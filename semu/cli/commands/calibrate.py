@@ -7,13 +7,13 @@ import datetime
 import os
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, emit_result, printed_anyway, say, say_written
 from semu.cli.option_checks import check_place, given_flags
 from semu.errors import ConfigError
+from semu.files import read_toml
 
 if TYPE_CHECKING:
     from semu.hardware.capabilities import DeviceProfile
@@ -186,8 +186,8 @@ def _bases(device: str) -> list[Path]:
     while path.is_file() and path.resolve() not in found:
         found.append(path.resolve())
         try:
-            base = tomllib.loads(path.read_text(encoding="utf-8")).get("base")
-        except (OSError, ValueError):
+            base = read_toml(path, str(path), "a device profile").get("base")
+        except ConfigError:
             break
         if not isinstance(base, str):
             break

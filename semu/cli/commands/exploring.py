@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from semu.cli.console import Progress, emit, emit_json, printed_anyway, say, say_written
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
-from semu.files import make_folder, write_text
+from semu.files import make_folder, read_toml, write_text
 
 if TYPE_CHECKING:
     from semu.costs.result_cache import ResultCache
@@ -152,15 +152,10 @@ def program_names(path: str) -> list[str]:
     Raises:
         ConfigError: the file cannot be read, it has none, as ``named_rules``.
     """
-    import tomllib
-
     from semu.runfile.places import Places
     from semu.runfile.schedules import program_texts
 
-    try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read the rules: {error}", where=path, expected="a TOML file") from error
+    tables = read_toml(path, path, "a TOML file with tables [schedule.NAME]")
     texts = program_texts(tables.get("schedule"), Places(path))
     if not texts:
         raise ConfigError("no rules", where=path, expected="tables [schedule.NAME]", got=[*tables])

@@ -23,8 +23,9 @@ from semu.executor.communicator import Communicator
 from semu.executor.drill.node import run_node
 from semu.executor.drill.orders import Moment, Settings
 from semu.executor.fake_communicator import FakeWorld
-from semu.executor.processes import HOST, end_processes, follow_parent, rank_context
+from semu.executor.processes import HOST, end_processes, rank_context
 from semu.executor.torch_communicator import TorchCommunicator
+from semu.parents import follow_parent
 from semu.records import dataclass
 
 

@@ -28,7 +28,7 @@ def folder_software(table: Path) -> str | None:
     """
     try:
         record = json.loads((table.parent / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, Mapping):
         return None
@@ -51,7 +51,7 @@ def nccl_software(text: str) -> str | None:
         return None
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     version = document.get("nccl_version")
     return _short([f"NCCL {version}"]) if isinstance(version, str | int) else None

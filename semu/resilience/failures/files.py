@@ -49,11 +49,14 @@ def read_events(path: str | os.PathLike[str], nodes: int) -> NodeEvents:
     first = next((line for line in lines if line.strip()), "")
     if "|" in first:
         return NodeEvents.of(_sacct(str(path), lines, nodes))
-    rows = [
-        (number, [cell.strip() for cell in row])
-        for number, row in enumerate(csv.reader(lines), 1)
-        if any(cell.strip() for cell in row) and not row[0].lstrip().startswith("#")
-    ]
+    try:
+        rows = [
+            (number, [cell.strip() for cell in row])
+            for number, row in enumerate(csv.reader(lines), 1)
+            if any(cell.strip() for cell in row) and not row[0].lstrip().startswith("#")
+        ]
+    except csv.Error as error:
+        raise ConfigError(f"not a CSV table: {error}", where=str(path), expected="a file of events") from error
     heads = [cell.lower() for cell in rows[0][1]] if rows else []
     if heads[:3] == list(_OWN[:3]):
         return NodeEvents.of(_own(str(path), rows[1:], nodes))

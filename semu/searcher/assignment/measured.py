@@ -59,7 +59,7 @@ def read_members(path: str | os.PathLike[str], replica: int, ids: Sequence[str |
         try:
             line = json.loads(text)
             own, microbatch, names = line["replica"], int(line["microbatch"]), [str(name) for name in line["ids"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError("not a microbatch", where=f"{place}:{row}", expected=expected) from error
         if own != replica:
             continue
@@ -232,7 +232,7 @@ def read_costs(path: str | os.PathLike[str], costs: SampleCosts) -> SampleCosts:
         words = tuple(str(row["provenance"]) for row in rows)
         residuals = tuple(Residual(**own) for own in document["residuals"])
         names, source = tuple(document["names"]), str(document["source"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError("not costs of samples", where=place, expected=expected) from error
     if names != costs.names or units != [_key_json(key) for key in costs.keys] or slope_s.shape != costs.slope_s.shape:
         raise ConfigError(

@@ -22,10 +22,12 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from semu.errors import ExecutorError
+from semu.parents import follow_parent
 from semu.searcher.engines.engine import ATTEMPTS, IN_FLIGHT, Result, Task
 
 YOUNG = 500_000
 """In a worker: new objects between two runs of the garbage collector. Tasks leave little, but fill caches."""
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _WORK: list[Callable[[Any], Any]] = []
 """In a worker: the function that it runs."""
 
@@ -93,20 +95,20 @@ def _context() -> BaseContext:
 
 
 def _submit(pool: ProcessPoolExecutor, task: Any) -> Future[Any]:
-    """Hand out a task. It may start a process, which has Ctrl-C blocked from its first instruction on."""
-    with _interrupts_wait(), warnings.catch_warnings():
+    """Hand out a task. It may start a process, which has Ctrl-C and SIGTERM blocked from its first instruction on."""
+    with _signals_wait(), warnings.catch_warnings():
         # Python 3.12 warns of copies of a process in which a library has threads; those of BLAS expect it
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         return pool.submit(_run, task)
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C comes at the end of the block."""
+def _signals_wait() -> Iterator[None]:
+    """Ctrl-C and SIGTERM come at the end of the block."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
@@ -116,6 +118,9 @@ def _interrupts_wait() -> Iterator[None]:
 def _begin(work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the tasks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a copy of a process that handles it ends none the less
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    follow_parent()
     gc.freeze()  # modules and compiled kernels stay: no search for garbage looks at them again
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     _WORK[:] = [work]

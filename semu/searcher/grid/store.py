@@ -55,6 +55,11 @@ class ResultStore:
 
     def _open(self, label: str) -> None:
         try:
+            names = "SELECT name FROM sqlite_master WHERE type = 'table'"
+            if others := sorted({name for (name,) in self._file.execute(names)} - {"about", "results"}):
+                raise ConfigError(
+                    "the database of another program", where=str(self.path), expected="a new name", got=others[0]
+                )
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.executescript(_TABLES)
@@ -66,16 +71,15 @@ class ResultStore:
             about = dict(self._file.execute("SELECT name, value FROM about"))
         except sqlite3.Error as error:
             raise self._unreadable(error) from error
-        if about["format"] != FORMAT:
+        form, job, whose = (str(about.get(name, "nothing")) for name in ("format", "job", "label"))
+        if form != FORMAT:
+            raise ConfigError("results in another format", where=str(self.path), expected=FORMAT, got=form)
+        if job != self._hash:
             raise ConfigError(
-                "results in another format", where=str(self.path), expected=FORMAT, got=str(about["format"])
-            )
-        if about["job"] != self._hash:
-            raise ConfigError(
-                f"the file holds results of another job: {about['label']}",
+                f"the file holds results of another job: {whose}",
                 where=str(self.path),
                 expected=f"a new file, or one of {label}",
-                got=f"{about['label']} (job {about['job'][:12]}, this one is {self._hash[:12]})",
+                got=f"{whose} (job {job[:12]}, this one is {self._hash[:12]})",
             )
 
     def _unreadable(self, error: sqlite3.Error) -> ConfigError:
@@ -84,7 +88,17 @@ class ResultStore:
         )
 
     def known(self, points: Sequence[Point]) -> dict[Point, Outcome]:
-        """The stored results among some configurations."""
+        """The stored results among some configurations.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        try:
+            return self._known(points)
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
+
+    def _known(self, points: Sequence[Point]) -> dict[Point, Outcome]:
         found: dict[Point, Outcome] = {}
         keys = {point_hash(self._hash, point): point for point in points}
         names = list(keys)

@@ -144,7 +144,7 @@ def _history(text: str) -> Iterator[tuple[int, float]]:
             runtime, step = entry.get("train_runtime"), entry.get("step")
             if isinstance(runtime, int | float) and isinstance(step, int) and runtime > 0 and step > 0:
                 yield step, runtime / step
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return
 
 
