@@ -156,7 +156,7 @@ def rank_lost(name: str, number: signal.Signals, bench: Bench, draw: random.Rand
     ranks: list[int] = []
 
     def _is_there() -> bool:
-        ranks[:] = bench.shop.children(started.process.pid, b"spawn_main")
+        ranks[:] = bench.shop.ranks(started.process.pid)
         return len(ranks) == 3
 
     if wait_for(_is_there, started.process):
@@ -174,9 +174,9 @@ def rank_paused(name: str, seconds: float, bench: Bench, draw: random.Random) ->
     true = bench.true(name)
     out = bench.shop.new()
     started = bench.shop.start(bench.words(name, out))
-    if wait_for(lambda: len(bench.shop.children(started.process.pid, b"spawn_main")) == 3, started.process):
+    if wait_for(lambda: len(bench.shop.ranks(started.process.pid)) == 3, started.process):
         time.sleep(moment(draw, bench.times[name]))
-        for rank in bench.shop.children(started.process.pid, b"spawn_main")[:1]:
+        for rank in bench.shop.ranks(started.process.pid)[:1]:
             os.kill(rank, signal.SIGSTOP)
             time.sleep(seconds)
             os.kill(rank, signal.SIGCONT)
@@ -235,7 +235,7 @@ def plan_swapped(bench: Bench, draw: random.Random) -> str:
     plan.write_text(text)
     words = [str(plan) if word == bench.shop.at("plan.json") else word for word in bench.words("run", out)]
     started = bench.shop.start(words)
-    if wait_for(lambda: bench.shop.children(started.process.pid, b"spawn_main"), started.process):
+    if wait_for(lambda: bench.shop.ranks(started.process.pid), started.process):
         plan.write_text(draw.choice(("", "{}", text[: len(text) // 2])))
     return started.end().fault(0) or different(true, out) or bench.shop.left()
 
