@@ -147,11 +147,14 @@ def test_traffic_is_that_of_the_public_tables() -> None:
     assert traffic("cross_entropy", "fwd", shape="2048x32000") == 8 * 2048 * 32000
 
 
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
-def test_traffic_of_adam_is_that_of_the_optimizers_rule(dtype: DType) -> None:
+@pytest.mark.parametrize(("dtype", "counted"), [(DType.FP32, 28), (DType.BF16, 20)])
+def test_traffic_of_adam_is_that_of_the_optimizers_rule(dtype: DType, counted: int) -> None:
+    """Over 16 bits alone a kernel moves 14 bytes an element in the time of 20, which is what the rule counts."""
     rule = optimizer_bytes(1 << 20, tensor_dtype=dtype, grad_dtype=dtype, master_dtype=dtype, state_dtype=dtype)
-    assert ADAM_ELEMENTS * dtype.size_bytes << 20 == rule
-    assert traffic("adam", "", dtype=dtype.value, shape=f"64x{1 << 20}", note="torch fused") == 64 * rule
+    assert rule == counted << 20
+    moved = ADAM_ELEMENTS * dtype.size_bytes << 20
+    assert moved == (rule if dtype is DType.FP32 else 14 << 20)
+    assert traffic("adam", "", dtype=dtype.value, shape=f"64x{1 << 20}", note="torch fused") == 64 * moved
 
 
 def test_groups_of_ranks() -> None:
