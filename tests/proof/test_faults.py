@@ -75,7 +75,7 @@ class Slowly:
         if name == "semu.cli":
             sys.stderr.write("\\x00")
             sys.stderr.flush()
-            time.sleep(60)
+            time.sleep(15)
 sys.meta_path.insert(0, Slowly())
 run()
 """
