@@ -145,7 +145,7 @@ UNEQUAL = {
 }
 
 
-@pytest.mark.parametrize("name", UNEQUAL)
+@pytest.mark.parametrize("name", [pytest.param("lm-7b", marks=pytest.mark.slow), "qwen2.5-0.5b"])
 def test_a_plan_of_stages_of_different_sizes(name: str) -> None:
     """Times as simulated; a stage holds what it holds in a pipeline whose stages all have its size; a message is what
     either end has of it; the model in one piece has the same gradients."""

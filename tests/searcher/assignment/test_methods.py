@@ -126,6 +126,7 @@ def test_local_search_equals_brute_force_on_small_bins():
     assert worse <= 3  # 1.05 x the optimum in 95 % of the cases
 
 
+@pytest.mark.slow
 def test_a_planner_plans_assigned_iterations(tmp_path):
     """Batches of the stream are those of the assigner, microbatch for microbatch."""
     assigner = vlm_assigner(1, 4)

@@ -107,6 +107,7 @@ def _megatron(found: Assignment) -> semu.TrainingJob:
     return make(found.given_to(vlm_job(), found.undeferred)).job
 
 
+@pytest.mark.slow
 def test_steps_say_which_samples_they_train() -> None:
     found = assigned(8)
     with semu.Planner(vlm_job(), iter([found]), rollouts=1, workers=1) as planner:
