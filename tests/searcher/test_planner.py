@@ -419,11 +419,11 @@ def test_a_loop_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with Planner(video_job(), MODELS[1][1](3), rollouts=10) as planner:
         inner, calls = planner.batches.prepared, []
 
-        def raising(job: Any) -> Any:
+        def raising(job: Any, assigned: Any = None) -> Any:
             calls.append(0)
             if len(calls) == 2:
                 raise RuntimeError("disk on fire")
-            return inner(job)
+            return inner(job, assigned)
 
         monkeypatch.setattr(planner.batches, "prepared", raising)
         train(planner, 3, has_deadline=False, tell=rows.append)
