@@ -88,6 +88,7 @@ def test_a_window_of_no_stream_says_what_it_wants(capsys) -> None:
     assert (code, found["error"]["expected"]) == (2, "with --stream FILE --assign METHOD")
 
 
+@pytest.mark.slow
 def test_options_of_the_run_file_are_those_of_the_command_line(path: Path, capsys) -> None:
     given = ("--stream", str(path), "--assign", "coupled", "--iterations", "1")
     code, by_flag = run(capsys, *given, "--window", "2")
