@@ -41,6 +41,7 @@ WORDS = {
     "--time 10": "--time 1",
     "--trace FILE": "--trace trace.csv --iterations 2",
     "--samples FILE": "--samples samples.jsonl",
+    "--samples metadata.jsonl": "--samples samples.jsonl",
 }
 """What stands for a file or a name of the reader's, and what runs in its place; long searches are cut short."""
 AFTER = {
