@@ -180,7 +180,9 @@ class Shop:
     def ranks(self, parent: int) -> list[int]:
         """Ranks that a process started: children of the server that begins them, or its own."""
         servers = self.children(parent, b"forkserver")
-        return sorted([*self.children(parent, b"spawn_main"), *(rank for one in servers for rank in self.children(one))])
+        return sorted(
+            [*self.children(parent, b"spawn_main"), *(rank for one in servers for rank in self.children(one))]
+        )
 
     def left(self) -> str:
         """Processes that stay behind, which are then ended; "" where there are none."""

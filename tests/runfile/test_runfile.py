@@ -622,7 +622,7 @@ def test_a_bad_assignment_is_refused(text: str, where: str) -> None:
 
 
 def test_bad_flags_name_themselves() -> None:
-    assert refused("lm-7b", cluster="h800").where == "--cluster"
+    assert refused("lm-7b", cluster="h800:x8").where == "--cluster"
     assert refused("lm-7b", cluster="h80:1x8").nearest == "h800"
     assert refused("lm-7b", cluster="absent.toml:1x8").where == "--cluster absent.toml"
     assert refused("lm-7b", parallel="dp8-xp2").where == "--parallel"

@@ -15,7 +15,7 @@ examples:
   semu simulate vlm-m
   semu simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4 --out out
   semu simulate run.toml --set training.recompute=none --json
-  semu simulate llama3-8b --gpus 64 --seq-len 4096 --global-batch 512
+  semu simulate qwen3-8b --gpus 64 --seq-len 4096 --global-batch 512
 
 Every key of [training] is an option too, as --seq-len 4096 for --set training.seq_len=4096, and so are the sizes of
 [parallel]: --tp 4.
