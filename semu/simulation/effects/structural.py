@@ -87,7 +87,7 @@ def _has_fabric(job: TrainingJob) -> bool:
 
 CAUSES = (
     Cause("eager_pipeline", 0.46, _is_eager_pipeline, "21 runs of an eager framework over nodes"),
-    Cause("modality_torch", 0.48, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
+    Cause("modality_torch", 0.44, _has_modality_under_torch, "10 runs: a U-Net and a video transformer"),
     Cause("experts", 0.19, _has_experts, "21 runs on H100, H800, B200, GB200"),
     Cause("modality", 0.04, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
     Cause("family", 0.23, _feeds_modules, "9 families of models, each left out: nothing like this one was compared"),
