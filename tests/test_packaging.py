@@ -234,16 +234,7 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in texts["LICENSE"]
-    assert set(metadata.get_all("Provides-Extra", [])) == {
-        "test",
-        "browser",
-        "executor",
-        "fit",
-        "hf",
-        "hta",
-        "imports",
-        "ray",
-    }
+    assert set(metadata.get_all("Provides-Extra", [])) == set(project["optional-dependencies"])
     always = {need.split(">=")[0] for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need}
     assert always == {"numpy", "networkx", "numba", "ortools", "matplotlib", "scipy", "shtab", "pyyaml"}
     scripts = configparser.ConfigParser()
