@@ -1,7 +1,8 @@
-"""What all tests share: where measured data is, how hypothesis runs, and three options.
+"""What all tests share: where measured data is, how hypothesis runs, and four options.
 
 ``--no-skips``: a skipped test fails. ``--passed-to`` and ``--not-in``: a second run, where more is installed, leaves
 out what a first run of the same files passed. It takes what the first did not select, skipped or could not collect.
+``--one-in K``: of the cases that ``sampled`` leaves out of the default run, one in K; other commits, other cases.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import zlib
 from collections import defaultdict
 from collections.abc import Generator
@@ -45,6 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="leave out the tests whose ids FILE holds; no file: take all. "
         "Write --not-in=FILE: pytest takes a word that is a file for a folder of tests before it reads this",
+    )
+    parser.addoption(
+        "--one-in",
+        metavar="K",
+        type=int,
+        default=1,
+        help="of the cases that sampled leaves out and of those marked parted, take one in K; the commit says which",
     )
 
 
@@ -97,7 +106,14 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before what is marked slow is left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _mark_sampled(items)
+    left_out = _mark_sampled(items)
+    size = config.getoption("--one-in")
+    if size > 1:
+        part = _part_of(size)
+        left_out += [item for item in items if item.get_closest_marker("parted") is not None]
+        others = {item.nodeid for item in left_out if zlib.crc32(item.nodeid.encode()) % size != part}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
+        items[:] = [item for item in items if item.nodeid not in others]
     file = config.getoption("--not-in")
     if not file or not Path(file).is_file():
         return
@@ -106,8 +122,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid not in passed]
 
 
-def _mark_sampled(items: list[pytest.Item]) -> None:
-    """Mark slow what ``sampled(k)`` leaves out: of a test's cases all but one in k, by the hash of the names."""
+def pytest_report_header(config: pytest.Config) -> str | None:
+    size = config.getoption("--one-in")
+    return f"of the cases that sampled leaves out: part {_part_of(size) + 1} of {size}" if size > 1 else None
+
+
+def _part_of(size: int) -> int:
+    """Which of ``size`` parts of the cases this commit takes; the first where there is no repository."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return int(commit.strip()[:8], 16) % size
+
+
+def _mark_sampled(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Mark slow what ``sampled(k)`` leaves out, and return it: of a test's cases all but one in k, by names' hash."""
+    left_out: list[pytest.Item] = []
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("sampled") is not None:
@@ -118,6 +150,8 @@ def _mark_sampled(items: list[pytest.Item]) -> None:
         by_hash = sorted(those, key=lambda item: (zlib.crc32(item.nodeid.partition("[")[2].encode()), item.nodeid))
         for item in by_hash[-(-len(those) // mark.args[0]) :]:
             item.add_marker(pytest.mark.slow)
+            left_out.append(item)
+    return left_out
 
 
 def _fail_if_skipped(report: pytest.CollectReport | pytest.TestReport, config: pytest.Config) -> None:

@@ -12,6 +12,8 @@ import pytest
 from frozen import freeze
 from frozen.cases import Case, all_cases
 
+PARTS = 12
+
 
 def compare(cases: list[Case]) -> None:
     skipped: list[str] = []
@@ -32,8 +34,10 @@ def test_the_quick_subset_is_as_frozen() -> None:
 
 
 @pytest.mark.slow
-def test_everything_is_as_frozen() -> None:
-    compare([case for case in freeze.chosen_cases() if not case.is_quick])
+@pytest.mark.parted
+@pytest.mark.parametrize("part", range(PARTS))
+def test_everything_is_as_frozen(part: int) -> None:
+    compare([case for case in freeze.chosen_cases() if not case.is_quick][part::PARTS])
 
 
 def test_every_case_has_one_line_and_every_line_a_case() -> None:
