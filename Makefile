@@ -52,7 +52,7 @@ $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)'
 	@echo "installing semu with every extra into $(EXTRAS)"
 	@$(PYTHON) -m venv $(EXTRAS)
-	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit,hf,ray,imports,browser]'
+	@$(EXTRAS)/bin/python $(PIP_INSTALL) '.[test,executor,hta,fit,hf,ray,imports,browser,notebooks]'
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml constraints.txt

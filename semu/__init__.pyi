@@ -20,8 +20,11 @@ from semu.door.comparing import compare as compare
 from semu.door.contexts import context as context
 from semu.door.contexts import write_permutations as write_permutations
 from semu.door.long_runs import goodput as goodput
+from semu.door.searching import compare_schedules as compare_schedules
+from semu.door.searching import explore_schedules as explore_schedules
 from semu.door.searching import grid as grid
 from semu.door.searching import search as search
+from semu.door.searching import what_if as what_if
 from semu.door.simulating import evaluate as evaluate
 from semu.door.simulating import prepare as prepare
 from semu.door.simulating import simulate as simulate
@@ -77,10 +80,7 @@ from semu.searcher.assignment.assignment import Assignment as Assignment
 from semu.searcher.grid.result import GridResult as GridResult
 from semu.searcher.planner.planner import Planner as Planner
 from semu.searcher.report import SearchReport as SearchReport
-from semu.searcher.what_if.sensitivity import what_if as what_if
 from semu.simulation import JobCheckpoint as JobCheckpoint
-from semu.simulation.schedules.comparing import compare_schedules as compare_schedules
-from semu.simulation.schedules.exploring import explore_schedules as explore_schedules
 
 __version__: str
 

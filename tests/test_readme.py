@@ -16,6 +16,7 @@ from benchmarks.readme._parts import PARTS
 from benchmarks.readme._pictures import PICTURES, _figures
 from benchmarks.readme._weave import DOCS, PAGES, PICTURES_FOLDER, page_of, part_of, recorded_digests, replace_part
 from docs.make import reference
+from docs.make.notebooks import notebooks
 from semu.simulation.effects.structural import CAUSES
 
 SLOW = {"baselines", "grid", "published"}
@@ -50,7 +51,7 @@ def test_every_mark_of_the_readme_has_a_part_and_every_picture_is_there() -> Non
         (page.parent / path).resolve() for page, text in texts.items() for path in re.findall(r"\]\(([^)#:]+)\)", text)
     }
     assert {PICTURES_FOLDER / name for name in PICTURES} <= shown
-    made = {(DOCS / page).resolve() for page in reference.pages()}  # when the site is built
+    made = {(DOCS / page).resolve() for page in (*reference.pages(), *notebooks())}  # when the site is built
     assert [path for path in shown - made if not path.exists()] == []
 
 

@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from docs.make import reference  # noqa: E402
+from docs.make import notebooks, reference  # noqa: E402
 
 LOG = logging.getLogger("mkdocs.semu")
 SITE: dict[str, str] = {
@@ -43,7 +43,7 @@ _CODE = re.compile(r"(?ms)^```.*?^```|`[^`\n]+`")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add generated pages, pages and pictures of the repository."""
-    for path, text in reference.pages().items():
+    for path, text in (reference.pages() | notebooks.pages()).items():
         files.append(File.generated(config, path, content=text))
     for folder in ("examples/pictures", "benchmarks/paper/pictures"):
         for picture in sorted((ROOT / folder).glob("*.png")):

@@ -1,4 +1,4 @@
-"""``search`` and ``grid`` of a job or of a run."""
+"""``search``, ``grid``, ``what_if`` and comparisons of schedules, of a job or of a run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from semu.parallel.config import Parallel
 from semu.searcher.grid import grid_search
 from semu.searcher.grid.space import on_cluster
 from semu.searcher.job_search import search as search_job
+from semu.searcher.what_if import sensitivity
+from semu.simulation.schedules import comparing, exploring
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
@@ -64,3 +66,6 @@ def _job_to_vary(
 
 search = of_runs(search_job)
 grid = of_runs(grid_search.grid, _job_to_vary)
+what_if = of_runs(sensitivity.what_if)
+compare_schedules = of_runs(comparing.compare_schedules)
+explore_schedules = of_runs(exploring.explore_schedules)

@@ -58,6 +58,13 @@ class IterationTimeline:
         stages = sum(rank.weight * (stage.end_s - stage.start_s) for rank in self.ranks for stage in rank.stages)
         return idle_share(stages, len(self.ranks), self.makespan_s)
 
+    def __repr__(self) -> str:
+        stages = sum(len(rank.stages) for rank in self.ranks)
+        return (
+            f"IterationTimeline({stages:,} stages on {len(self.ranks):,} ranks, iteration "
+            f"{format_time(self.iteration_time_s)}, pipeline {format_time(self.makespan_s)})"
+        )
+
     def _repr_html_(self) -> str:
         """For notebooks: what the first ranks do, in figures."""
         rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def test_report_and_timeline(report: Report) -> None:
     html = report.timeline._repr_html_()
     assert is_static(html) and f"bubble {report.bubble_ratio:.1%}" in html
     assert html.count("<tr>") == 1 + len(report.timeline.ranks)
+    assert len(repr(report.timeline)) < 200 and f"on {len(report.timeline.ranks)} ranks" in repr(report.timeline)
 
 
 def test_schedule() -> None:
@@ -79,6 +81,8 @@ def test_figures(report: Report) -> None:
     assert sum(widths) == pytest.approx(report.iteration_time_s, rel=1e-6)
     assert len(report.plot.memory().axes) >= min(8, len(report.timeline.ranks))
     assert report.plot.timeline().axes[0].get_xlim()[1] == pytest.approx(report.iteration_time_s)
+    shown = pickle.loads(pickle.dumps(figure))._repr_png_()
+    assert shown.startswith(b"\x89PNG") and shown == figure._repr_png_(), "a cell shows it without pyplot"
 
 
 def test_matplotlib_waits() -> None:

@@ -1,4 +1,4 @@
-"""``semu.prepare``, ``evaluate``, ``search`` and ``grid`` of names and files, on other clusters too."""
+"""``semu.prepare``, ``evaluate``, ``search``, ``grid`` and others of names and files, on other clusters too."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ import semu
 from semu.cli import main
 from semu.errors import ConfigError
 from semu.runfile import Overrides, choose, load_run, resolve_run
+from semu.searcher.what_if.changes import Change
 
-FUNCTIONS = (semu.prepare, semu.evaluate, semu.search, semu.grid)
+FUNCTIONS = (
+    *(semu.prepare, semu.evaluate, semu.search, semu.grid),
+    *(semu.what_if, semu.compare_schedules, semu.explore_schedules),
+)
 SMALL: dict[str, Any] = {"vary": {"micro_batch": (1, 2)}, "top": 1}
 
 
@@ -32,6 +36,10 @@ def test_a_name_with_changes_is_the_job_of_load_run(name: str, changes: dict[str
     assert semu.evaluate(name, **changes) == semu.evaluate(job) == semu.evaluate(job=job)
     assert semu.prepare(name, **changes).problem().shape == semu.prepare(job).problem().shape
     assert semu.grid(name, **SMALL, **changes).to_dicts() == semu.grid(job, **SMALL).to_dicts()
+    doubled = [Change.of(training__global_batch="x2")]
+    assert semu.what_if(name, doubled, **changes).to_dicts() == semu.what_if(job, doubled).to_dicts()
+    two = ["1f1b", "gpipe"]
+    assert semu.compare_schedules(name, two, **changes).to_dicts() == semu.compare_schedules(job, two).to_dicts()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,9 +82,7 @@ class Sheet:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Render, then write the PNG in one go."""
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-        Path(path).write_bytes(buffer.getvalue())
+        Path(path).write_bytes(_png(self.figure))
 
 
 def make_sheet(axes_height_in: float, title: str, subtitle: str, legend: Mapping[str, Artist]) -> Sheet:
@@ -120,7 +119,14 @@ def make_sheet(axes_height_in: float, title: str, subtitle: str, legend: Mapping
     )
     for label in labels.get_texts():
         label.set_parse_math(False)
+    figure._repr_png_ = partial(_png, figure)  # type: ignore[attr-defined]  # notebooks show it without pyplot
     return Sheet(figure, bottom_in, height_in)
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def _fit_title(title: str) -> tuple[float, str]:
