@@ -13,7 +13,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 LONGEST_S = 300
-"""Of a cell."""
+"""Of a cell, and of a kernel until it answers; a loaded machine is slow."""
 
 
 def notebooks() -> dict[str, Path]:
@@ -35,6 +35,7 @@ def executed(path: Path) -> Any:
         client = NotebookClient(
             notebook,
             timeout=LONGEST_S,
+            startup_timeout=LONGEST_S,
             kernel_name="python3",
             resources={"metadata": {"path": folder}},
             extra_arguments=["--log-level=ERROR"],
