@@ -32,8 +32,8 @@ def result(report: Report, tmp_path: Path) -> Path:
     return path
 
 
-def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 2
+def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> dict[str, Any]:
+    assert main([*words, "--json"]) == code
     error: dict[str, Any] = json.loads(capsys.readouterr().out)["error"]
     return error
 
@@ -57,6 +57,24 @@ def test_a_result_of_another_version(result: Path, version: object, capsys: pyte
     error = refused(["compare", str(result), str(other)], capsys)
     assert error["where"].endswith("schema_version") and str(error["got"]) == str(version)
     assert error["expected"].startswith(str(document["schema_version"]))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "later", "never was"])
+def test_a_plan_of_another_version(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``semu plan --show``, the other page of a file of semu's own: refused with both versions, and no page."""
+    file, page = tmp_path / "plan.json", tmp_path / "page.html"
+    assert main(["plan", "lm-7b", "--set", "training.global_batch=4", "--schedule", "gpipe", "-o", str(file)]) == 0
+    capsys.readouterr()
+    text = file.read_text()
+    versions = {"later": "semu plan 2", "never was": "semu plan 0"}
+    if damage in versions:
+        file.write_text(text.replace("semu plan 1", versions[damage], 1))
+    else:
+        file.write_text(text[: len(text) // 2])
+    error = refused(["plan", "--show", str(file), "--html", str(page)], capsys, 4)
+    assert "plan.json" in error["where"] and not page.exists()
+    if damage in versions:
+        assert (error["expected"], error["got"]) == ("semu plan 1", versions[damage]) and damage in error["message"]
 
 
 def test_long_and_right_to_left_names(report: Report) -> None:
