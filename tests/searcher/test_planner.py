@@ -25,6 +25,7 @@ from semu.searcher.planner import batch_planner as planning
 from semu.searcher.planner import planner as running
 from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
 from semu.searcher.planner.planner import Planner
+from semu.searcher.planner.shown_iterations import ShownIterations
 from semu.searcher.planner.training_loop import IterationRow, train
 from semu.searcher.planner.training_report import TrainingReport
 from semu.searcher.problem.search_problem import SearchProblem
@@ -60,8 +61,9 @@ def test_every_plan_is_what_is_simulated(make: Any, stream: Any) -> None:
 @pytest.mark.parametrize(("make", "stream"), MODELS)
 def test_the_loop_compares_and_counts(make: Any, stream: Any) -> None:
     rows: list[IterationRow] = []
+    shown = ShownIterations()
     with Planner(make(), stream(5), rollouts=20) as planner:
-        train(planner, 3, has_deadline=False, tell=rows.append)
+        train(planner, 3, has_deadline=False, tell=rows.append, keep=shown.add)
     assert [row.index for row in rows] == [0, 1, 2]
     for row, batch in zip(rows, stream(3), strict=True):
         assert row.items == {
@@ -78,7 +80,14 @@ def test_the_loop_compares_and_counts(make: Any, stream: Any) -> None:
         assert row.gain_alike == again.iteration_time_s / row.planned_s
         assert row.fits
         assert row.trained_s == row.planned_s
-    report = TrainingReport("tiny", rows, 3, "iterations", True, 1)
+    gains = [row.gain or 0.0 for row in rows]
+    assert [one.index for one in shown.found()] == sorted({0, int(np.argmax(gains)), int(np.argmin(gains))})
+    for one in shown.found():
+        times = [timeline.iteration_time_s for _, timeline in one.runs]
+        assert times == [rows[one.index].megatron_s, rows[one.index].planned_s]
+    report = TrainingReport("tiny", rows, 3, "iterations", True, 1, shown=shown.found())
+    page = report.page().to_html()
+    assert all(f">Iteration {one.index}</h2>" in page and one.why in page for one in report.shown)
     assert report.hit_rate == 1.0
     assert report.gain("megatron_s") == sum(row.megatron_s or 0 for row in rows) / sum(
         row.planned_s or 0 for row in rows

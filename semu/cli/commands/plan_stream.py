@@ -69,6 +69,7 @@ def _train(
 ) -> int:
     """The loop, and what is said of it however it ends."""
     from semu.searcher.planner.planner import Planner
+    from semu.searcher.planner.shown_iterations import ShownIterations
     from semu.searcher.planner.training_loop import train
     from semu.searcher.planner.training_report import TrainingReport, measured_json, row_json
 
@@ -76,6 +77,7 @@ def _train(
     key = _key(run, arguments)
     speed = 1.0 if arguments.speed is None else arguments.speed
     rows: list[IterationRow] = []
+    shown = ShownIterations()
     kept, priorities = _state(path, key) if arguments.resume and path is not None else (None, None)
     error: SemuError | None = None
     ended_by = "iterations"
@@ -128,6 +130,7 @@ def _train(
                     sleeps=arguments.sleep,
                     has_deadline=not is_reproducible,
                     tell=_tell,
+                    keep=shown.add,
                 )
             finally:
                 if len(rows) > before:  # a shorter loop keeps what a longer one left
@@ -143,7 +146,9 @@ def _train(
         if not rows:
             raise
         ended_by, error = "error", caught
-    report = TrainingReport(job.model.name, rows, count, ended_by, is_reproducible, workers, speed)
+    has_page = arguments.out is not None or arguments.html is not None
+    timelines = shown.found() if has_page and ended_by != "interrupt" else ()
+    report = TrainingReport(job.model.name, rows, count, ended_by, is_reproducible, workers, speed, timelines)
     return _print(report, run, arguments, error)
 
 

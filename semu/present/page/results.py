@@ -40,8 +40,14 @@ def report_page(report: ReportData) -> Page:
     return page
 
 
-def add_timelines(page: Page, runs: Sequence[tuple[str, IterationTimeline]], note: str = "") -> None:
-    """Runs on one time axis, with the memory of a rank below."""
+def add_timelines(
+    page: Page, runs: Sequence[tuple[str, IterationTimeline]], note: str = "", heading: str | None = None
+) -> None:
+    """Runs on one time axis, with the memory of a rank below.
+
+    Args:
+        note: below the heading. heading: None: what is shown.
+    """
     said = "; ".join(
         f"{name}: {len(timeline.ranks)} pipeline ranks, iteration {format_time(timeline.iteration_time_s)}, "
         f"bubble {timeline.bubble_ratio:.1%}"
@@ -50,8 +56,8 @@ def add_timelines(page: Page, runs: Sequence[tuple[str, IterationTimeline]], not
     hidden = [words for _, timeline in runs if (words := left_out(timeline))]
     data = timeline_data(runs, page.arrays)
     is_bare = all(rank.is_bare for _, timeline in runs for rank in timeline.ranks)
-    heading = "Timeline" if is_bare else "Timeline and memory"
-    page.add_chart(heading, "timeline", data, said, "; ".join([note] * bool(note) + hidden))
+    shown = "Timeline" if is_bare else "Timeline and memory"
+    page.add_chart(heading or shown, "timeline", data, said, "; ".join([note] * bool(note) + hidden))
 
 
 def _whose(report: ReportData) -> str:

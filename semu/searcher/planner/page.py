@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from semu.present.page import Column, Page
+from semu.present.page.results import add_timelines
 from semu.units import GIB
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _COLUMNS = (
 
 
 def loop_page(report: TrainingReport) -> Page:
-    """Times of all iterations under each schedule, what planning took, and a table of both."""
+    """Times of all iterations under each schedule, what planning took, some iterations stage by stage, and a table."""
     document = report.to_json()
     page = Page(
         f"{report.model}: a training loop, planned iteration by iteration", report.summary() if report.rows else ()
@@ -38,6 +39,9 @@ def loop_page(report: TrainingReport) -> Page:
     if report.rows:
         outcomes = [(name, float(count), f"{count:,}") for name, count in report.counts.items()]
         page.add_bars("Where plans come from", outcomes)
+    for one in report.shown:
+        note = f"{one.why}; Megatron-LM's schedule above the plan, on one time axis"
+        add_timelines(page, one.runs, note, heading=f"Iteration {one.index}")
     rows = [
         {
             **row,

@@ -80,6 +80,7 @@ def train(
     sleeps: bool = False,
     has_deadline: bool = True,
     tell: Callable[[IterationRow], None] | None = None,
+    keep: Callable[[IterationRow, PlannedIteration], None] | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
@@ -90,7 +91,7 @@ def train(
         speed: simulated seconds in a second of planning. sleeps: also through time that planning does not need.
         has_deadline: an iteration begins when the one before it ends, whatever its plan has come to from the
             heuristic's on; False: it waits for its plan. What waiting costs counts as ``stall_s``.
-        tell: called with every iteration. sleep, clock: of real time.
+        tell: called with every iteration. keep: the same, with its plan. sleep, clock: of real time.
     Raises:
         ConfigError: of the stream, at its place. KeyboardInterrupt: as it comes.
     """
@@ -105,6 +106,8 @@ def train(
         if sleeps and trained is not None and waited < trained:
             sleep(trained - waited)
         row = _row(planner, step, stall, speed)
+        if keep is not None:
+            keep(row, step)
         if tell is not None:
             tell(row)
         trained = row.trained_s
@@ -132,7 +135,7 @@ def _row(planner: Planner, step: PlannedIteration, stall_s: float, speed: float)
         heuristic_s = begun.simulated(plan).estimate().iteration_time_s
     except SemuError:  # told where planning met it
         pass
-    baseline, megatron_s = _megatron(step.given)
+    baseline, megatron_s = megatron_of(step.given)
     planned_s = None if own is None else own.iteration_time_s
     known = next((value for value in (planned_s, heuristic_s, megatron_s) if value is not None), 0.0)
     training = step.job.training
@@ -155,7 +158,7 @@ def _row(planner: Planner, step: PlannedIteration, stall_s: float, speed: float)
     )
 
 
-def _megatron(job: TrainingJob) -> tuple[Baseline | None, float | None]:
+def megatron_of(job: TrainingJob) -> tuple[Baseline | None, float | None]:
     """Megatron-LM on a job, interleaved where it can be, and its iteration time [s]; None: it cannot run the job."""
     for make in (megatron, megatron_1f1b):
         try:

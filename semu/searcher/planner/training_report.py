@@ -23,6 +23,7 @@ from semu.units import fit_columns, fit_lines
 
 if TYPE_CHECKING:
     from semu.present.page import Page
+    from semu.searcher.planner.shown_iterations import ShownIteration
 
 SHOWN = 12
 """Iterations that the table shows: the first and the last ones of more."""
@@ -45,7 +46,7 @@ class TrainingReport(Tabular):
         model: name. rows: iterations in order. asked: how many were wanted.
         ended_by: ``iterations``, ``stream``, ``interrupt`` or ``error``.
         is_reproducible: the same seed and stream give the same plans again; measured times never are.
-        workers: threads of a search. speed: as ``train``.
+        workers: threads of a search. speed: as ``train``. shown: iterations whose timelines the page has.
     """
 
     model: str
@@ -55,6 +56,7 @@ class TrainingReport(Tabular):
     is_reproducible: bool
     workers: int
     speed: float = 1.0
+    shown: Sequence[ShownIteration] = ()
 
     @property
     def counts(self) -> dict[str, int]:

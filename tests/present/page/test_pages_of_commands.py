@@ -147,6 +147,10 @@ def test_training_loop(commanded: Any) -> None:
     assert column(rows, "planned in [s]") == [row["latency_s"] for row in document["measured"]["rows"]]
     series = read.charts["chart0"]["series"]
     assert read.of(series[2]["of"]).tolist() == [row["megatron_s"] for row in document["rows"]]
+    timelines = [chart["runs"] for chart in read.charts.values() if chart["kind"] == "timeline"]
+    assert timelines[0][1]["iterationS"] == document["rows"][0]["planned_s"], "the first iteration is among them"
+    times = [(row["megatron_s"], row["planned_s"]) for row in document["rows"]]
+    assert {tuple(run["iterationS"] for run in runs) for runs in timelines} == set(times), "two: the best and worst"
 
 
 def test_validation(commanded: Any) -> None:
