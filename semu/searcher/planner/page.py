@@ -70,7 +70,7 @@ def _said(value: Any) -> str:
 
 def _add_lines(page: Page, report: TrainingReport) -> None:
     arrays, rows = page.arrays, report.rows
-    across = {"name": "iteration", "of": arrays.add([row.index for row in rows], "f8")}
+    across = {"name": "iteration", "of": arrays.add([row.index for row in rows], "f8"), "isWhole": True}
     nothing = float("nan")
     for heading, names in (
         ("Iteration times", {"plan": "planned_s", "heuristic": "heuristic_s", "Megatron-LM": "megatron_s"}),

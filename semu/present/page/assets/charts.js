@@ -161,6 +161,9 @@ function sortedByFirst(data) {
   return data.map((column) => order.map((i) => column[i]));
 }
 
+/** Steps between ticks of whole numbers. */
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((part) => part * 10 ** power));
+
 /** Values over something, as lines. */
 class Lines {
   /** @param {HTMLElement} place @param {any} table @param {Store} store */
@@ -186,7 +189,7 @@ class Lines {
       series: [{ label: table.x.name }, ...table.series.map((/** @type {any} */ one, /** @type {number} */ i) => ({
         label: one.name, stroke: HUES[i % HUES.length], width: 1.8, dash: one.isLimit ? [6, 4] : undefined,
         paths: one.isStep ? uPlot.paths.stepped({ align: 1 }) : undefined, points: { show: false } }))],
-      axes: [{ ...axis, label: table.x.name }, { ...axis, label: table.y.name, size: 70 }],
+      axes: [{ ...axis, label: table.x.name, ...(table.x.isWhole ? { incrs: WHOLE } : {}) }, { ...axis, label: table.y.name, size: 70 }],
     }, this.data, this.box);
   }
 }

@@ -432,6 +432,6 @@ class Timeline {
       context.fillText((tick * scale).toFixed(digits), this.x(tick), y + 7);
     }
     context.textAlign = "right";
-    context.fillText(`time [${unit}]`, LEFT - 8, y + 7);
+    context.fillText(`time [${unit}]`, LEFT - 18, y + 7);
   }
 }
