@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.readme._commands import run_json
+from benchmarks.readme._mechanisms import CHARTS, Chart
 from benchmarks.readme._weave import PICTURES_FOLDER, ROOT
 
 DEMO = "simulate vlm-m --cluster h800:8x8 --parallel dp8-tp2-pp4"
@@ -88,9 +89,10 @@ def _figures(value: Any, *, counts: bool = False) -> Any:
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else value
 
 
-PICTURES: dict[str, Picture] = {
+PICTURES: dict[str, Picture | Chart] = {
     picture.name: picture
     for picture in (
+        *CHARTS.values(),
         Picture("timeline.png", DEMO, "timeline.png"),
         Picture("memory.png", DEMO, "memory.png"),
         Picture("schedules.png", SCHEDULES, None),
