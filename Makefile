@@ -17,7 +17,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-extras lint format types contracts bench-quick bench-compare fuzz mutate faults page readme docs clean
+.PHONY: help demo test test-extras lint format types contracts bench-quick bench-compare fuzz mutate faults soak page readme docs clean
 
 help:
 	@echo "make demo         simulate one training iteration, write out/"
@@ -30,6 +30,7 @@ help:
 	@echo "make fuzz         damages real files and hands them to the commands, FUZZ_ARGS='--seconds 120 --seed 1'"
 	@echo "make mutate       puts faults into semu that the tests must notice, MUTATE_ARGS='--count 400 --whole'"
 	@echo "make faults       signals, full disks, lost workers while commands run, FAULTS_ARGS='--seconds 600 --seed 1'"
+	@echo "make soak         one process for long: random jobs, drifting batches, threads, SOAK_ARGS='--count 1000'"
 	@echo "make page         vendored scripts and types of report.html; needs npm"
 	@echo "make readme       README.md: figures and pictures that commands of seconds make"
 	@echo "make docs         the documentation as a site, site/index.html; warnings are errors, links are checked"
@@ -111,6 +112,9 @@ mutate: $(VENV)/.installed-test
 # Commands in processes of their own; disks are small file systems where root may mount them (docs: proof).
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m tests.proof.faults $(FAULTS_ARGS)
+
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m tests.proof.soak $(SOAK_ARGS)
 
 # Needs npm: the page's library as the registry has it, and its scripts' types.
 page:

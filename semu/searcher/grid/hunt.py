@@ -9,6 +9,7 @@ evaluated.
 from __future__ import annotations
 
 import heapq
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -269,7 +270,7 @@ class Hunt:
         follows the other sizes and does not count."""
 
         def _far(other: Point) -> tuple[int, float, Point]:
-            axes = sum(getattr(point, axis) != getattr(other, axis) for axis in Axis if axis is not Axis.DP)
+            axes = sum(map(operator.ne, point[1:], other[1:]))  # all but dp, which is the first
             return axes, floors[other].time_s, other
 
         tries = TRIES

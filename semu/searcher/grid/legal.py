@@ -8,6 +8,7 @@ many combinations: sizes are tried on a job with a batch that fits any of them, 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 from enum import StrEnum
@@ -120,20 +121,23 @@ class Legal:
 
 @dataclass
 class _Cuts:
-    found: dict[tuple[Rule, FrameworkRule | None], Cut] = field(default_factory=dict)
+    counts: Counter[tuple[Rule, FrameworkRule | None]] = field(default_factory=Counter)
+    examples: dict[tuple[Rule, FrameworkRule | None], str] = field(default_factory=dict)
 
     def add(
         self, rule: Rule, count: int, error: SemuError | str | None = None, asked: FrameworkRule | None = None
     ) -> None:
         """Count configurations that a rule leaves out; its first error is the example."""
-        old = self.found.get((rule, asked)) or Cut(rule, 0, asked=asked)
-        example = old.example or ("" if error is None else str(error))
-        self.found[rule, asked] = replace(old, count=old.count + count, example=example)
+        key = (rule, asked)
+        self.counts[key] += count
+        if error is not None and not self.examples.get(key):
+            self.examples[key] = str(error)
 
     def all(self) -> tuple[Cut, ...]:
         """The rules that left out something, with counts and an example each."""
         order = list(Rule)
-        return tuple(sorted((cut for cut in self.found.values() if cut.count), key=lambda cut: order.index(cut.rule)))
+        found = [Cut(key[0], count, self.examples.get(key, ""), key[1]) for key, count in self.counts.items() if count]
+        return tuple(sorted(found, key=lambda cut: order.index(cut.rule)))
 
 
 def legal_points(
