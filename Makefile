@@ -17,7 +17,7 @@ SUPPORTED := import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3,
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-extras lint format types contracts bench-quick bench-compare fuzz mutate faults soak page readme docs clean
+.PHONY: help demo test test-extras lint format types contracts bench-quick bench-scripts bench-paper bench-compare fuzz mutate faults soak page readme installed docs clean
 
 help:
 	@echo "make demo         simulate one training iteration, write out/"
@@ -91,11 +91,15 @@ contracts: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 # With the extras: torch and Ray have rows of their own.
-bench-quick: $(EXTRAS)/.installed
+bench-quick: bench-scripts bench-paper
+
+bench-scripts: $(EXTRAS)/.installed
 	@for script in benchmarks/[!_]*.py; do \
 		echo "$$script --quick"; \
 		$(EXTRAS)/bin/python $$script --quick || exit 1; \
 	done
+
+bench-paper: $(EXTRAS)/.installed
 	$(EXTRAS)/bin/python -m benchmarks.paper --all --quick --out out/paper-quick
 
 # REF: the other commit; BENCH_ARGS: see benchmarks/_compare.py.
@@ -129,6 +133,8 @@ page:
 
 readme: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.readme
+
+installed: $(EXTRAS)/.installed $(DOCS)/.installed
 
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet

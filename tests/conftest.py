@@ -2,7 +2,8 @@
 
 ``--no-skips``: a skipped test fails. ``--passed-to`` and ``--not-in``: a second run, where more is installed, leaves
 out what a first run of the same files passed. It takes what the first did not select, skipped or could not collect.
-``--one-in K``: of the cases that ``sampled`` leaves out of the default run, one in K; other commits, other cases.
+``--one-in K``: of the slow cases of a test that has K or more, one in K, but all of what pages show; the commit says
+which.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import zlib
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="K",
         type=int,
         default=1,
-        help="of the cases that sampled leaves out and of those marked parted, take one in K; the commit says which",
+        help="of the slow cases of a test that has K or more, take one in K, but of what pages show all; "
+        "the commit says which",
     )
 
 
@@ -106,12 +108,10 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before what is marked slow is left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = _mark_sampled(items)
+    _mark_sampled(items)
     size = config.getoption("--one-in")
     if size > 1:
-        part = _part_of(size)
-        left_out += [item for item in items if item.get_closest_marker("parted") is not None]
-        others = {item.nodeid for item in left_out if zlib.crc32(item.nodeid.encode()) % size != part}
+        others = _other_parts(items, size)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
         items[:] = [item for item in items if item.nodeid not in others]
     file = config.getoption("--not-in")
@@ -124,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     size = config.getoption("--one-in")
-    return f"of the cases that sampled leaves out: part {_part_of(size) + 1} of {size}" if size > 1 else None
+    return f"of slow cases: part {_part_of(size) + 1} of {size}" if size > 1 else None
 
 
 def _part_of(size: int) -> int:
@@ -137,21 +137,33 @@ def _part_of(size: int) -> int:
     return int(commit.strip()[:8], 16) % size
 
 
-def _mark_sampled(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Mark slow what ``sampled(k)`` leaves out, and return it: of a test's cases all but one in k, by names' hash."""
-    left_out: list[pytest.Item] = []
-    cases = defaultdict[str, list[pytest.Item]](list)
-    for item in items:
-        if item.get_closest_marker("sampled") is not None:
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for those in cases.values():
+def _mark_sampled(items: list[pytest.Item]) -> None:
+    """Mark slow what ``sampled(k)`` leaves out: of a test's cases all but one in k, by the hash of the names."""
+    for those in _cases(item for item in items if item.get_closest_marker("sampled") is not None):
         mark = those[0].get_closest_marker("sampled")
         assert mark is not None
-        by_hash = sorted(those, key=lambda item: (zlib.crc32(item.nodeid.partition("[")[2].encode()), item.nodeid))
-        for item in by_hash[-(-len(those) // mark.args[0]) :]:
+        for item in those[-(-len(those) // mark.args[0]) :]:
             item.add_marker(pytest.mark.slow)
-            left_out.append(item)
-    return left_out
+
+
+def _other_parts(items: list[pytest.Item], size: int) -> set[str]:
+    """Ids of the slow cases that are not in this commit's part of ``size``."""
+    slow = (item for item in items if item.get_closest_marker("slow") is not None)
+    shown = ROOT / "tests" / "examples"
+    part, others = _part_of(size), set[str]()
+    for those in _cases(item for item in slow if shown not in item.path.parents):
+        if len(those) >= size:
+            others |= {item.nodeid for number, item in enumerate(those) if number % size != part}
+    return others
+
+
+def _cases(items: Iterable[pytest.Item]) -> Iterator[list[pytest.Item]]:
+    """The cases of each test, in an order that the hash of their names gives."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for those in cases.values():
+        yield sorted(those, key=lambda item: (zlib.crc32(item.nodeid.partition("[")[2].encode()), item.nodeid))
 
 
 def _fail_if_skipped(report: pytest.CollectReport | pytest.TestReport, config: pytest.Config) -> None:

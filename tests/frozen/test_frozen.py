@@ -34,7 +34,6 @@ def test_the_quick_subset_is_as_frozen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parted
 @pytest.mark.parametrize("part", range(PARTS))
 def test_everything_is_as_frozen(part: int) -> None:
     compare([case for case in freeze.chosen_cases() if not case.is_quick][part::PARTS])
