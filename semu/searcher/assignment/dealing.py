@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from semu.errors import ConfigError
 from semu.searcher.assignment.problem import I64, AssignmentProblem
@@ -79,6 +80,15 @@ def spread(problem: AssignmentProblem) -> tuple[I64, I64]:
     j // dp of replica j % dp, as a job's batch has it."""
     number = np.repeat(np.arange(len(problem.bounds) - 1), np.diff(problem.bounds))
     return number % problem.dp, number // problem.dp
+
+
+def summed(values: I64, bins: I64, count: int) -> NDArray[np.float64]:
+    """Sums of columns of samples by bin: float64[count, num_columns], exact below 2^53."""
+    from semu.searcher.assignment.kernels import sum_by_bin
+
+    total = np.zeros((count, values.shape[1]))
+    sum_by_bin(values, bins, total)
+    return total
 
 
 def check_filled(problem: AssignmentProblem, bins: I64, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Kernels of assignment: greedy dealing to bins, local search between bins, sums of subsets.
+"""Kernels of assignment: greedy dealing to bins, local search between bins, sums over bins, latencies of units.
 
 They trust their input (``semu.searcher.assignment.dealing`` makes it), hold no state and release the GIL. A bin's
 *height* is the largest of its loads. Loads are whole ticks, so that sums do not depend on an order.
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from semu.compiled import empty, kernel, part, zeros
 
 I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
 F64 = NDArray[np.float64]
 
 _FULL = np.iinfo(np.int64).max
 """Height of a bin without room."""
+_BLOCK = 16
+"""Bins that ``deal`` looks at together."""
 
 
 @part
@@ -61,8 +62,11 @@ def deal(
 ) -> int:
     """Give every item, in order, to the bin of its group that is lowest with it; ties to the one with fewer items.
 
+    Bins are looked at in blocks; a block whose lowest loads are above the best bin is left out.
+
     Args:
-        order: int64[n], items. first_bin: int64[num_items], of an item's group, which has ``num_bins``.
+        order: int64[n], items. first_bin: int64[num_items], of an item's group, which has ``num_bins``; a multiple of
+            it.
         load: int64[num_items, num_columns] [ticks]. base: int64[num_columns] [ticks], of a bin without items.
         tokens: int64[num_items]. limit: tokens of a bin; < 0: any number.
         slowness: int64[num_bins], what a bin's height is multiplied by; none: all are alike.
@@ -70,41 +74,67 @@ def deal(
     Returns:
         Items without room.
     """
-    total, columns = 0, len(base)
+    groups, columns = 0, len(base)
     for item in order:
-        total = max(total, first_bin[item] + num_bins)
-    bins, heights = empty((columns, total), np.int64), empty(num_bins, np.int64)
+        groups = max(groups, first_bin[item] // num_bins + 1)
+    blocks = -(-num_bins // _BLOCK)
+    bins, low = empty((columns, groups * num_bins), np.int64), empty((columns, groups * blocks), np.int64)
     for column in range(columns):
         bins[column, :] = base[column]
-    held, count = zeros(total, np.int64), zeros(total, np.int64)
+        low[column, :] = base[column]
+    slow, bounds, heights = empty(blocks, np.int64), empty(blocks, np.int64), empty(_BLOCK, np.int64)
+    slow[:] = 1
+    for block in range(blocks if len(slowness) else 0):
+        slow[block] = slowness[block * _BLOCK : (block + 1) * _BLOCK].min()
+    held, count = zeros(groups * num_bins, np.int64), zeros(groups * num_bins, np.int64)
     lost = 0
     for item in order:
         first, best, lowest = first_bin[item], -1, _FULL
-        heights[:] = 0
-        for column in range(columns):  # column after column, so that bins are looked at several at a time
-            own, more = bins[column, first : first + num_bins], load[item, column]
-            for number in range(num_bins):
-                heights[number] = max(heights[number], own[number] + more)
-        for number in range(len(slowness)):
-            heights[number] *= slowness[number]
-        if limit >= 0:
-            room = limit - tokens[item]
-            for number in range(num_bins):
-                heights[number] = _FULL if held[first + number] > room else heights[number]
-        for number in range(num_bins):
-            lowest = min(lowest, heights[number])
-        if lowest < _FULL:
-            for number in range(first, first + num_bins):
-                if heights[number - first] == lowest and (best < 0 or count[number] < count[best]):
-                    best = number
+        own_blocks = first // num_bins * blocks
+        bounds[:] = 0
+        for column in range(columns):
+            more = load[item, column]
+            for block in range(blocks):
+                bounds[block] = max(bounds[block], low[column, own_blocks + block] + more)
+        start = 0
+        for block in range(blocks):
+            bounds[block] *= slow[block]
+            start = block if bounds[block] < bounds[start] else start
+        for step in range(blocks):  # the most promising block, then all others
+            block = start if step == 0 else (step - 1 if step <= start else step)
+            if bounds[block] > lowest:
+                continue
+            begin, size = first + block * _BLOCK, min(_BLOCK, num_bins - block * _BLOCK)
+            heights[:] = 0
+            for column in range(columns):  # column after column, so that bins are looked at several at a time
+                own, more = bins[column, begin : begin + size], load[item, column]
+                for number in range(size):
+                    heights[number] = max(heights[number], own[number] + more)
+            for number in range(size if len(slowness) else 0):
+                heights[number] *= slowness[block * _BLOCK + number]
+            if limit >= 0:
+                room = limit - tokens[item]
+                for number in range(size):
+                    heights[number] = _FULL if held[begin + number] > room else heights[number]
+            for number in range(size):
+                height, place = heights[number], begin + number
+                if height < lowest or (
+                    height == lowest
+                    and best >= 0
+                    and (count[place] < count[best] or (count[place] == count[best] and place < best))
+                ):
+                    best, lowest = place, height
         bin_of[item] = best
         if best < 0:
             lost += 1
             continue
         held[best] += tokens[item]
         count[best] += 1
+        block = (best - first) // _BLOCK
+        begin, size = first + block * _BLOCK, min(_BLOCK, num_bins - block * _BLOCK)
         for column in range(columns):
             bins[column, best] += load[item, column]
+            low[column, own_blocks + block] = bins[column, begin : begin + size].min()
     return lost
 
 
@@ -215,176 +245,36 @@ def reorder(encoder: F64, backbone: F64, num_ranks: int, place: I64) -> None:
 
 
 @kernel
-def subset_sums(weights: I64, ticks: int, reached: I32) -> None:
-    """Sums of subsets, in ticks: which item reaches every sum first.
+def sum_by_bin(values: I64, bins: I64, total: F64) -> None:
+    """Sums of columns of items by bin, exact below 2^53.
 
     Args:
-        weights: int64[n], in ticks. ticks: of the largest sum asked for.
-        reached: int32[n + 1, ticks + 1], written: 1 where the first i items have a subset of that sum, else 0.
-    Source:
-        The discretised table of 001 §4.5.2, O(n x ticks).
+        values: int64[n, num_columns]. bins: int64[n]. total: float64[num_bins, num_columns], added to.
     """
-    for tick in range(ticks + 1):
-        reached[0, tick] = 0
-    reached[0, 0] = 1
-    for item in range(len(weights)):
-        weight = weights[item]
-        for tick in range(ticks + 1):
-            reached[item + 1, tick] = reached[item, tick]
-        for tick in range(weight, ticks + 1):
-            if reached[item, tick - weight] != 0:
-                reached[item + 1, tick] = 1
+    for item in range(len(bins)):
+        for column in range(values.shape[1]):
+            total[bins[item], column] += values[item, column]
 
 
 @kernel
-def match(cost: I64, alone: I64, bound: int, partner: I64) -> bool:
-    """Give every row whose cost alone is above a bound a column of its own with a cost within it (Kuhn's algorithm).
-
-    Args:
-        cost: int64[rows, columns]. alone: int64[rows]. bound: of all costs.
-        partner: int64[rows], written: the column of a row; -1: none.
-    Returns:
-        Whether every such row has one.
-    """
-    rows, columns = cost.shape
-    row_of = empty(columns, np.int64)
-    row_of[:] = -1
-    seen, queue, came = empty(columns, np.int64), empty(rows, np.int64), empty(columns, np.int64)
-    for start in range(rows):
-        partner[start] = -1
-    for start in range(rows):
-        if alone[start] <= bound:
-            continue
-        for column in range(columns):
-            seen[column] = 0
-        queue[0] = start
-        head, tail, free = 0, 1, -1
-        while head < tail and free < 0:
-            row = queue[head]
-            head += 1
-            for column in range(columns):
-                if seen[column] == 0 and cost[row, column] <= bound:
-                    seen[column] = 1
-                    came[column] = row
-                    if row_of[column] < 0:
-                        free = column
-                        break
-                    queue[tail] = row_of[column]
-                    tail += 1
-        if free < 0:
-            return False
-        while free >= 0:
-            row = came[free]
-            before = partner[row]
-            partner[row] = free
-            row_of[free] = row
-            free = before
-    return True
-
-
-@kernel
-def pair_costs(
-    ptr: I64, weight: I64, tokens: I64, rooms: I64, upper: I64, lower: I64, most: int, cost: I64, subset: I64
+def unit_latencies(
+    table: F64, column: I64, row: I64, fixed: F64, slope: F64, first: int, slowdown: F64, is_stage: I64, latency: F64
 ) -> None:
-    """What every pair of microbatches of a replica can make of deferral, by listing all subsets.
+    """What the units of all replicas take under fitted costs, feature after feature, so that every machine rounds alike.
 
     Args:
-        ptr: int64[num_microbatches + 1], samples of each. weight, tokens: int64[n], of samples.
-        rooms: int64[num_microbatches], tokens that fit into each; < 0: any number.
-        upper, lower: int64[half], microbatches that defer, and that take. most: samples of which subsets are listed.
-        cost: int64[half, half], written: the larger load after deferral (001 eq. 4.3).
-        subset: int64[half, half], written: bits of the samples whose load is closest to half of the difference, of
-            two the smaller load; -1: more samples than ``most``.
+        table: float64[num_replicas, num_columns, num_names], features. column, row: int64[num_units], of the table,
+            and of costs. fixed: float64[num_rows] [s]. slope: float64[num_rows, num_names] [s].
+        first: column from which on nothing runs where all features are zero. slowdown: float64[num_replicas].
+        is_stage: int64[num_units], 1 where the replica's slowdown counts.
+        latency: float64[num_replicas, num_units], written [s], >= 0.
     """
-    sums, held = empty(1 << most, np.int64), empty(1 << most, np.int64)
-    total = zeros(len(ptr) - 1, np.int64)
-    for number in range(len(ptr) - 1):
-        for place in range(ptr[number], ptr[number + 1]):
-            total[number] += weight[place]
-    for row in range(len(upper)):
-        over = upper[row]
-        first, count = ptr[over], ptr[over + 1] - ptr[over]
-        if count > most:
-            for column in range(len(lower)):
-                subset[row, column] = -1
-            continue
-        sums[0], held[0], reach = 0, 0, 1
-        for bit in range(count):
-            for mask in range(reach):
-                sums[reach + mask] = sums[mask] + weight[first + bit]
-                held[reach + mask] = held[mask] + tokens[first + bit]
-            reach *= 2
-        for column in range(len(lower)):
-            under = lower[column]
-            twice, room = total[over] - total[under], rooms[under]
-            best, chosen = twice, 0
-            for mask in range(1, reach):
-                apart = abs(twice - 2 * sums[mask])
-                if (apart < best or (apart == best and sums[mask] < sums[chosen])) and (room < 0 or held[mask] <= room):
-                    best, chosen = apart, mask
-            cost[row, column] = max(total[over] - sums[chosen], total[under] + sums[chosen])
-            subset[row, column] = chosen
-
-
-@kernel
-def pair_replicas(
-    ptr: I64, weight: I64, tokens: I64, rooms: I64, most: int, place: I64, waits: I64, is_left: I64
-) -> None:
-    """``deferral.pair_up`` of all replicas, those apart that hold a microbatch of more than ``most`` samples.
-
-    Args:
-        ptr: int64[num_replicas x num_microbatches + 1], samples of each microbatch. weight, tokens: int64[n].
-        rooms: int64[num_replicas, num_microbatches], as ``pair_costs``. most: samples of which subsets are listed.
-        place: int64[num_replicas, num_microbatches], written: where each microbatch runs.
-        waits: int64[num_replicas, num_microbatches], written: bits of its samples that wait for the next one.
-        is_left: int64[num_replicas], written: 1 where nothing was done.
-    """
-    replicas, count = place.shape
-    half = count // 2
-    cost, subset = empty((half, half), np.int64), empty((half, half), np.int64)
-    alone, partner = empty(half, np.int64), empty(half, np.int64)
-    total = empty(count, np.int64)
-    for replica in range(replicas):
-        own = ptr[replica * count : (replica + 1) * count + 1]
-        is_left[replica] = 0
-        for number in range(count):
-            waits[replica, number] = 0
-            total[number] = 0
-            for sample in range(own[number], own[number + 1]):
-                total[number] -= weight[sample]  # negative, for a stable descending order
-        order = np.argsort(total, kind="mergesort")
-        upper, lower = order[:half], order[half : 2 * half]
-        for row in range(half):
-            alone[row] = -total[upper[row]]
-            if own[upper[row] + 1] - own[upper[row]] > most:
-                is_left[replica] = 1
-        if is_left[replica] == 1:
-            continue
-        if count % 2 == 1:
-            place[replica, order[count - 1]] = count - 1
-        if half == 0:
-            continue
-        pair_costs(own, weight, tokens, rooms[replica], upper, lower, most, cost, subset)
-        values = np.sort(np.concatenate((cost.ravel(), alone)))
-        low, high = 0, len(values) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if match(cost, alone, values[middle], partner):
-                high = middle
-            else:
-                low = middle + 1
-        match(cost, alone, values[low], partner)
-        free = 0
-        for row in range(half):
-            column = partner[row]
-            if column < 0:  # within the bottleneck alone: the first column that nobody needs
-                is_taken = True
-                while is_taken:
-                    is_taken = False
-                    for other in range(half):
-                        is_taken = is_taken or partner[other] == free
-                    free += 1
-                column = free - 1
-            else:
-                waits[replica, upper[row]] = subset[row, column]
-            place[replica, upper[row]], place[replica, lower[column]] = 2 * row, 2 * row + 1
+    for replica in range(len(table)):
+        for unit in range(len(column)):
+            own, kind, total, runs = table[replica, column[unit]], row[unit], 0.0, column[unit] < first
+            for name in range(len(own)):
+                runs = runs or own[name] != 0
+                if slope[kind, name] != 0:
+                    total += own[name] * slope[kind, name]
+            total = max(total + fixed[kind], 0.0) if runs else 0.0
+            latency[replica, unit] = total * slowdown[replica] if is_stage[unit] else total

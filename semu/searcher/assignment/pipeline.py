@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from semu.engine.unit_graph import Edges, UnitGraph
 from semu.errors import ConfigError
 from semu.job import TrainingJob
-from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
+from semu.searcher.assignment.costs import SampleCosts, prepared_with
+from semu.searcher.assignment.dealing import summed
 from semu.searcher.assignment.deferring import (
     deferring_job,
     deferring_orders,
@@ -60,6 +61,8 @@ class PipelineTimes:
         self._graph: UnitGraph = replace(graph, name=units.name)
         self._order = graph.forced_order(self._edges)
         self.stages = problem.unit_of_nodes[: problem.num_stages]
+        self._is_stage = np.zeros(len(self.column), np.int64)
+        self._is_stage[self.stages] = 1
 
     def of_features(self, features: F64) -> F64:
         """End of every replica's last stage: float64[dp] [s].
@@ -68,12 +71,11 @@ class PipelineTimes:
             features: float64[dp, num_columns, num_names], sums over the samples of every column of the table of
                 shapes: microbatches, then what a plan adds. Nothing runs on a column of zeros that a plan added.
         """
-        costs, first = self.costs, self.num_microbatches
-        table = weighted(features, costs.slope_s) + costs.fixed_s
-        table[:, first:][~features[:, first:].any(axis=2)] = 0.0
-        latency = table.reshape(self._dp, -1)[:, self.column * table.shape[2] + self.row]
-        latency = np.ascontiguousarray(np.maximum(latency, 0.0))
-        latency[:, self.stages] *= self.slowdown[:, None]
+        from semu.searcher.assignment.kernels import unit_latencies
+
+        latency, costs = np.empty((self._dp, len(self.column))), self.costs
+        where = self.column, self.row, costs.fixed_s, costs.slope_s, self.num_microbatches
+        unit_latencies(features, *where, self.slowdown, self._is_stage, latency)
         graph = replace(self._graph, latency=latency)
         times = graph.resume(self._edges, forced=self._order)
         return np.ascontiguousarray(times.end[:, self.stages].max(axis=1))
@@ -190,9 +192,3 @@ class Pipelines:
     def seconds(self, dealt: Dealt, features: I64) -> F64:
         """End of every replica's last stage: float64[dp] [s]. ``features``: of every sample."""
         return self.of(dealt.num_microbatches, bool(dealt.is_deferred.any())).of_dealt(dealt, features)
-
-
-def summed(features: I64, bins: I64, count: int) -> F64:
-    """Sums of features of samples by bin: float64[count, num_names], exact below 2^53."""
-    columns = [np.bincount(bins, weights=column, minlength=count) for column in features.T]
-    return np.stack(columns, axis=1).astype(np.float64)

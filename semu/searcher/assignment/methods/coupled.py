@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.searcher.assignment.dealing import improved, spread, to_microbatches, to_replicas
+from semu.searcher.assignment.dealing import improved, spread, summed, to_microbatches, to_replicas
 from semu.searcher.assignment.problem import I64, AssignmentProblem, Dealt
 
 
@@ -38,9 +38,7 @@ def ordered(problem: AssignmentProblem, dealt: Dealt) -> Dealt:
     """The microbatches of every replica in the order that is fastest under fitted costs: as dealt, lightest first,
     heaviest first, or light ones at both ends. Replicas choose by themselves."""
     count = dealt.num_microbatches
-    total = np.zeros((problem.dp * count, problem.load.shape[1]), np.int64)
-    np.add.at(total, dealt.bins, problem.load)
-    height = total.max(axis=1).reshape(problem.dp, count)
+    height = summed(problem.load, dealt.bins, problem.dp * count).max(axis=1).reshape(problem.dp, count)
     up = np.argsort(height, axis=1, kind="stable")
     ends = np.concatenate((up[:, ::2], up[:, 1::2][:, ::-1]), axis=1)
     best = np.tile(np.arange(count), (problem.dp, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from semu.searcher.assignment.dealing import spread, to_microbatches, to_replicas
 from semu.searcher.assignment.problem import I64, AssignmentProblem, Dealt
@@ -21,16 +22,27 @@ def deal_stratified(problem: AssignmentProblem) -> Dealt:
     replica = to_replicas(problem, by_encoder, problem.backbone[:, None].copy(), base, problem.num_microbatches)
     if replica is not None:
         count = effective_count(problem, replica)
-        is_fine = np.zeros(problem.num_samples, np.bool_)
-        for number in range(problem.dp):
-            mine = replica == number
-            if mine.any():
-                is_fine[mine] = problem.backbone[mine] <= np.median(problem.backbone[mine])
+        is_fine = problem.backbone <= medians(problem.backbone, replica, problem.dp)[replica]
         order = np.lexsort((-problem.backbone, -problem.encoder, is_fine))
         bins = to_microbatches(problem, replica, order, problem.encoder[:, None].copy(), base, count)
         if bins is not None:
             return Dealt.together(replica, bins - replica * count, count)
     return Dealt.together(*spread(problem), problem.num_microbatches)
+
+
+def medians(values: I64, group: I64, count: int) -> NDArray[np.float64]:
+    """Median of every group: float64[count]; 0 of an empty one.
+
+    Args:
+        values, group: int64[n]. count: groups.
+    """
+    ascending = values[np.lexsort((values, group))]
+    size = np.bincount(group, minlength=count)
+    first = np.cumsum(size) - size
+    lower, upper = (
+        ascending[np.minimum(first + at, len(values) - 1)] for at in (np.maximum(size - 1, 0) // 2, size // 2)
+    )
+    return np.where(size > 0, (lower + upper) / 2, 0.0)
 
 
 def effective_count(problem: AssignmentProblem, replica: I64) -> int:
