@@ -84,31 +84,35 @@ def match(cost: I64, alone: I64, bound: int, partner: I64) -> bool:
 
 
 @part
-def _all_subsets(weight: I64, tokens: I64, sums: I64, held: I64, masks: I64) -> int:
-    """Sums of all subsets of some samples, ascending, of equal ones that with the lower bits first.
+def _small_subsets(weight: I64, tokens: I64, most: int, sums: I64, held: I64, masks: I64) -> tuple[int, int]:
+    """Subsets of some samples with sums up to ``most``: sums ascending, of equal ones that with the lower bits first.
 
     Args:
         weight, tokens: int64[count], of samples. sums, held, masks: int64[2, >= 2^count], written: sums of weights and
             of tokens, and bits of the samples.
     Returns:
-        The row that holds them.
+        The row that holds them, and how many they are.
     """
     now, reach = 0, 1
     sums[0, 0], held[0, 0], masks[0, 0] = 0, 0, 0
     for bit in range(len(weight)):
-        then, plain, more = 1 - now, 0, 0
-        for place in range(2 * reach):  # two sorted halves: without the sample, and with it
+        then, plain, more, found = 1 - now, 0, 0, 0
+        while plain < reach or more < reach:  # two sorted halves: without the sample, and with it
             if more == reach or (plain < reach and sums[now, plain] <= sums[now, more] + weight[bit]):
-                sums[then, place], held[then, place] = sums[now, plain], held[now, plain]
-                masks[then, place] = masks[now, plain]
+                sums[then, found], held[then, found] = sums[now, plain], held[now, plain]
+                masks[then, found] = masks[now, plain]
                 plain += 1
+            elif sums[now, more] + weight[bit] > most:
+                more = reach
+                continue
             else:
-                sums[then, place] = sums[now, more] + weight[bit]
-                held[then, place] = held[now, more] + tokens[bit]
-                masks[then, place] = masks[now, more] | (1 << bit)
+                sums[then, found] = sums[now, more] + weight[bit]
+                held[then, found] = held[now, more] + tokens[bit]
+                masks[then, found] = masks[now, more] | (1 << bit)
                 more += 1
-        now, reach = then, 2 * reach
-    return now
+            found += 1
+        now, reach = then, found
+    return now, reach
 
 
 @part
@@ -116,7 +120,7 @@ def _closest(sums: I64, held: I64, reach: int, twice: int, room: int) -> int:
     """Where the sum is that is closest to half of ``twice`` and fits, of two the smaller, of equal ones the first.
 
     Args:
-        sums, held: int64[>= reach], of ``_all_subsets``; the first is of no sample. room: tokens; < 0: any number.
+        sums, held: int64[>= reach], of ``_small_subsets``; the first is of no sample. room: tokens; < 0: any number.
     """
     low, high = 0, reach
     while low < high:  # the first sum of at least half of twice
@@ -172,10 +176,13 @@ def pair_costs(
             for column in range(len(lower)):
                 subset[row, column] = -1
             continue
-        now = _all_subsets(weight[first:last], tokens[first:last], sums, held, masks)
+        widest = 0  # more than the difference is never closer to half of it than nothing is
+        for under in lower:
+            widest = max(widest, total[over] - total[under])
+        now, reach = _small_subsets(weight[first:last], tokens[first:last], widest, sums, held, masks)
         for column in range(len(lower)):
             under = lower[column]
-            chosen = _closest(sums[now], held[now], 1 << (last - first), total[over] - total[under], rooms[under])
+            chosen = _closest(sums[now], held[now], reach, total[over] - total[under], rooms[under])
             moved = sums[now, chosen]
             cost[row, column] = max(total[over] - moved, total[under] + moved)
             subset[row, column] = masks[now, chosen]

@@ -97,8 +97,9 @@ def deal(
             for block in range(blocks):
                 bounds[block] = max(bounds[block], low[column, own_blocks + block] + more)
         start = 0
-        for block in range(blocks):
+        for block in range(blocks if len(slowness) else 0):
             bounds[block] *= slow[block]
+        for block in range(1, blocks):
             start = block if bounds[block] < bounds[start] else start
         for step in range(blocks):  # the most promising block, then all others
             block = start if step == 0 else (step - 1 if step <= start else step)
@@ -107,23 +108,27 @@ def deal(
             begin, size = first + block * _BLOCK, min(_BLOCK, num_bins - block * _BLOCK)
             heights[:] = 0
             for column in range(columns):  # column after column, so that bins are looked at several at a time
-                own, more = bins[column, begin : begin + size], load[item, column]
+                more = load[item, column]
                 for number in range(size):
-                    heights[number] = max(heights[number], own[number] + more)
+                    heights[number] = max(heights[number], bins[column, begin + number] + more)
             for number in range(size if len(slowness) else 0):
                 heights[number] *= slowness[block * _BLOCK + number]
             if limit >= 0:
                 room = limit - tokens[item]
                 for number in range(size):
                     heights[number] = _FULL if held[begin + number] > room else heights[number]
+            least = _FULL
             for number in range(size):
-                height, place = heights[number], begin + number
-                if height < lowest or (
-                    height == lowest
-                    and best >= 0
-                    and (count[place] < count[best] or (count[place] == count[best] and place < best))
+                least = min(least, heights[number])
+            if least > lowest or least == _FULL:
+                continue
+            if least < lowest:
+                best, lowest = -1, least
+            for number in range(begin, begin + size):
+                if heights[number - begin] == lowest and (
+                    best < 0 or count[number] < count[best] or (count[number] == count[best] and number < best)
                 ):
-                    best, lowest = place, height
+                    best = number
         bin_of[item] = best
         if best < 0:
             lost += 1
@@ -134,7 +139,10 @@ def deal(
         begin, size = first + block * _BLOCK, min(_BLOCK, num_bins - block * _BLOCK)
         for column in range(columns):
             bins[column, best] += load[item, column]
-            low[column, own_blocks + block] = bins[column, begin : begin + size].min()
+            least = bins[column, begin]
+            for number in range(1, size):
+                least = min(least, bins[column, begin + number])
+            low[column, own_blocks + block] = least
     return lost
 
 
@@ -260,7 +268,7 @@ def sum_by_bin(values: I64, bins: I64, total: F64) -> None:
 def unit_latencies(
     table: F64, column: I64, row: I64, fixed: F64, slope: F64, first: int, slowdown: F64, is_stage: I64, latency: F64
 ) -> None:
-    """What the units of all replicas take under fitted costs, feature after feature, so that every machine rounds alike.
+    """What units take under fitted costs, feature after feature, so that every machine rounds alike.
 
     Args:
         table: float64[num_replicas, num_columns, num_names], features. column, row: int64[num_units], of the table,
