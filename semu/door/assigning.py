@@ -1,5 +1,5 @@
 """``assign``: samples to replicas and microbatches; ``assignment_study``: by several methods; ``workload_study``: what
-samples ask of modules. Of a job, or of a run."""
+samples ask of modules. Of a job, or of a run. ``assigned_iteration``: one iteration as options say."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.searcher.assignment.assigner import Assigner, SampleSource
 from semu.searcher.assignment.assigner import assign as assign_job
+from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.assignment.costs import SampleCosts
 from semu.searcher.assignment.measured import read_costs, read_members, refitted
+from semu.searcher.assignment.methods.table import DEFAULT_METHOD
+from semu.searcher.assignment.options import AssignmentOptions
+from semu.searcher.assignment.reordering import assigned_iterations
 from semu.searcher.assignment.study import AssignmentStudy, study_methods
 from semu.searcher.assignment.workload import WorkloadStudy, study_workload
 from semu.validation.traces.stages import read_stages
@@ -54,11 +58,51 @@ def _study(
     if progress is not None:
         progress("reading samples")
     source = SampleSource.read(job, samples, per_iteration)
-    assigner = Assigner(job, seed=seed, speeds=speeds)
-    if costs is not None:
-        fitted = assigner.costs(source.samples)
-        assigner = Assigner(job, seed=seed, speeds=speeds, costs=read_costs(costs, fitted))
+    assigner = make_assigner(job, source, seed=seed, speeds=speeds, costs=costs)
     return study_methods(assigner, source, methods, iteration, progress, window=window, exact_s=exact_s)
+
+
+def make_assigner(
+    job: TrainingJob,
+    source: SampleSource,
+    method: str = DEFAULT_METHOD,
+    *,
+    seed: int = 0,
+    speeds: Sequence[float] | None = None,
+    costs: str | os.PathLike[str] | None = None,
+) -> Assigner:
+    """An assigner for a file of samples.
+
+    Args:
+        job, method, seed, speeds: as ``Assigner``. source: whose samples costs are fitted on, when they are needed.
+        costs: a file that ``semu validate --costs`` wrote; None: fitted to the engine.
+    Raises:
+        ConfigError: as ``Assigner``; costs of another pipeline.
+    """
+    assigner = Assigner(job, method, seed=seed, speeds=speeds)
+    if costs is None:
+        return assigner
+    known = read_costs(costs, assigner.costs(source.samples))
+    return Assigner(job, method, seed=seed, speeds=speeds, costs=known)
+
+
+def assigned_iteration(job: TrainingJob, samples: str, options: AssignmentOptions, iteration: int = 0) -> Assignment:
+    """The samples of one iteration of a file, assigned as ``[assignment]`` and a command line say.
+
+    Args:
+        job: what trains. samples: a JSONL file. options: one method, count, window, seed, speeds, costs.
+        iteration: of the file.
+    Raises:
+        ConfigError: as ``semu.assign``; several methods; no such iteration.
+    """
+    if options.methods is None or len(options.methods) != 1:
+        got, expected = options.method, "one method"
+        raise ConfigError("several methods", where="assignment.method", expected=expected, got=got, nearest="entrain")
+    source = SampleSource.read(job, samples, options.count)
+    check_count(iteration, "assignment.iteration", least=0, most=source.num_iterations - 1)
+    seed, speeds, costs = options.seed, options.speeds, options.costs
+    assigner = make_assigner(job, source, options.methods[0], seed=seed, speeds=speeds, costs=costs)
+    return next(assigned_iterations(assigner, source, options.window, iteration))[1]
 
 
 def _workload(

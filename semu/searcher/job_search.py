@@ -107,6 +107,8 @@ def search(
     Args:
         job: what to train, on what; its layout, schedule and recomputation are replaced.
         assigned: samples in place of the job's, deferred as they are; Megatron-LM encodes them where they are read.
+            Where ``entrain`` has chosen to defer, they are searched as ``coupled`` has them too, with as much time
+            or as many rollouts; ``assigned`` of the result is the faster one.
         rollouts: sequences to try; gives the same bytes again. time_s: wall time of the search itself [s]; does not.
             0 of either: the heuristic's schedule. Neither: 1,024 rollouts.
         seed: of all random numbers. strategy: over sequences, one of ``semu.searcher.orders.strategy.STRATEGIES``.
@@ -125,6 +127,51 @@ def search(
         ConfigError: options that do not fit together, or a job that this version does not model under a plan.
         ScheduleError: sub-microbatches of a module that cannot be cut.
     """
+    options: dict[str, Any] = {
+        "rollouts": rollouts,
+        "time_s": time_s,
+        "seed": seed,
+        "strategy": strategy,
+        "workers": workers,
+        "objective": objective,
+        "sub_batch": sub_batch,
+        "segments": segments,
+        "strategies": strategies,
+        "candidates": candidates,
+        "memory_limit_bytes": memory_limit_bytes,
+        "exact": exact,
+        "explore": explore,
+        "progress": progress,
+    }
+    found = _search_once(job, assigned, **options)
+    beside = None if assigned is None or objective != Objective.MIN.value else assigned.beside
+    if beside is None or found.result.ended_by == "interrupt":
+        return found
+    if progress is not None:
+        progress("searching the same samples without deferral")
+    return min(found, _search_once(job, beside, **options), key=lambda one: one.report.iteration_time_s)
+
+
+def _search_once(
+    job: TrainingJob,
+    assigned: Assignment | None,
+    *,
+    rollouts: int | None,
+    time_s: float | None,
+    seed: int,
+    strategy: str,
+    workers: int | None,
+    objective: str,
+    sub_batch: Mapping[str, int] | None,
+    segments: Mapping[str, int] | None,
+    strategies: Sequence[str],
+    candidates: int,
+    memory_limit_bytes: int | None,
+    exact: bool,
+    explore: bool,
+    progress: Callable[[str], None] | None,
+) -> SearchReport:
+    """``search`` of the samples as they are assigned."""
     goal = _objective(objective, strategy=strategy, seed=seed, exact=exact, explore=explore)
     budget = Budget(DEFAULT_ROLLOUTS if rollouts is None and time_s is None else rollouts, time_s, workers)
     say, began = progress or (lambda _: None), time.perf_counter()
@@ -182,6 +229,7 @@ def search(
         prepare_s=prepared_s,
         alike=None if alike is None else alike.report,
         is_as_asked=_is_as_asked(found.partition, like, sub_batch or {}, segments or {}),
+        assigned=assigned,
     )
 
 

@@ -16,6 +16,7 @@ from semu.present.report import Report
 from semu.records import dataclass
 from semu.schedule.schedule import Schedule
 from semu.schedule.stage_plan import StagePlan
+from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.orders.budgeted import SearchResult
 from semu.searcher.orders.loop import Incumbent
 from semu.searcher.partitioning import Partition
@@ -45,6 +46,7 @@ class SearchReport(Tabular):
         is_as_asked: modules have the sub-microbatches and segments that the caller gave, if any; False: Megatron-LM's
             cut, or that of the explored order, which has others, is faster.
         explored: of the fastest explored schedule with whole backwards; None: nobody asked, or none fits.
+        assigned: the samples that it is a schedule for; None: the job's own batch.
     """
 
     job: TrainingJob
@@ -63,6 +65,7 @@ class SearchReport(Tabular):
     alike: Report | None = None
     is_as_asked: bool = True
     explored: Report | None = None
+    assigned: Assignment | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -147,6 +150,7 @@ class SearchReport(Tabular):
             "is_as_asked": self.is_as_asked,
             "partition": self.partition.to_json(),
             "changes": dict(self.changes),
+            **({} if self.assigned is None else {"assigned": self.assigned.summary()}),
             "strategy": found.strategy,
             "objective": found.objective.value,
             "seed": found.seed,
@@ -204,6 +208,9 @@ class SearchReport(Tabular):
     def sentences(self) -> list[str]:
         """What is gained, whether the cut is as asked, the pipeline's time and how far it may be from the best."""
         lines = [] if self.gain is None else [self.gain_text()]
+        if self.assigned is not None:
+            told = self.assigned.summary()
+            lines.append(f"{told['samples']} samples, assigned by {told['method']}; {told['deferred']} are deferred")
         if not self.is_as_asked:
             whose = (
                 "Megatron-LM's cut" if self.explored is None else "The cut of Megatron-LM, or of the explored order,"
@@ -223,13 +230,14 @@ class SearchReport(Tabular):
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``schedule.json``, ``result.json``, ``timeline.png`` (before and after), ``memory.png`` (the fullest
-        rank before and after), ``curve.png`` and ``report.html``.
+        rank before and after), ``curve.png`` and ``report.html``; of assigned samples, their files too.
 
         Raises:
             ConfigError: the folder cannot be written.
         """
         folder = make_folder(Path(directory))
         return [
+            *([] if self.assigned is None else self.assigned.save(folder)),
             *(write_file(folder / name, write) for name, write in self._writers()),
             self.page().save(folder / "report.html"),
         ]

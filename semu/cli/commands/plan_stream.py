@@ -180,7 +180,8 @@ def _line(row: Any, count: int) -> str:
 
 def _stream(run: RunConfig, job: TrainingJob, arguments: argparse.Namespace) -> Iterator[AbstractBatch | Assignment]:
     """The batches to train; with ``--assign`` the samples of a metadata file, assigned as ``[assignment]`` has it."""
-    from semu.searcher.assignment.assigner import Assigner, SampleSource
+    from semu.door.assigning import make_assigner
+    from semu.searcher.assignment.assigner import SampleSource
     from semu.searcher.assignment.options import AssignmentOptions
     from semu.searcher.planner.own_stream import assigned_batches, own_batches
 
@@ -198,7 +199,7 @@ def _stream(run: RunConfig, job: TrainingJob, arguments: argparse.Namespace) -> 
                 got=list(asked.speeds),
             )
         source = SampleSource.read(job, path, asked.count)
-        assigner = Assigner(job, asked.method, samples=source.samples, seed=asked.seed)
+        assigner = make_assigner(job, source, asked.method, seed=asked.seed, costs=asked.costs)
         return assigned_batches(assigner, source, asked.window)
     if path is None:
         return own_batches(job)

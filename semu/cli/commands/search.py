@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.cli.commands.exporting import check_export, write_searched
 from semu.cli.commands.many_searches import search_batches
@@ -23,11 +23,17 @@ from semu.cli.console import (
     say_written,
     write_html,
 )
-from semu.cli.option_checks import check_place
+from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
 from semu.errors import ConfigError
 from semu.files import make_folder
 from semu.units import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from semu.job import TrainingJob
+    from semu.runfile.config import RunConfig
+    from semu.searcher.assignment.assignment import Assignment
+    from semu.searcher.report import SearchReport
 
 EVERY_S = 0.25
 """Least time between two incumbents that are printed [s]."""
@@ -52,24 +58,26 @@ def search_command(arguments: argparse.Namespace) -> int:
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         if arguments.batches is not None:
+            for flag in given_flags(arguments, ("samples", "assign", "count", "iteration")):
+                expected = "a RUN without --batches; --iteration I is another batch of samples"
+                raise ConfigError(f"{flag} is an option of one search", where=flag, expected=expected)
             return search_batches(arguments, progress, options)
         if arguments.engine != "serial" or arguments.processes is not None or arguments.address is not None:
             raise ConfigError("an engine is for many batches", where="--engine", expected="--batches N beside it")
+        assigned = _assigned(arguments, run, job, progress)
         if arguments.out is not None:  # a long search does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
         from semu.searcher.job_search import search
 
         with run.places.located():
-            found = search(job, seed=arguments.seed or 0, progress=_slower(progress), **options)
+            found = search(job, assigned=assigned, seed=arguments.seed or 0, progress=_slower(progress), **options)
         if arguments.strict:
             refuse_defaults(found.report)
         if arguments.out is not None:
             progress("drawing the schedule")
             with printed_anyway(lambda: repr(found), is_json=arguments.json):
                 say_written(*found.save(arguments.out))
-            without = [key for key, value in found.changes.items() if value is None]
-            intro = "it runs again with" + (f", and without {', '.join(without)}" if without else "")
-            say_options(intro, _settings(found.changes, Path(arguments.out) / "schedule.json"))
+            _say_again(found, Path(arguments.out))
         with printed_anyway(lambda: repr(found), is_json=arguments.json):
             write_html(arguments.html, found)
         beside: dict[str, object] = {}
@@ -118,6 +126,39 @@ def _slower(progress: Progress) -> Callable[[str], None]:
             progress(line)
 
     return tell
+
+
+def _assigned(arguments: argparse.Namespace, run: RunConfig, job: TrainingJob, progress: Progress) -> Assignment | None:
+    """The samples of ``--samples``, or of ``[assignment]`` where ``--assign`` says how; None: the run's own batch.
+
+    Raises:
+        ConfigError: options of samples without any, or beside what is for the run's batch alone.
+    """
+    from semu.cli.commands.samples.asked import asked_of
+
+    if arguments.samples is None and arguments.assign is None:
+        for flag in given_flags(arguments, ("count", "iteration")):
+            raise ConfigError(f"{flag} is an option of samples", where=flag, expected="--samples FILE beside it")
+        return None
+    if arguments.export is not None:
+        expected = "without --samples: a launch script does not say which sample goes where"
+        raise ConfigError("no program is told which samples it trains", where="--export", expected=expected)
+    options, samples = asked_of(arguments, run, method=arguments.assign)
+    progress("assigning samples")
+    from semu.door.assigning import assigned_iteration
+
+    with run.places.located():
+        return assigned_iteration(job, samples, options, arguments.iteration or 0)
+
+
+def _say_again(found: SearchReport, folder: Path) -> None:
+    """How a schedule that was written runs again."""
+    if found.assigned is not None:  # a run file has no word for assigned samples
+        say(f"{folder / 'assignment.jsonl'} has the samples of every microbatch, for a data loader")
+        return
+    without = [key for key, value in found.changes.items() if value is None]
+    intro = "it runs again with" + (f", and without {', '.join(without)}" if without else "")
+    say_options(intro, _settings(found.changes, folder / "schedule.json"))
 
 
 def _settings(changes: Mapping[str, object], path: Path) -> list[str]:

@@ -28,6 +28,22 @@ exit codes: 0 ok, 2 bad input, 3 the assigned iteration does not fit in memory, 
 """
 
 
+def _add_iteration(asked: argparse._ArgumentGroup, default: int | None = 0) -> None:
+    asked.add_argument("--count", type=int, metavar="N", help="samples of an iteration (default: as many as it packs)")
+    asked.add_argument(
+        "--iteration", type=int, metavar="I", default=default, help="which iteration of the file (default: 0)"
+    )
+
+
+def add_assigned(asked: argparse._ArgumentGroup) -> None:
+    """Add the options of a command that looks at an iteration of assigned samples beside other things."""
+    asked.add_argument(
+        "--samples", metavar="FILE", help="JSONL, a sample a line: assigned, then looked at (semu assign)"
+    )
+    asked.add_argument("--assign", metavar="METHOD", help="how they are assigned (default: entrain)")
+    _add_iteration(asked, None)
+
+
 def _add(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     asked = parser.add_argument_group("what to assign")
@@ -35,8 +51,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--method", metavar="NAME|all", help="one method, several with commas, or all (default: entrain)"
     )
-    asked.add_argument("--count", type=int, metavar="N", help="samples of an iteration (default: as many as it packs)")
-    asked.add_argument("--iteration", type=int, metavar="I", default=0, help="which iteration of the file (default: 0)")
+    _add_iteration(asked)
     asked.add_argument(
         "--window", type=int, metavar="M", help="samples may change places among M iterations (default: 1)"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from semu.cli.options.exporting import add_export
+from semu.cli.options.samples import add_assigned
 from semu.cli.options.shared import (
     REPEATED,
     CommandOptions,
@@ -29,6 +30,7 @@ examples:
   semu search vlm-m --rollouts 2000 --seed 1
   semu search vlm-s --batches 8 --rollouts 300 --engine local
   semu search t2v-s --time 5 --memory-limit 40GiB --sub-batch dit=2 --segments dit=4
+  semu search vlm-s --samples metadata.jsonl --assign entrain --out out
 
 A number of rollouts gives the same files again, byte for byte, with the same seed and as many workers; --time does not.
 Ctrl-C ends the search: what was found so far is simulated and written.
@@ -69,6 +71,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--candidates", type=int, default=10, metavar="N", help="ways to run a stage pair, at most")
     what.add_argument("--memory-limit", metavar="SIZE", help="of every rank, e.g. 64GiB (default: the device's memory)")
+    add_assigned(parser.add_argument_group("samples in place of the run's batch"))
     many = parser.add_argument_group("many batches")
     many.add_argument(
         "--batches", type=int, metavar="N", help="search N batches, of seeds --seed and up, and print a table of them"
@@ -83,7 +86,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--out",
         metavar="DIR",
-        help="write schedule.json, result.json, timeline.png (before and after), memory.png, curve.png, report.html",
+        help="write schedule.json, result.json, timeline.png (before and after), memory.png, curve.png, report.html; "
+        "of samples also assignment.json, .csv, .jsonl and .png",
     )
     add_html(output)
     add_export(output)

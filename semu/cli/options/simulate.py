@@ -31,6 +31,19 @@ tolerance, 70 a defect in semu, 130 interrupted
 """
 
 
+def _draws(text: str) -> int:
+    """A number of draws.
+
+    Raises:
+        ArgumentTypeError: no integer.
+    """
+    try:
+        return int(text)
+    except ValueError as error:
+        said = f"a number of drawn iterations, not {text!r} (semu assign simulates the samples of a file)"
+        raise argparse.ArgumentTypeError(said) from error
+
+
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", metavar="RUN", help="a TOML file, a config.json, a file of another program, or a shipped setup"
@@ -46,7 +59,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     change.add_argument("--profile", metavar="FILE|NAME", help="another device: a profile TOML or a shipped name")
     change.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of --samples")
     change.add_argument(
-        "--samples", type=int, default=0, metavar="N", help="draw N iterations with training.jitter: p50 and p95"
+        "--samples", type=_draws, default=0, metavar="N", help="draw N iterations with training.jitter: p50 and p95"
     )
     change.add_argument(
         "--set",

@@ -406,8 +406,15 @@ def check_assignable(job: TrainingJob) -> None:
     """Refuse jobs whose samples cannot be moved between microbatches.
 
     Raises:
-        ConfigError: attention across samples; a model that reads or makes video.
+        ConfigError: no job, such as unequal pipelines; attention across samples; a model that reads or makes video.
     """
+    if not isinstance(job, TrainingJob):
+        raise ConfigError(
+            "samples are assigned to replicas with equal numbers of microbatches",
+            where="job",
+            expected="a TrainingJob; replicas of unequal speed are told by speeds",
+            got=type(job).__name__,
+        )
     if getattr(job.batch, "attend_across_samples", False):
         raise ConfigError(
             "samples that attend to one another cost other than by themselves",

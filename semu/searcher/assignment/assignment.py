@@ -19,6 +19,7 @@ from semu.records import dataclass
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.costs import SampleCosts, prepared_with, weighted
 from semu.searcher.assignment.deferring import deferring_job, deferring_plan, deferring_streams, parts_of
+from semu.searcher.assignment.methods.table import METHODS
 from semu.searcher.assignment.pipeline import Pipelines
 from semu.searcher.assignment.problem import TICK_S, AssignmentProblem, Dealt
 from semu.simulation.checkpoint import JobCheckpoint
@@ -134,6 +135,11 @@ class Assignment:
         """Whether any sample is encoded in another microbatch than it is read in."""
         return bool(self.dealt.is_deferred.any())
 
+    def summary(self) -> dict[str, str | int]:
+        """Method, number of samples, and how many are deferred."""
+        deferred = int(self.dealt.is_deferred.sum())
+        return {"method": self.method, "samples": len(self.ids), "deferred": deferred}
+
     @cached_property
     def recipe(self) -> StagePlan | None:
         """What defers samples: a plan for ``simulate`` of ``assigned_job``; None: nothing is deferred."""
@@ -172,12 +178,27 @@ class Assignment:
         items = self.samples.taken(order).microbatches(bounds, len(bounds) - 1, 1, False)
         return ListedBatch(tuple(items), f"assignment ({self.method}, nothing deferred)")
 
+    @property
+    def beside(self) -> Assignment | None:
+        """The same samples without deferral, where the method has decided for it by the job's own schedule: under
+        another schedule they may be faster; None: nothing is deferred, or the method always defers."""
+        other = METHODS[self.method].beside if self.defers and self.method in METHODS else None
+        return None if other is None else replace(self, method=other, dealt=METHODS[other].deal(self.problem))
+
     def given_to(self, job: TrainingJob, batch: ListedBatch) -> TrainingJob:
         """A job with a batch of this assignment.
 
         Raises:
-            ConfigError: a job with another number of replicas.
+            ConfigError: a job with another number of replicas; replicas that are not equally fast.
         """
+        slowdown = self.problem.slowdown
+        if (slowdown != 1.0).any():
+            raise ConfigError(
+                "schedules are made for replicas that are equally fast",
+                where="assignment.speeds",
+                expected="none beside a search or a plan",
+                got=[float(f"{1 / each:.6g}") for each in slowdown],
+            )
         dp, training = job.parallel.replicas, job.training
         if dp != self.dp:
             expected = f"{self.dp} data-parallel replicas"

@@ -52,3 +52,9 @@ def test_three_modules_are_balanced_together():
         items = own.batch.microbatches(own.dp * own.num_microbatches, 1)
         for stream in ("vision", "audio"):
             assert sum(item.tokens(stream) for item in items) == int(samples.items[stream].lengths.sum())
+
+
+def test_unequal_pipelines_are_refused_by_name():
+    job = semu.load_run("llama3-8b", ["training.global_batch=16"], cluster="h100:2x8", parallel="dp2-tp2-pp4")
+    with pytest.raises(semu.ConfigError, match=r"equal numbers of microbatches.*told by speeds; got list"):
+        Assigner([job, job])

@@ -79,9 +79,13 @@ def _speeds(arguments: argparse.Namespace) -> tuple[float, ...] | None:
         ) from error
 
 
-def asked_of(arguments: argparse.Namespace, run: RunConfig) -> tuple[AssignmentOptions, str]:
+def asked_of(
+    arguments: argparse.Namespace, run: RunConfig, *, method: str | None = None
+) -> tuple[AssignmentOptions, str]:
     """The options, and the path of the samples.
 
+    Args:
+        method: of a command without ``--method``.
     Raises:
         ConfigError: no samples, or an option out of range.
     """
@@ -89,6 +93,7 @@ def asked_of(arguments: argparse.Namespace, run: RunConfig) -> tuple[AssignmentO
 
     words = ("samples", "method", "count", "window", "seed", "costs")
     given = {name: getattr(arguments, name, None) for name in words} | {"speeds": _speeds(arguments)}
+    given["method"] = method if method is not None else given["method"]
     with run.places.located():
         options = AssignmentOptions.of(run.config.get("assignment", {}), **given)
     if options.samples is None:

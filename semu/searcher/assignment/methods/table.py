@@ -23,11 +23,14 @@ class Method:
 
     Attributes:
         deal: decides. doc: in a line. needs_encoder: whether it is for models with encoders only.
+        beside: the method that a search looks at too where this one defers: it chose deferral under the job's own
+            schedule; None: it makes no such choice.
     """
 
     deal: Callable[[AssignmentProblem], Dealt]
     doc: str
     needs_encoder: bool = False
+    beside: str | None = None
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -39,7 +42,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "entrain-literal": Method(deal_literal, "stratified, then deferral (001 alg. 4)", needs_encoder=True),
         "even": Method(deal_even, "even loads of encoders and of the backbone, each by itself", needs_encoder=True),
         "coupled": Method(deal_coupled, "even loads of all pipeline ranks"),
-        "entrain": Method(deal_entrain, "coupled, deferring where the simulated iteration gains"),
+        "entrain": Method(deal_entrain, "coupled, deferring where the simulated iteration gains", beside="coupled"),
     }
 )
 """Methods by name, in the order of tables."""
