@@ -25,7 +25,7 @@ import semu
 from semu.runfile import load_run
 from semu.searcher.assignment.allocation import stable_batch
 from semu.searcher.assignment.assigner import Assigner
-from semu.searcher.assignment.kernels import deal
+from semu.searcher.assignment.kernels.bins import deal
 from semu.searcher.assignment.methods.table import METHODS
 from semu.workload.metadata import read_metadata
 from semu.workload.packing import offsets

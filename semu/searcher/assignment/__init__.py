@@ -6,7 +6,7 @@ Files:
     packs.py         the packs
     problem.py       what a method is asked, and what it answers
     methods/         one method a file, all in a table
-    kernels.py       greedy assignment, local search, sums; deferral_kernels.py: sums of subsets, pairs of all replicas
+    kernels/         greedy assignment, local search and sums over bins; subset sums and pairs of all replicas
     pipeline.py      the iteration of many replicas from fitted costs, in milliseconds
     exact.py         the fastest assignment of a dozen or two samples, by CP-SAT
     allocation.py    GPUs for modules in proportion to work, and how many samples tell them; workload.py: of a job

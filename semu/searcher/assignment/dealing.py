@@ -27,7 +27,7 @@ def to_replicas(
         order: int64[n]. load: int64[n, num_columns]. base: int64[num_columns], of every bin.
         count: microbatches of a replica. slowness: int64[dp], of replicas that are not alike.
     """
-    from semu.searcher.assignment.kernels import deal
+    from semu.searcher.assignment.kernels.bins import deal
 
     first, bin_of = np.zeros_like(order), np.empty_like(order)
     cap = -1 if problem.limit is None else problem.limit * count
@@ -50,7 +50,7 @@ def to_microbatches(
     Args:
         replica: int64[n]. order, load, base, count: as ``to_replicas``.
     """
-    from semu.searcher.assignment.kernels import deal
+    from semu.searcher.assignment.kernels.bins import deal
 
     bin_of = np.empty_like(order)
     lost = deal(order, replica * count, count, load, base, problem.tokens, problem.cap, ALIKE, bin_of)
@@ -63,7 +63,7 @@ def improved(problem: AssignmentProblem, bins: I64, count: int, load: I64, base:
     Args:
         bins: int64[n], replica x count + microbatch. count: microbatches of a replica. load, base: as ``to_replicas``.
     """
-    from semu.searcher.assignment.kernels import improve
+    from semu.searcher.assignment.kernels.bins import improve
 
     replica = bins // count
     items = np.argsort(replica, kind="stable")
@@ -84,7 +84,7 @@ def spread(problem: AssignmentProblem) -> tuple[I64, I64]:
 
 def summed(values: I64, bins: I64, count: int) -> NDArray[np.float64]:
     """Sums of columns of samples by bin: float64[count, num_columns], exact below 2^53."""
-    from semu.searcher.assignment.kernels import sum_by_bin
+    from semu.searcher.assignment.kernels.bins import sum_by_bin
 
     total = np.zeros((count, values.shape[1]))
     sum_by_bin(values, bins, total)

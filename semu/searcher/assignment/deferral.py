@@ -28,7 +28,7 @@ class Subsets:
     """
 
     def __init__(self, weights: I64) -> None:
-        from semu.searcher.assignment.deferral_kernels import subset_sums
+        from semu.searcher.assignment.kernels.pairs import subset_sums
 
         self._weights = weights
         self._tick = max(1, -(-int(weights.sum()) // CELLS))
@@ -83,7 +83,7 @@ def pair_up(ptr: I64, weight: I64, tokens: I64 | None = None, rooms: I64 | None 
         001 §4.5.2, eq. 4.3, algorithm 4 lines 7 to 14. Ties of microbatches by number. Where tokens limit, the subset
         is the closest of those that fit; of a table (many samples) it is left out where it does not fit.
     """
-    from semu.searcher.assignment.deferral_kernels import pair_costs
+    from semu.searcher.assignment.kernels.pairs import pair_costs
 
     total = np.add.reduceat(weight, ptr[:-1])
     order = np.argsort(-total, kind="stable")
@@ -130,7 +130,7 @@ def bottleneck_match(cost: I64, alone: I64) -> tuple[I64, int]:
     Returns:
         Per row its column, -1 where it stays alone, and T; int64[rows]. Without rows: T = 0.
     """
-    from semu.searcher.assignment.deferral_kernels import match
+    from semu.searcher.assignment.kernels.pairs import match
 
     partner = np.full(len(alone), -1, np.int64)
     if not len(alone):

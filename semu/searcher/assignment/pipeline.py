@@ -71,7 +71,7 @@ class PipelineTimes:
             features: float64[dp, num_columns, num_names], sums over the samples of every column of the table of
                 shapes: microbatches, then what a plan adds. Nothing runs on a column of zeros that a plan added.
         """
-        from semu.searcher.assignment.kernels import unit_latencies
+        from semu.searcher.assignment.kernels.bins import unit_latencies
 
         latency, costs = np.empty((self._dp, len(self.column))), self.costs
         where = self.column, self.row, costs.fixed_s, costs.slope_s, self.num_microbatches

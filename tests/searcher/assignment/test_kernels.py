@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from semu.searcher.assignment.dealing import summed
-from semu.searcher.assignment.deferral_kernels import pair_costs
-from semu.searcher.assignment.kernels import deal, unit_latencies
+from semu.searcher.assignment.kernels.bins import deal, unit_latencies
+from semu.searcher.assignment.kernels.pairs import pair_costs
 from semu.searcher.assignment.methods.stratified import medians
 
 

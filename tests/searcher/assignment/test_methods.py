@@ -13,7 +13,7 @@ from searcher.assignment.jobs import SEQ_LEN, draw_text, draw_vlm, text_assigner
 import semu
 from semu.searcher.assignment.assigner import SampleSource
 from semu.searcher.assignment.deferral import pair_up
-from semu.searcher.assignment.kernels import deal, improve
+from semu.searcher.assignment.kernels.bins import deal, improve
 from semu.searcher.assignment.methods.literal import deferred
 from semu.searcher.assignment.methods.table import METHODS
 from semu.searcher.assignment.problem import Dealt

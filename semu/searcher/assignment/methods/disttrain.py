@@ -16,7 +16,7 @@ from semu.searcher.assignment.problem import AssignmentProblem, Dealt
 
 def deal_disttrain(problem: AssignmentProblem) -> Dealt:
     """Algorithm 1, then algorithm 2 in every replica; the samples' own order where one finds no room."""
-    from semu.searcher.assignment.kernels import reorder
+    from semu.searcher.assignment.kernels.bins import reorder
 
     count, n = problem.num_microbatches, problem.num_samples
     size = problem.encoder + problem.backbone

@@ -23,7 +23,7 @@ def deferred(problem: AssignmentProblem, dealt: Dealt) -> Dealt:
     Args:
         dealt: without deferral. An unpaired microbatch comes last. Samples without items change microbatches whole.
     """
-    from semu.searcher.assignment.deferral_kernels import pair_replicas
+    from semu.searcher.assignment.kernels.pairs import pair_replicas
 
     dp, count = problem.dp, dealt.num_microbatches
     order = np.argsort(dealt.bins, kind="stable")

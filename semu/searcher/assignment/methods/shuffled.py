@@ -16,7 +16,7 @@ def deal_at_random(problem: AssignmentProblem) -> Dealt:
     Source:
         ``numpy.random.PCG64`` of the seed; ours.
     """
-    from semu.searcher.assignment.kernels import deal
+    from semu.searcher.assignment.kernels.bins import deal
 
     order = np.random.Generator(np.random.PCG64([problem.seed, 0xA551])).permutation(problem.num_samples)
     ones, first = np.ones((problem.num_samples, 1), np.int64), np.zeros(problem.num_samples, np.int64)
