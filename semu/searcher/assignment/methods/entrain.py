@@ -2,8 +2,8 @@
 
 Balance does not decide: microbatches that deferral has made even can take longer, as encoders run their backwards in
 two parts and late. So the slowest replica under fitted costs does; deferral must gain more than these costs are off,
-as it asks something of a data loader. Candidates are ``coupled``, ``disttrain``, ``even``,
-the text's own rules, stratified samples without deferral, and coupled samples with pairs that defer.
+as it asks something of a data loader. Candidates are ``coupled``, ``disttrain``, the
+text's own rules, stratified samples without deferral, and coupled samples with pairs that defer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from semu.errors import ConfigError, ScheduleError
 from semu.searcher.assignment.methods.coupled import deal_coupled
 from semu.searcher.assignment.methods.disttrain import deal_disttrain
-from semu.searcher.assignment.methods.even import deal_even
 from semu.searcher.assignment.methods.literal import deferred
 from semu.searcher.assignment.methods.stratified import deal_stratified
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
@@ -27,7 +26,7 @@ def deal_entrain(problem: AssignmentProblem) -> Dealt:
     candidates = [coupled, deal_disttrain(problem)]
     if problem.encoder.any():
         stratified = deal_stratified(problem)
-        candidates += [deal_even(problem), stratified, deferred(problem, stratified), deferred(problem, coupled)]
+        candidates += [stratified, deferred(problem, stratified), deferred(problem, coupled)]
     best, shortest = coupled, problem.worst_s(coupled)
     for candidate in candidates[1:]:
         try:
