@@ -88,7 +88,7 @@ def test_what_entrain_defers_is_searched_without_deferral_too() -> None:
     assert chosen.beside is not None
     assert chosen.beside.method == "coupled"
     assert not chosen.beside.defers
-    options = {"rollouts": 1, "workers": 1, "candidates": 1, "sub_batch": {"vit": 0}, "segments": {"vit": 1, "llm": 1}}
+    options = {"rollouts": 1, "workers": 1, "candidates": 2}
     both, *apart = (semu.search(job, assigned=own, **options) for own in (chosen, literal, chosen.beside))
     times = [own.report.iteration_time_s for own in apart]
     assert times[0] != times[1]
