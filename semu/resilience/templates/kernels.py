@@ -17,44 +17,62 @@ I64 = NDArray[np.int64]
 @kernel
 def fill_cuts(
     time: F64, state: F64, held: F64, degrees: I64, room: float, per_node: int, microbatches: int, slowest: float,
-    best: F64,
+    work: F64, best: F64,
 ) -> None:  # fmt: skip
     """Least sums of stages from a layer to the end, for one time of the slowest stage (``planner`` has the formula).
+
+    A stage has no more work than its GPUs do in the slowest stage's time, so that a suffix on some GPUs can begin in a
+    band of layers only: others have a pipeline before or behind them that does not fit.
 
     Args:
         time: float64[num_degrees, L + 1], forward and backward of the first layers on so many GPUs [s], running sums;
             state, held: bytes of a GPU for them, and for each microbatch in flight. degrees: int64[num_degrees], GPUs
             of a stage. room: bytes of a GPU. per_node: GPUs of a node. microbatches: N_b.
-        slowest: t*, the time of the slowest stage [s].
-        best: float64[2, S + 1, L + 1, G + 1], written: [0] of suffixes without the slowest stage, [1] with it, by
-            number of stages, first layer, GPUs.
+        slowest: t*, the time of the slowest stage [s]. work: float64[L + 1], GPU-seconds of the first layers, at least.
+        best: float64[2, S + 1, G + 1, L + 1], infinite or from a call before; written inside the bands: [0] of suffixes
+            without the slowest stage, [1] with it, by number of stages, GPUs, first layer.
     """
-    stages, layers, gpus = best.shape[1] - 1, best.shape[2] - 1, best.shape[3] - 1
-    best[:] = np.inf
-    best[0, 0, layers, 0] = 0.0
+    stages, gpus, layers = best.shape[1] - 1, best.shape[2] - 1, best.shape[3] - 1
+    low, high = zeros(gpus + 1, np.int64), zeros(gpus + 1, np.int64)  # the band of each number of GPUs
+    room_s = slowest * (1.0 + 1e-9)
+    begin, end = layers, layers
+    for g in range(gpus + 1):
+        while begin > 0 and work[layers] - work[begin - 1] <= room_s * g:
+            begin -= 1
+        while work[end] > room_s * (gpus - g):
+            end -= 1
+        low[g], high[g] = begin, end
+    last = zeros((len(degrees), layers + 1), np.int64)  # where a stage can end at most
+    best[:, 0, 0, :] = np.inf
+    best[0, 0, 0, layers] = 0.0
     for s in range(1, stages + 1):
         in_flight = min(s, microbatches)
         for d in range(len(degrees)):
-            degree = degrees[d]
-            for g in range(max(degree, s), min(gpus, s * degrees[-1]) + 1):
-                if (g - degree) // per_node != (g - 1) // per_node:
+            v = 0
+            for u in range(layers):
+                v = max(v, u)
+                while v < layers and time[d, v + 1] - time[d, u] <= slowest:
+                    if state[d, v + 1] - state[d, u] + (held[d, v + 1] - held[d, u]) * in_flight > room:
+                        break
+                    v += 1
+                last[d, u] = v
+        for g in range(s, min(gpus, s * degrees[-1]) + 1):
+            best[:, s, g, low[g] : high[g] + 1] = np.inf
+            for d in range(len(degrees)):
+                rest = g - degrees[d]
+                if rest < s - 1 or rest > (s - 1) * degrees[-1] or rest // per_node != (g - 1) // per_node:
                     continue
-                for u in range(layers - s, -1, -1):
-                    without, behind = np.inf, np.inf
-                    for v in range(u + 1, layers - s + 2):
+                before, beyond = best[0, s - 1, rest], best[1, s - 1, rest]
+                first, most = low[rest], min(high[rest], layers - s + 1)
+                for u in range(low[g], min(high[g], layers - s) + 1):
+                    without, behind = best[0, s, g, u], best[1, s, g, u]
+                    for v in range(max(u + 1, first), min(last[d, u], most) + 1):
                         t = time[d, v] - time[d, u]
-                        if t > slowest:
-                            break
-                        if state[d, v] - state[d, u] + (held[d, v] - held[d, u]) * in_flight > room:
-                            break
-                        after = best[0, s - 1, v, g - degree]
-                        if after < np.inf:
-                            without = min(without, after + 2.0 * t - slowest)
-                            if t == slowest:
-                                behind = min(behind, after + slowest)
-                        behind = min(behind, best[1, s - 1, v, g - degree] + t)
-                    best[0, s, u, g] = min(best[0, s, u, g], without)
-                    best[1, s, u, g] = min(best[1, s, u, g], behind)
+                        without = min(without, before[v] + 2.0 * t - slowest)
+                        behind = min(behind, beyond[v] + t)
+                        if t == slowest:
+                            behind = min(behind, before[v] + slowest)
+                    best[0, s, g, u], best[1, s, g, u] = without, behind
 
 
 @kernel

@@ -73,27 +73,28 @@ def cut_pipeline(
     quantum = 2.0**-40  # sums of whole multiples are exact, so that equal stages take equal times
     time = _running(np.round(table.time_s / quantum) * quantum)
     state, held = _running(table.state_bytes), _running(table.held_bytes)
-    best = np.empty((2, most + 1, layers + 1, gpus + 1))
+    work = np.concatenate(([0.0], np.cumsum((table.time_s * table.degrees[:, None]).min(axis=0))))
+    best = np.full((2, most + 1, gpus + 1, layers + 1), np.inf)
 
     def _fill(slowest: float) -> None:
-        fill_cuts(time, state, held, table.degrees, table.room_bytes, per_node, microbatches, slowest, best)
+        fill_cuts(time, state, held, table.degrees, table.room_bytes, per_node, microbatches, slowest, work, best)
 
     of_stages = np.full(most + 1, np.inf)
     slowest_of = np.zeros(most + 1)
     total = float(time[:, -1].min())
-    work = float((table.time_s * table.degrees[:, None]).min(axis=0).sum())  # GPU-seconds of a microbatch, at least
     spans = _slowest(time, state, held, table.room_bytes)
-    for slowest in spans[spans >= work / gpus * (1.0 - 1e-9)].tolist():
+    for slowest in spans[spans >= work[-1] / gpus * (1.0 - 1e-9)].tolist():
         bound = total + (microbatches - most) * slowest
         if microbatches > most and bound > of_stages.min() * (1.0 + slack):
             break
         _fill(slowest)
-        found = best[1, :, 0, gpus] + (microbatches - 1) * slowest
+        found = best[1, :, gpus, 0] + (microbatches - 1) * slowest
         better = found < of_stages
         of_stages[better], slowest_of[better] = found[better], slowest
     limit = of_stages.min() * (1.0 + slack)
     results = []
     for s in np.flatnonzero(np.isfinite(of_stages) & (of_stages <= limit)).tolist():
+        best.fill(np.inf)
         _fill(float(slowest_of[s]))
         stages = _read((time, state, held), table, best, per_node, microbatches, float(slowest_of[s]), s)
         results.append((float(of_stages[s]), stages))
@@ -129,9 +130,9 @@ def _read(
 ) -> tuple[Stage, ...]:
     """The stages behind the least sum: the first that attain it, fewest GPUs and layers first."""
     time, state, held = sums
-    flag, u, g, found = 1, 0, best.shape[3] - 1, []
+    flag, u, g, found = 1, 0, best.shape[2] - 1, []
     for s in range(stages, 0, -1):
-        value, step = best[flag, s, u, g], None
+        value, step = best[flag, s, g, u], None
         for d, degree in enumerate(table.degrees.tolist()):
             if degree > g or (g - degree) // per_node != (g - 1) // per_node:
                 continue
@@ -140,7 +141,7 @@ def _read(
                 size = state[d, v] - state[d, u] + (held[d, v] - held[d, u]) * min(s, microbatches)
                 if t > slowest or size > table.room_bytes:
                     break
-                rest = best[:, s - 1, v, g - degree]
+                rest = best[:, s - 1, g - degree, v]
                 if flag == 0 and rest[0] + 2.0 * t - slowest == value:
                     step = (0, v, degree)
                 elif flag == 1 and rest[1] + t == value:
