@@ -22,6 +22,8 @@ from semu.executor.runner import IterationResult as IterationResult
 from semu.executor.runner import Runner as Runner
 from semu.executor.runner import run_plan as run_plan
 from semu.executor.runner import run_plans as run_plans
+from semu.executor.sharded import Cut as Cut
+from semu.executor.sharded import ShardedCommunicator as ShardedCommunicator
 from semu.executor.torch_communicator import TorchCommunicator as TorchCommunicator
 
 def require_torch() -> None: ...

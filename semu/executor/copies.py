@@ -12,7 +12,9 @@ from semu.errors import ExecutorError
 from semu.executor.chunk import LayerChunk
 from semu.executor.communicator import Communicator, Operation
 from semu.executor.model import PipelineModel
+from semu.executor.sharded import ShardedCommunicator
 from semu.plan.plan import ExecutionPlan
+from semu.plan.verification.reductions import shards_of_ranks
 
 _FIRST_TAG = 1 << 24
 """Behind the tags of a plan's messages."""
@@ -26,8 +28,8 @@ def sum_copies(plan: ExecutionPlan, model: PipelineModel, communicator: Communic
     Args:
         plan: with chunks of several flows. model: the rank's. communicator, timeout_s: to the other ranks.
     Raises:
-        ExecutorError: more than two copies without weights; pipelines that cut layers into other shards, or chunks that
-            are not made of layers. TimeoutError, ConnectionError: as ``Handle.wait``.
+        ExecutorError: more than two copies without weights; chunks that are not made of layers, shards that do not
+            divide. TimeoutError, ConnectionError: as ``Handle.wait``.
     """
     if plan.weights:
         _sum_pipelines(plan, model, communicator, timeout_s)
@@ -76,22 +78,21 @@ def reducing_ranks(plan: ExecutionPlan) -> list[tuple[int, ...]]:
 
 def _sum_pipelines(plan: ExecutionPlan, model: PipelineModel, communicator: Communicator, timeout_s: float) -> None:
     """The plan's reductions that this rank takes part in, in the plan's order."""
-    for number, one in enumerate(plan.reductions):
+    for one in plan.reductions:
         held = [chunk for chunk in one.chunks if plan.chunks[chunk].rank == communicator.rank]
         if not held:
             continue
-        if len(set(one.shards)) > 1:
-            raise ExecutorError(
-                "pipelines that cut layers into other shards",
-                where=f"plan.reductions[{number}].shards",
-                expected="the same number everywhere: shards are not put together here",
-                got=list(one.shards),
-            )
-        own = gradients_of(parameters_of_layer(plan, model, held[0], one.layer))
+        layer = module_of_layer(plan, model, held[0], one.layer)
+        own = gradients_of([] if layer is None else layer.parameters())
         for gradient in own:
             gradient *= plan.weights[plan.chunks[held[0]].flow]
         ranks = sorted(plan.chunks[chunk].rank for chunk in one.chunks)
-        if not own or len(ranks) == 1:
+        if layer is None or not own or len(ranks) == 1:
+            continue
+        if isinstance(communicator, ShardedCommunicator):
+            cuts = getattr(layer, "cuts", {})
+            named = [cuts.get(name) for name, parameter in layer.named_parameters() if parameter.requires_grad]
+            communicator.sum_shards(own, named, ranks, timeout_s)
             continue
         dense = [gradient.contiguous() for gradient in own]
         communicator.sum_over_ranks(dense, ranks, timeout_s)
@@ -100,8 +101,8 @@ def _sum_pipelines(plan: ExecutionPlan, model: PipelineModel, communicator: Comm
                 gradient.copy_(total)
 
 
-def parameters_of_layer(plan: ExecutionPlan, model: PipelineModel, chunk: int, layer: int) -> list[torch.nn.Parameter]:
-    """Parameters of a layer of one of the rank's chunks; numbers as ``PlanReduction.layer``.
+def module_of_layer(plan: ExecutionPlan, model: PipelineModel, chunk: int, layer: int) -> torch.nn.Module | None:
+    """A layer of one of the rank's chunks, numbered as ``PlanReduction.layer``; None: the model has no such end.
 
     Raises:
         ExecutorError: the chunk is not made of layers.
@@ -115,9 +116,27 @@ def parameters_of_layer(plan: ExecutionPlan, model: PipelineModel, chunk: int, l
             got=type(found).__name__,
         )
     if 0 <= layer - place.first_layer < len(found.layers):
-        return list(found.layers[layer - place.first_layer].parameters())
-    end = found.stem if layer < 0 else found.head
-    return [] if end is None else list(end.parameters())
+        return found.layers[layer - place.first_layer]
+    return found.stem if layer < 0 else found.head
+
+
+def check_shards(plan: ExecutionPlan, communicator: Communicator) -> None:
+    """Refuse a communicator whose ranks are not the plan's stages. Equal shards may be worlds of their own each; plans
+    that do not say shards may have any, as many in all stages.
+
+    Raises:
+        ExecutorError: other numbers of shards than the plan says, or different ones that it does not say.
+    """
+    is_sharded = isinstance(communicator, ShardedCommunicator)
+    shards = communicator.shards if isinstance(communicator, ShardedCommunicator) else (1,) * communicator.num_ranks
+    wanted = shards_of_ranks(plan) if plan.reductions else shards[:1] * len(shards)
+    if shards != wanted and (is_sharded or len(set(wanted)) > 1):
+        raise ExecutorError(
+            "stages cut their layers into other shards",
+            where=f"rank {communicator.rank}: plan.reductions, shards",
+            expected=f"ShardedCommunicator(communicator, {list(wanted)})",
+            got=list(shards),
+        )
 
 
 def gradients_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from semu.errors import ExecutorError, SemuError
 from semu.executor.communicator import Communicator, Handle, Operation, Tensors
-from semu.executor.copies import gradients_of, meeting_ranks, reducing_ranks, sum_copies
+from semu.executor.copies import check_shards, gradients_of, meeting_ranks, reducing_ranks, sum_copies
 from semu.executor.edges import Edge, Stage
 from semu.executor.model import PipelineModel, Shape
 from semu.executor.program import End, Program, Step, make_program
@@ -91,7 +91,8 @@ class Runner:
         """Make a plan ready; a program may run many times.
 
         Raises:
-            ExecutorError: a plan for another world, another model, or with messages that do not fit its modules.
+            ExecutorError: a plan for another world, other shards, another model, or with messages that do not fit its
+                modules.
         """
         mine = self.communicator
         if (plan.num_ranks, plan.num_replicas) != (mine.num_ranks, mine.num_replicas):
@@ -101,6 +102,7 @@ class Runner:
                 expected=f"{mine.num_ranks} pipeline ranks x {mine.num_replicas} replicas",
                 got=f"{plan.num_ranks} x {plan.num_replicas}",
             )
+        check_shards(plan, mine)
         program = make_program(plan, self.model, mine.rank, mine.replica)
         mine.connect([*meeting_ranks(plan), *reducing_ranks(plan)])
         return program

@@ -44,6 +44,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             iterations=arguments.iterations,
             timeout_s=arguments.timeout,
             fewer_layers=arguments.fewer_layers,
+            is_sharded=arguments.shards,
             progress=progress,
         )
         if arguments.out is not None:

@@ -43,6 +43,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fewer-layers", type=int, default=8, metavar="N", help="one small layer stands for N of the plan (default 8)"
     )
+    parser.add_argument(
+        "--shards",
+        action="store_true",
+        help="a process for each GPU of a stage, with its shard of the layers (plans of semu templates say them)",
+    )
     parser.add_argument("--out", metavar="DIR", help="write result.json and timeline.png, simulated beside measured")
 
 

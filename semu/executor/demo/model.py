@@ -7,6 +7,7 @@ belong to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -21,9 +22,12 @@ from torch import nn
 from semu.executor.chunk import as_tuple
 from semu.executor.communicator import Communicator
 from semu.executor.demo.gang import HeadPart, PartialLoss, StemPart, pattern_of
+from semu.executor.demo.shards import CUTS, LayerShard, part_suffix
 from semu.executor.gang import RankGroup
 from semu.executor.model import ModuleStages, layers_of
+from semu.executor.sharded import Cut, ShardedCommunicator
 from semu.plan.plan import ExecutionPlan
+from semu.plan.verification.reductions import shards_of_ranks
 from semu.records import dataclass
 
 DTYPE = torch.float64
@@ -34,11 +38,13 @@ _SEED = 1
 class Layer(nn.Module):
     """Attention and a feed-forward network, both behind a norm."""
 
-    def __init__(self, width: int) -> None:
+    cuts = CUTS
+
+    def __init__(self, width: int, heads: int = HEADS) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, dtype=DTYPE)
         self.qkv = nn.Linear(width, 3 * width, dtype=DTYPE)
-        self.attention = Attention()
+        self.attention = Attention(heads)
         self.out = nn.Linear(width, width, dtype=DTYPE)
         self.norm2 = nn.LayerNorm(width, dtype=DTYPE)
         self.mlp = nn.Sequential(
@@ -54,11 +60,16 @@ class Layer(nn.Module):
 class Attention(nn.Module):
     """The attention core, which ``selective`` recomputes."""
 
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
     def forward(self, qkv: torch.Tensor) -> torch.Tensor:
         """[items, rows, 3 x width] -> [items, rows, width]."""
         items, rows, width = qkv.shape
-        q, k, v = qkv.reshape(items, rows, 3, HEADS, width // 3 // HEADS).permute(2, 0, 3, 1, 4)
-        scores = torch.softmax(q @ k.transpose(-1, -2) / (width // 3 // HEADS) ** 0.5, -1)
+        size = width // 3 // self.heads
+        q, k, v = qkv.reshape(items, rows, 3, self.heads, size).permute(2, 0, 3, 1, 4)
+        scores = torch.softmax(q @ k.transpose(-1, -2) / size**0.5, -1)
         return (scores @ v).transpose(1, 2).reshape(items, rows, width // 3)
 
 
@@ -134,6 +145,11 @@ class DemoModel:
     rows: int = 4
     may_cut: frozenset[str] = frozenset()
 
+    @property
+    def heads(self) -> int:
+        """Of every layer: as many as all numbers of shards divide."""
+        return math.lcm(HEADS, *shards_of_ranks(self.plan))
+
     @cached_property
     def sources(self) -> dict[str, tuple[str, ...]]:
         """Module -> modules that it reads: as the chunks say; else by the messages, and where there are none, the
@@ -190,7 +206,8 @@ class DemoModel:
         """The modules with the same parameters every time, frozen where the plan has no backward.
 
         Args:
-            replica: whose data. communicator: of a rank that runs its parts of gangs; None: the model in one piece.
+            replica: whose data. communicator: of a rank that runs its parts of gangs, its shards of layers; None: the
+                model in one piece.
         """
         torch.manual_seed(_SEED)
         found = {}
@@ -204,7 +221,7 @@ class DemoModel:
                 load=_Load(self, name, replica),
                 loss=None if is_read else _MeanLoss(self.plan) if self.plan.weights else pattern_loss,
                 rows=_Rows(self, name, replica),
-                layers=[Layer(self.width) for _ in range(sum(chunk.num_layers for chunk in chunks))],
+                layers=[Layer(self.width, self.heads) for _ in range(sum(chunk.num_layers for chunk in chunks))],
                 stem=stem,
                 head=Head(self.width),
                 selective=("attention",),
@@ -216,6 +233,9 @@ class DemoModel:
                 stem_part, head_part = StemPart(module.stem, group), HeadPart(module.head, group)
                 loss = PartialLoss(group, self.width) if module.loss is not None else None
                 module = found[name] = replace(module, stem=stem_part, head=head_part, loss=loss)
+            if isinstance(communicator, ShardedCommunicator) and communicator.shards[communicator.rank] > 1:
+                shards = [LayerShard(layer, communicator.group) for layer in module.layers]
+                module = found[name] = replace(module, layers=shards)
             for chunk in chunks:
                 if not chunk.has_backward:
                     ends = chunk is chunks[0], chunk is chunks[-1]
@@ -364,7 +384,7 @@ def named_parameters(modules: Mapping[str, ModuleStages]) -> dict[str, nn.Parame
 
 def gradients_of(plan: ExecutionPlan, chunks: Mapping[int, nn.Module]) -> dict[str, torch.Tensor]:
     """The gradients of a rank's chunks by the same names; behind those of parts of a parameter its axis and the part's
-    bounds, ``llm.head.linear.weight|0:8:16``."""
+    bounds, ``llm.head.linear.weight|0:8:16``, behind those of shards ``part_suffix``."""
     found = {}
     for number, chunk in chunks.items():
         place = plan.chunks[number]
@@ -372,11 +392,12 @@ def gradients_of(plan: ExecutionPlan, chunks: Mapping[int, nn.Module]) -> dict[s
             if parameter.grad is None:
                 continue
             head, _, rest = key.partition(".")
+            owner = getattr(chunk, head, None)
             if head == "layers":
                 at, _, rest = rest.partition(".")
-                head = str(place.first_layer + int(at))
-            bounds = getattr(getattr(chunk, head, None), "bounds", {}).get(rest) if place.gang >= 0 else None
-            part = "" if bounds is None else f"|{bounds[0]}:{bounds[1]}:{bounds[2]}"
+                head, owner = str(place.first_layer + int(at)), chunk.get_submodule(f"layers.{at}")
+            bounds = getattr(owner, "bounds", {}).get(rest) if place.gang >= 0 else None
+            part = part_suffix(owner, rest) if bounds is None else f"|{bounds[0]}:{bounds[1]}:{bounds[2]}"
             found[f"{place.module}.{head}.{rest}{part}"] = parameter.grad
     return found
 
@@ -387,5 +408,7 @@ def part_named(whole: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | N
     found = whole.get(base)
     if found is None or not part:
         return found
-    axis, first, last = map(int, part.split(":"))
+    axis, first, last, *count = map(int, part.split(":"))
+    if count:
+        return Cut(axis, blocks=first).part(found, last, *count).flatten(axis, axis + 1)
     return found.narrow(axis, first, last - first)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,9 +27,11 @@ from semu.executor.model import split_model
 from semu.executor.processes import Place, launch
 from semu.executor.recording import Recording, timeline_of
 from semu.executor.runner import Runner
+from semu.executor.sharded import ShardedCommunicator
 from semu.executor.torch_communicator import TorchCommunicator
 from semu.files import make_folder, write_file, write_text
 from semu.plan.plan import ExecutionPlan
+from semu.plan.verification.reductions import shards_of_ranks
 from semu.records import dataclass
 from semu.units import format_time
 
@@ -82,6 +85,7 @@ class DemoReport:
             "backend": self.backend,
             "num_ranks": self.plan.num_ranks,
             "num_replicas": self.plan.num_replicas,
+            "shards": list(shards_of_ranks(self.plan)),
             "actions": sum(len(own) for own in self.plan.actions),
             "iterations": self.iterations,
             "loss": self.loss,
@@ -97,6 +101,8 @@ class DemoReport:
     def __repr__(self) -> str:
         plan = self.plan
         places = f"{plan.num_ranks} ranks" + (f" x {plan.num_replicas} replicas" if plan.num_replicas > 1 else "")
+        shards = shards_of_ranks(plan)
+        places += f" of {', '.join(map(str, shards))} shards" if max(shards) > 1 else ""
         return "\n".join(
             (
                 f"plan {plan.name}: {sum(len(own) for own in plan.actions)} actions on {places}, {self.backend}",
@@ -139,6 +145,7 @@ def run_demo(
     timeout_s: float = 60.0,
     width: int = 32,
     fewer_layers: int = 8,
+    is_sharded: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DemoReport:
     """Execute a plan on this machine with small layers, some iterations, delivered one by one as a planner would.
@@ -146,8 +153,9 @@ def run_demo(
     Args:
         plan: of any model. backend: ``gloo``, a process per rank, or ``fake``, threads.
         iterations: after those that calibrate. timeout_s: for other ranks [s]. width: of the layers.
-        fewer_layers: how many of the plan's layers one layer stands for. progress: is told every
-            step.
+        fewer_layers: how many of the plan's layers one layer stands for. is_sharded: a process or thread for each GPU
+            of a stage, with its shard of the layers, where the plan says shards; else a stage holds its layers whole.
+            The width is raised to what all numbers of shards divide. progress: is told every step.
     Raises:
         ConfigError: an unknown backend, no iterations. ExecutorError: a rank failed, or loss or gradients are not
             those of the model in one piece.
@@ -158,15 +166,18 @@ def run_demo(
     check_integer(fewer_layers, "--fewer-layers", "a number of layers")
     if width < 4 or width % 4:
         raise ConfigError("not a width", where="width", expected="a multiple of 4", got=width)
-    plan = with_whole_layers(with_fewer_layers(plan, fewer_layers))
+    plan = with_fewer_layers(plan, fewer_layers)
+    plan = plan if is_sharded else with_whole_layers(plan)
+    heads = DemoModel(plan).heads
+    width = -(-width // heads) * heads
     total = WARM_UP + CALIBRATION + iterations
-    size = plan.num_ranks * plan.num_replicas
+    size = sum(shards_of_ranks(plan)) * plan.num_replicas
     progress(f"{total} iterations on {size} {'processes' if backend == 'gloo' else 'threads'}")
     if backend == "gloo":
         found = launch(
             rank_process,
             size,
-            (plan.num_replicas, width, timeout_s),
+            (plan.num_replicas, shards_of_ranks(plan), width, timeout_s),
             timeout_s=timeout_s,
             serve=lambda store: publish_plans(store, [plan] * total, size),
         )
@@ -176,17 +187,25 @@ def run_demo(
     return _report(plan, DemoModel(plan, width), backend, iterations, found)
 
 
-def rank_process(place: Place, num_replicas: int, width: int, timeout_s: float) -> dict[str, Any]:
+def rank_process(
+    place: Place, num_replicas: int, shards: Sequence[int], width: int, timeout_s: float
+) -> dict[str, Any]:
     """What every process does."""
-    communicator = TorchCommunicator(num_replicas, timeout_s=timeout_s)
+    communicator = _of_shard(TorchCommunicator(num_replicas, timeout_s=timeout_s), shards)
     plans = received_plans(place.connect(), place.world_size, timeout_s=timeout_s)
     return _work(communicator, plans, width, timeout_s)
 
 
+def _of_shard(communicator: Communicator, shards: Sequence[int]) -> Communicator:
+    """The same where no rank has several."""
+    return ShardedCommunicator(communicator, shards) if max(shards) > 1 else communicator
+
+
 def _threads(plan: ExecutionPlan, total: int, width: int, timeout_s: float) -> list[dict[str, Any]]:
     """The same with threads; the planner is one more."""
-    world = FakeWorld(plan.num_ranks, plan.num_replicas)
-    size = plan.num_ranks * plan.num_replicas
+    shards = shards_of_ranks(plan)
+    world = FakeWorld(sum(shards), plan.num_replicas)
+    size = sum(shards) * plan.num_replicas
     limit = timedelta(seconds=timeout_s)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     connect = partial(dist.TCPStore, "127.0.0.1", store.port, is_master=False, timeout=limit)
@@ -204,7 +223,7 @@ def _threads(plan: ExecutionPlan, total: int, width: int, timeout_s: float) -> l
         """One rank."""
         number = communicator.rank * communicator.num_replicas + communicator.replica
         plans = received_plans(connections[number], size, timeout_s=timeout_s)
-        return _work(communicator, plans, width, timeout_s)
+        return _work(_of_shard(communicator, shards), plans, width, timeout_s)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -255,7 +274,10 @@ def _report(
     plan: ExecutionPlan, model: DemoModel, backend: str, iterations: int, found: Sequence[dict[str, Any]]
 ) -> DemoReport:
     reference = run_unpipelined(model)
-    loss = sum(rank["loss"] * weight for rank, weight in zip(found, weights_of_ranks(plan), strict=True))
+    shards = shards_of_ranks(plan)
+    first, replicas = [0, *accumulate(shards)], plan.num_replicas
+    leads = [found[at * replicas + replica] for at in first[:-1] for replica in range(replicas)]
+    loss = sum(rank["loss"] * weight for rank, weight in zip(leads, weights_of_ranks(plan), strict=True))
     scale = max((float(one.abs().max()) for one in reference.gradients.values()), default=1.0) or 1.0
     worst, seen = 0.0, set()
     for rank in found:
@@ -273,7 +295,7 @@ def _report(
             got=f"loss {loss:.12g}, {len(missing)} missing, largest difference {worst:.1e} of the largest gradient",
         )
     by_iteration = [
-        tuple(rank["recordings"][number] for rank in found) for number in range(len(found[0]["recordings"]))
+        tuple(rank["recordings"][number] for rank in leads) for number in range(len(leads[0]["recordings"]))
     ]
     times = calibrate(plan, by_iteration[WARM_UP : WARM_UP + CALIBRATION])
     replay = simulate_order(plan, model.sources, times)

@@ -11,7 +11,7 @@ import torch
 from semu.errors import ExecutorError
 from semu.executor.chunk import as_tuple
 from semu.executor.communicator import Communicator, Operation
-from semu.executor.copies import parameters_of_layer
+from semu.executor.copies import module_of_layer
 from semu.executor.demo.model import DemoModel, microbatches_by_flow, named_parameters, pattern_loss
 from semu.executor.drill.orders import Key, Train
 from semu.executor.model import ModuleStages, PipelineModel, split_model
@@ -169,7 +169,8 @@ def units_of(
     for number in model.chunks:
         place = plan.chunks[number]
         for layer in range(-1, place.first_layer + place.num_layers + 1):
-            parameters = parameters_of_layer(plan, model, number, layer)
+            module = module_of_layer(plan, model, number, layer)
+            parameters = [] if module is None else list(module.parameters())
             is_own = place.first_layer <= layer < place.first_layer + place.num_layers or _is_end(plan, number, layer)
             if parameters and is_own:
                 found[place.module, layer] = [

@@ -76,17 +76,27 @@ def check_reductions(plan: ExecutionPlan) -> None:
         )
 
 
+def shards_of_ranks(plan: ExecutionPlan) -> tuple[int, ...]:
+    """Per pipeline rank, into how many shards it cuts its layers; 1 where nothing says it."""
+    found = [1] * plan.num_ranks
+    for one in plan.reductions:
+        for chunk, count in zip(one.chunks, one.shards, strict=True):
+            found[plan.chunks[chunk].rank] = count
+    return tuple(found)
+
+
 def _check_shards(plan: ExecutionPlan, where: str) -> None:
     """A stage cuts all its layers into as many shards."""
     cut: dict[int, int] = {}
     for number, one in enumerate(plan.reductions):
         for chunk, count in zip(one.chunks, one.shards, strict=True):
-            if cut.setdefault(chunk, count) != count:
+            rank = plan.chunks[chunk].rank
+            if cut.setdefault(rank, count) != count:
                 raise PlanError(
                     f"a stage cuts {_name(one.module, one.layer)} otherwise than its other layers",
                     fault=Fault.REDUCTION,
                     where=f"{where}[{number}].shards",
-                    expected=f"{cut[chunk]} for chunk {chunk}",
+                    expected=f"{cut[rank]} for chunk {chunk}, on rank {rank}",
                     got=count,
                 )
 
