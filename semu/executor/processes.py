@@ -88,7 +88,9 @@ def rank_context() -> Any:
     if "forkserver" not in mp.get_all_start_methods():
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "semu.executor.demo", "semu.executor.drill"])
+    context.set_forkserver_preload(
+        ["torch.distributed", "torch._dynamo", "semu.executor.demo", "semu.executor.drill"]
+    )  # torch would import the second by itself, in every rank, when something is trained
     return context
 
 

@@ -48,6 +48,6 @@ def _joined_with_fewer(plan: ExecutionPlan, divisor: int) -> ExecutionPlan:
 
 
 def with_whole_layers(plan: ExecutionPlan) -> ExecutionPlan:
-    """The same plan for ranks that hold their layers whole: the demo has no tensor parallelism within a stage."""
+    """The same plan for ranks that hold their layers whole, however many GPUs a stage has."""
     reductions = tuple(replace(one, shards=(1,) * len(one.chunks)) for one in plan.reductions)
     return replace(plan, reductions=reductions)

@@ -20,6 +20,7 @@ from semu.errors import ConfigError, ExecutorError, SemuError
 from semu.executor.drill.crew import Crew, ProcessCrew, ThreadCrew
 from semu.executor.drill.orders import (
     Failure,
+    Here,
     Key,
     Left,
     Moment,
@@ -41,6 +42,8 @@ BACKENDS = ("gloo", "fake")
 TOLERANCE = 1e-9
 """Largest difference of losses, parameters and optimizer state from the model in one piece, over the largest number."""
 _GRACE_S = 5.0
+_BEGIN_S = 600.0
+"""For processes to begin, which says nothing of how fast they answer then."""
 _MOST_IN_VAIN = 3
 """Reconfigurations in a row without a step and without a node that is gone."""
 
@@ -203,8 +206,7 @@ class _Master:
     def run(self, first: Arrangement) -> None:
         """All of it."""
         self.progress(f"{len(first.nodes)} nodes begin")
-        for node in first.nodes:
-            self.crew.start(node, self.settings)
+        self._begin(first.nodes, self.settings)
         order = Train(0, first.plan, first.nodes, (), 0, self._until)
         recovery: Recovery | None = None
         vain = 0
@@ -222,11 +224,10 @@ class _Master:
             if vain > _MOST_IN_VAIN:
                 reason = next((one.reason for one in left.values() if one.reason), None)
                 raise ExecutorError("nodes do not come together again", where="semu drill", got=reason)
-            begin = time.monotonic()
             joining = [node for at, node in self.joins if at < steps]
-            for node in joining:
-                self.crew.start(node, replace(self.settings, failures=()))
-                held[node] = frozenset()
+            self._begin(joining, replace(self.settings, failures=()))
+            held |= dict.fromkeys(joining, frozenset())
+            begin = time.monotonic()
             self.joins = [(at, node) for at, node in self.joins if at >= steps]
             try:
                 found = self.arrange(held)
@@ -250,8 +251,24 @@ class _Master:
             )
             self.recoveries.append(recovery)
             who = ", ".join(f"node {node}" for node in recovery.gone) or "nobody"
-            self.progress(f"behind step {steps}: {who} gone, {len(held)} nodes go on, {len(found.moves)} copies")
+            reasons = [(one.time_s, one.reason) for one in left.values() if one.reason is not None]
+            why = f" ({min(reasons)[1]})" if reasons and not recovery.gone else ""
+            self.progress(f"behind step {steps}: {who} gone{why}, {len(held)} nodes go on, {len(found.moves)} copies")
             order = Train(order.epoch + 1, found.plan, found.nodes, found.moves, steps, self._until)
+
+    def _begin(self, nodes: Sequence[int], settings: Settings) -> None:
+        """Start nodes and wait until all are there: others would wait for them with the timeout, and leave."""
+        for node in nodes:
+            self.crew.start(node, settings)
+        awaited, deadline = set(nodes), time.monotonic() + _BEGIN_S
+        while awaited:
+            found = self.crew.wait(max(0.0, deadline - time.monotonic()))
+            silent = awaited if not found else {node for node, said in found if said is None}
+            if silent:
+                raise ExecutorError(
+                    "nodes have ended or do not begin", where="semu drill", expected="their word", got=sorted(silent)
+                )
+            awaited -= {node for node, said in found if isinstance(said, Here)}
 
     def _trained(self, order: Train, recovery: Recovery | None) -> tuple[dict[int, Left], list[tuple[int, float]]]:
         """Have the nodes train until all have left or are gone: what those say that left, who is gone since when."""

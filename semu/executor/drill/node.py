@@ -18,7 +18,7 @@ import torch
 from semu.errors import ExecutorError
 from semu.executor.communicator import Communicator
 from semu.executor.demo.run import weights_of_ranks
-from semu.executor.drill.orders import Failure, Left, Moment, Ready, Saved, Settings, Stepped, Stop, Train
+from semu.executor.drill.orders import Failure, Here, Left, Moment, Ready, Saved, Settings, Stepped, Stop, Train
 from semu.executor.drill.state import Clock, NodeState
 from semu.executor.model import PipelineModel
 from semu.executor.runner import Runner
@@ -56,6 +56,7 @@ class Link(Protocol):
 def run_node(link: Link, node: int, settings: Settings) -> None:
     """Serve until the master says stop."""
     state = NodeState(settings.width, settings.learning_rate)
+    link.send(Here())
     while True:
         order = link.receive()
         if isinstance(order, Train):

@@ -92,6 +92,11 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Here:
+    """A node has begun and waits for orders."""
+
+
+@dataclass(frozen=True)
 class Ready:
     """A node has what it needs.
 
