@@ -19,6 +19,10 @@ TIME_GRID_PER_S = float(1 << 40)
 TIME_STEP_S = 1.0 / TIME_GRID_PER_S
 
 
+_ROUNDED_UP = 1.0 - 5e-6
+"""Of a unit, from which on two decimals of the smaller one would say 1000.00."""
+
+
 def quantize_time(latency_s: float) -> float:
     """Round a latency [s] to the time grid of 2^-40 s, half to even."""
     return round(latency_s * TIME_GRID_PER_S) / TIME_GRID_PER_S
@@ -48,14 +52,14 @@ def time_unit(time_s: float) -> tuple[float, str]:
 def format_count(count: float) -> str:
     """A large count for a person: ``36.8 B`` (10^9), ``1.2 M``."""
     for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if abs(count) >= factor:
+        if abs(count) >= _ROUNDED_UP * factor:
             return f"{count / factor:.2f} {suffix}"
     return f"{count:.0f}"
 
 
 def format_usd(usd: float) -> str:
     """Money for a person, in the unit that fits: ``12.91 M USD``, ``3.20 K USD``, ``0.35 USD``."""
-    return f"{format_count(usd) if abs(usd) >= 1e3 else format(usd, '.2f')} USD"
+    return f"{format_count(usd) if abs(usd) >= 1e3 * _ROUNDED_UP else format(usd, '.2f')} USD"
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:

@@ -221,11 +221,13 @@ class GoodputReport(Tabular):
     def __repr__(self) -> str:
         ran = [one for one in self.strategies if one.outcomes]
         columns = [self._columns(one) for one in ran]
-        heads = (
-            [head for head in columns[0] if any(found[head] not in ("0.0%", "-") for found in columns)] if ran else []
-        )
-        if ran and all(one.gpus == one.job_gpus for one in ran):
-            heads.remove("per GPU")
+        heads = [
+            head
+            for head in (columns[0] if ran else {})
+            if head == "goodput" or any(found[head] not in ("0.0%", "-") for found in columns)
+        ]
+        if all(one.gpus == one.job_gpus for one in ran):
+            heads = [head for head in heads if head != "per GPU"]
         rows = [
             ["strategy", *heads],
             *([one.name, *(found[head] for head in heads)] for one, found in zip(ran, columns, strict=True)),

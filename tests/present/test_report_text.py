@@ -10,7 +10,7 @@ import pytest
 
 from semu.present.report import RankMemoryRow, Report, TopOperator
 from semu.present.report_text import fit_sentence, render
-from semu.units import GIB, align_columns
+from semu.units import GIB, align_columns, format_usd
 
 
 def rank(number: int, peak_gib: float) -> RankMemoryRow:
@@ -222,3 +222,26 @@ def test_the_coverage_line_adds_up(shares: dict[str, float]) -> None:
     words = text[text.index("coverage:") : text.index("MFU and HFU")].split()
     tenths = [round(10 * float(word.rstrip(",%"))) for word in words if word.rstrip(",").endswith("%")]
     assert sum(tenths) == 1000 and len(tenths) >= 4
+
+
+@pytest.mark.parametrize(
+    ("usd", "said"),
+    [
+        (0.0, "0.00 USD"),
+        (0.35, "0.35 USD"),
+        (-12.5, "-12.50 USD"),
+        (999.99, "999.99 USD"),
+        (999.996, "1.00 K USD"),
+        (3200.0, "3.20 K USD"),
+        (999_996.0, "1.00 M USD"),
+        (12_910_000.0, "12.91 M USD"),
+        (-4e9, "-4.00 B USD"),
+        (2.5e12, "2.50 T USD"),
+    ],
+)
+def test_money(usd: float, said: str) -> None:
+    """Two decimals of the unit that fits, and within half a hundredth of it."""
+    assert format_usd(usd) == said
+    number, *unit, _ = said.split()
+    factor = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get("".join(unit), 1.0)
+    assert abs(float(number) * factor - usd) <= 0.005 * factor * 1.001

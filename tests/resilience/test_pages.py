@@ -125,3 +125,14 @@ def test_templates_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["goodput", *words, "--strategy", "oobleck", "--days", "0.1", "--html", str(where)]) == 0
     assert "Goodput against the time between failures" in where.read_text()
     assert main(["goodput", *words, "--days", "0.1", "--html", str(tmp_path / "no" / "page.html")]) == 2
+
+
+def test_no_progress_is_a_result_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A failure a second, restarts of ten minutes: text, document and page say zero and why."""
+    where = tmp_path / "page.html"
+    words = ["goodput", "qwen2.5-0.5b", "--cluster", "h100:2x1", "--mtbf", "1s", "--strategy", "checkpoint,spares"]
+    more = ["--set", "resilience.days=0.01", "--set", "resilience.seeds=2", "--html", str(where)]
+    assert main([*words, *more]) == 0
+    said = capsys.readouterr().out
+    assert "0.0%" in said and said.count("no work outlives the next failure") == 2
+    assert "no work outlives the next failure" in where.read_text()

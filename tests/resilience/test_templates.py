@@ -9,11 +9,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+import semu
 from semu.errors import ConfigError
 from semu.resilience.templates.composing import Speed, compose_counts, distribute, distribute_by_variance
 from semu.resilience.templates.cover import is_covered, least_largest
 from semu.resilience.templates.holding import lost_layers, reassign
 from semu.resilience.templates.planner import LayerTable, cut_pipeline, pipeline_time
+from semu_models.text.decoder import decoder_model
+from semu_models.text.gpt import GPT, GPTConfig
 
 
 def splits(total: int, parts: int) -> list[tuple[int, ...]]:
@@ -224,3 +227,19 @@ def test_fewer_microbatches_than_the_smallest_pipelines() -> None:
         assert sum(count * one.nodes for count, one in zip(counts, speeds, strict=True)) == 8
     with pytest.raises(ConfigError, match="pipelines"):
         compose_counts(speeds, 8, 1, 1)
+
+
+@pytest.mark.parametrize(("heads", "per_node"), [(6, 4), (8, 4), (5, 6)])
+def test_sizes_that_heads_do_not_divide_by_are_left_out(heads: int, per_node: int) -> None:
+    """And named, in the text and the document; no stage has them."""
+    model = decoder_model("gpt", GPT(GPTConfig(6, 16 * heads, heads, vocab=256, positions=64)))
+    training = semu.Training(global_batch=2 * per_node, seq_len=60)
+    job = semu.TrainingJob(model, semu.Cluster("h100", 2, per_node), semu.Parallel(dp=2 * per_node, zero=0), training)
+    found = semu.pipeline_templates(job, faults=1)
+    wanted = {gpus for gpus in range(1, per_node + 1) if per_node % gpus == 0 and heads % gpus}
+    assert set(found.left_out) == wanted
+    assert set(found.to_json()["left_out"]) == {str(gpus) for gpus in wanted}
+    for gpus in wanted:
+        assert f"no stages of {gpus} GPUs: " in repr(found)
+    sizes = {stage.gpus for template in found.templates for stage in template.stages}
+    assert sizes and not sizes & wanted
