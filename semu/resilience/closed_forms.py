@@ -42,11 +42,12 @@ def expected_goodput(work_s: float, save_s: float, restart_s: float, mtbf_s: flo
 
 
 def best_interval(save_s: float, mtbf_s: float) -> float:
-    """The W with the largest W / E: the root of e^((W + C)/M) (1 - W/M) = 1, by bisection; it does not depend on R."""
+    """The W with the largest W / E: the root of e^((W + C)/M) (1 - W/M) = 1, by bisection; it does not depend on R. With
+    saves far longer than M it is M, as near as numbers are."""
     low, high = 0.0, mtbf_s
     for _ in range(200):
         middle = 0.5 * (low + high)
-        if (middle + save_s) / mtbf_s + math.log1p(-middle / mtbf_s) > 0.0:
+        if middle < mtbf_s and (middle + save_s) / mtbf_s + math.log1p(-middle / mtbf_s) > 0.0:
             low = middle
         else:
             high = middle

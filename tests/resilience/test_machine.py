@@ -166,6 +166,8 @@ def test_intervals() -> None:
         assert daly_interval(save, mtbf) == pytest.approx(best, rel=0.01)
         assert young_interval(save, mtbf) == pytest.approx(math.sqrt(2 * save * mtbf))
     assert daly_interval(100.0, 40.0) == 40.0
+    for save in (30.0, 40.0, 1e3, 1e9):  # far beyond M, where the root is M but for what no float says
+        assert best_interval(save, 1.0) == pytest.approx(1.0, abs=1e-12)
     assert expected_time(1e6, 1.0, 1.0, 1.0) == math.inf
 
 
