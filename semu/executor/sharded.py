@@ -60,7 +60,7 @@ class ShardedCommunicator:
 
     Args:
         inner: of this process, among as many ranks as there are shards in all, those of a stage one after another.
-        shards: of each pipeline rank (``shards_of``).
+        shards: of each pipeline rank (``shards_of_ranks``).
     Raises:
         ConfigError: another number of ranks; no shards.
     """
