@@ -42,8 +42,10 @@ def expected_goodput(work_s: float, save_s: float, restart_s: float, mtbf_s: flo
 
 
 def best_interval(save_s: float, mtbf_s: float) -> float:
-    """The W with the largest W / E: the root of e^((W + C)/M) (1 - W/M) = 1, by bisection; it does not depend on R. With
-    saves far longer than M it is M, as near as numbers are."""
+    """The W with the largest W / E: the root of e^((W + C)/M) (1 - W/M) = 1, by bisection; it does not depend on R.
+
+    With saves far longer than M it is M, as near as numbers are.
+    """
     low, high = 0.0, mtbf_s
     for _ in range(200):
         middle = 0.5 * (low + high)
