@@ -226,7 +226,8 @@ class _Master:
                 raise ExecutorError("nodes do not come together again", where="semu drill", got=reason)
             joining = [node for at, node in self.joins if at < steps]
             self._begin(joining, replace(self.settings, failures=()))
-            held |= dict.fromkeys(joining, frozenset())
+            for node in joining:
+                held[node] = frozenset()
             begin = time.monotonic()
             self.joins = [(at, node) for at, node in self.joins if at >= steps]
             try:
