@@ -54,6 +54,25 @@ def test_the_document_holds_what_simulations_say(run: Path, tmp_path: Path, caps
         assert answer["iteration_time_s"] == semu.simulate(load_run(run, [other])).iteration_time_s
 
 
+@pytest.mark.parametrize("named", [(), ("cluster.nics_per_node=2", "cluster.nic_gbit=100")])
+def test_network_cards(named: tuple[str, ...], run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["cluster.nodes=2", "parallel.dp=4", *named]
+    changes = [
+        "cluster.nics_per_node=1 cluster.nic_gbit=50",
+        "cluster.nics_per_node=x0.5",
+        "cluster.oversubscription=4",
+    ]
+    words = [word for one in base for word in ("--base", one)] + [word for one in changes for word in ("--set", one)]
+    assert main(["what-if", str(run), *words, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    half = 1 if named else 2
+    others = [changes[0].split(), [f"cluster.nics_per_node={half}"], [changes[2]]]
+    for answer, other in zip(answers, others, strict=True):
+        assert answer["iteration_time_s"] == semu.simulate(load_run(run, [*base, *other])).iteration_time_s
+    assert main(["what-if", str(run), "--set", "cluster.nic_gbit=x2"]) == 0  # the profile tells its bytes a second
+    assert "cluster.nic_gbit=x2: cluster.nic_gbit: a factor of what is no" in capsys.readouterr().out
+
+
 def test_the_table_and_its_reasons(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["what-if", str(run), "--set", "parallel.tp=8", "--set", "parallel.zero=1"]) == 0
     text = capsys.readouterr().out

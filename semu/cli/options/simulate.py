@@ -55,7 +55,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="e.g. h800:8x8, or h800:64 for as many GPUs in nodes of 8, or the device alone; see semu list devices",
     )
     add_gpus(change)
-    change.add_argument("--parallel", metavar="SIZES", help="e.g. dp8-tp2-pp4; sizes that are not named become 1")
+    change.add_argument("--parallel", metavar="SIZES", help="e.g. dp8-tp2-pp4; others become 1, dp what is left")
     change.add_argument("--profile", metavar="FILE|NAME", help="another device: a profile TOML or a shipped name")
     change.add_argument("--seed", type=int, metavar="N", help="seed of the batch and of --samples")
     change.add_argument(

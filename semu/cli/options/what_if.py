@@ -19,9 +19,10 @@ _DESCRIPTION = "Simulate a run under changes, one at a time: which of them would
 
 _EPILOG = """\
 A change is KEY=VALUE in the words of a run file, or KEY=xFACTOR for a multiple of what the run has. Keys are those of
-[parallel], [training], [overlap] and [cluster]; numbers of the device's profile (semu list devices) are keys of
-[cluster]. Several assignments in one --set, with spaces between them, are made together. Without --set: the hardware
-numbers that the run can feel, divided and multiplied by --factor, what may overlap, and other strategies.
+[parallel], [training], [overlap] and [cluster] (nodes, network cards, ...); numbers of the device's profile (semu list
+devices) are keys of [cluster], too. Several assignments in one --set, with spaces between them, are made together.
+Without --set: the hardware numbers that the run can feel, divided and multiplied by --factor, what may overlap, and
+other strategies.
 
 examples:
   semu what-if vlm-m

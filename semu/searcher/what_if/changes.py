@@ -10,6 +10,7 @@ from typing import Any
 
 from semu.checks import check_number, is_number
 from semu.errors import ConfigError, unknown_name
+from semu.hardware.cluster import Cluster
 from semu.job import TrainingJob
 from semu.records import dataclass
 
@@ -17,6 +18,8 @@ _FACTOR = re.compile(r"x(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)")
 TABLES = ("cluster", "parallel", "training", "overlap")
 """Tables of a run file whose keys can be changed; a change of ``model`` or ``batch`` is another run."""
 _OVERRIDE = "override."
+_OWN = frozenset(item.name for item in fields(Cluster) if item.name != "override")
+"""Keys of ``[cluster]`` that are no numbers of the device's profile."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,8 @@ def _current(job: TrainingJob, key: str) -> object:
     if table == "cluster":
         if name == "device":
             return job.cluster.profile.name
-        if name in ("nodes", "gpus_per_node"):
-            return getattr(job.cluster, name)
+        if name in _OWN:
+            return _own(job.cluster, name)
         return job.cluster.profile.number(name, where=key).value
     if table not in TABLES:
         expected = ", ".join(f"{one}.KEY" for one in TABLES)
@@ -196,15 +199,19 @@ def _times(current: object, factor: Factor, where: str) -> float | int:
     return scaled
 
 
+def _own(cluster: Cluster, name: str) -> object:
+    """What a cluster has under one of its own keys; where no number of cards is told, every GPU has one."""
+    value: object = getattr(cluster, name)
+    return cluster.gpus_per_node if name == "nics_per_node" and value is None else value
+
+
 def _cluster(job: TrainingJob, told: dict[str, Any]) -> Any:
     cluster = job.cluster
     direct: dict[str, Any] = {}
-    for name in ("device", "nodes", "gpus_per_node"):
-        if name in told:
-            direct[name] = told.pop(name)
-    for name, value in direct.items():
-        if isinstance(value, Factor):
-            direct[name] = _times(getattr(cluster, name), value, f"cluster.{name}")
+    for name in sorted(_OWN & {*told}):
+        value = told.pop(name)
+        is_factor = isinstance(value, Factor)
+        direct[name] = _times(_own(cluster, name), value, f"cluster.{name}") if is_factor else value
     cluster = replace(cluster, **direct)
     profile = cluster.profile
     override: dict[str, object] = {}
