@@ -157,8 +157,8 @@ _CLASSES: Mapping[str, type[Any]] = {
 _FREE: Mapping[str, str] = {
     "batch": "What is read. `kind` says which batch is drawn or read from a file; the other keys are the arguments of "
     "that function of [`semu.workload`](python/workload.md).",
-    "parallel": "Without this table tp = pp = 1, and dp fills the GPUs: no layout is sought (`semu init NAME --cluster` "
-    "and `semu grid` find one). `[parallel.modules.NAME]` gives a modality module sizes of its own "
+    "parallel": "Without this table tp = pp = 1, and dp fills the GPUs: no layout is sought (`semu init NAME` and "
+    "`semu grid` find one). `[parallel.modules.NAME]` gives a modality module sizes of its own "
     "([modules](../explanation/modules.md)).",
     "cluster": "`[cluster.override]` changes any number of the device's profile.",
     "training": '`[schedule.NAME]` is a rule of your own, which `training.schedule = "NAME"` takes '
@@ -275,10 +275,10 @@ def exit_codes() -> str:
         lines.append(f"| {kind.exit_code} | `semu.errors.{kind.__name__}` | {_cell(first)} |")
     lines += ["| 130 | | Interrupted with Ctrl-C; the best result so far is written. |", ""]
     lines += [
-        "A run that does not fit (3) still prints its report, and with `--json` the whole document: `fits` is false, and "
-        "`nearest_fit` lists the changes with which it fits, if any were found "
-        "([out of memory](../tutorials/out-of-memory.md)). `semu grid` and `semu search` exit with 3 where nothing fits. "
-        "With `--json` any other error is one document on stdout: "
+        "A run that does not fit (3) still prints its report, and with `--json` the whole document: `fits` is false, "
+        "and `nearest_fit` lists the changes with which it fits, if any were found "
+        "([out of memory](../tutorials/out-of-memory.md)). `semu grid` and `semu search` exit with 3 where nothing "
+        "fits. With `--json` any other error is one document on stdout: "
         '`{"error": {"kind", "message", "where", "expected", "got", "nearest"}}`. '
         "In Python the same errors are exceptions, all of them kinds of `semu.SemuError`.",
     ]
