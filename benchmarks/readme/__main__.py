@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.readme._accuracy import draw_accuracy
 from benchmarks.readme._parts import PARTS, is_makeable
 from benchmarks.readme._pictures import PICTURES
 from benchmarks.readme._walk import is_walkable, name_of, walk
@@ -66,6 +67,8 @@ def _texts(names: Sequence[str], *, check: bool) -> list[str]:
             print("\n".join(difference))
             if not check:
                 write_text(page, replace_part(text, name, after))
+                if name == "accuracy":
+                    draw_accuracy()
     return stale
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.readme._commands import run_json
-from benchmarks.readme._weave import ROOT
+from benchmarks.readme._commands import run_json, run_text
+from benchmarks.readme._weave import PICTURES_FOLDER, ROOT
 
 GROUPS = {
     "a_mcore_h100_weak": "Megatron core 0.8, H100, 48 to 3,072 GPUs",
@@ -122,6 +124,15 @@ Peak memory: Megatron CI {ci["mape"]:.1f} % ({ci["n"]} rows; last rank, allocate
 closed forms of 2205.05198: activations {forms["activation"]["mape"]:.2f} %, static {forms["static"]["mape"]:.2f} % \
 ({forms["static"]["n"]} each). {refused or "No"} row{"s are" if refused > 1 else " is"} refused.
 """
+
+
+def draw_accuracy() -> None:
+    """The picture beside ``accuracy``; its headline names the data as seen from here."""
+    folder = data_folder()
+    assert folder is not None
+    with tempfile.TemporaryDirectory() as out:
+        run_text(f"validate --runs {os.path.relpath(folder / 'runs' / 'runs.json')} --quiet --out {out}")
+        shutil.copyfile(Path(out) / "validation.png", PICTURES_FOLDER / "validation.png")
 
 
 def newer() -> str:
