@@ -42,6 +42,7 @@ WORDS = {
     "--trace FILE": "--trace trace.csv --iterations 2",
     "--samples FILE": "--samples samples.jsonl",
     "--samples metadata.jsonl": "--samples samples.jsonl",
+    "--assign METHOD": "--assign coupled --time 1",
 }
 """What stands for a file or a name of the reader's, and what runs in its place; long searches are cut short."""
 AFTER = {
