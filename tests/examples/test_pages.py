@@ -38,6 +38,7 @@ WORDS = {
     "examples/mixtral_8x7b.sh": "pretrain.sh",
     "--iterations 100": "--iterations 2",
     "--iterations 20": "--iterations 2",
+    "--iterations N": "--iterations 2",
     "--time 10": "--time 1",
     "--trace FILE": "--trace trace.csv --iterations 2",
     "--samples FILE": "--samples samples.jsonl",

@@ -306,6 +306,7 @@ def _work(
                 modules = stages.modules()
             part = split_model(plan, modules, communicator.rank)
             runner = Runner(part, communicator, timeout_s=timeout_s)
+            communicator.gather(None, timeout_s)  # recomputing sets the random numbers that other threads build from
         stages.handed = handed
         for parameter in runner.model.parameters():
             parameter.grad = None
