@@ -64,10 +64,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *arguments: str, more: str = "") -> tuple[int, set[str]]:
+def run(folder: Path, *arguments: str, more: str = "", path: str = "") -> tuple[int, set[str]]:
     """Exit code of pytest in a folder, and the tests that it ran to their end."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
-    environment = {"PATH": "", "HAS_MORE": more}
+    environment = {"PATH": path, "HAS_MORE": more}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     lines = [line.split(" PASSED")[0] for line in done.stdout.splitlines() if " PASSED" in line]
     return done.returncode, {line.split("test_")[-1] for line in lines}
@@ -114,3 +114,28 @@ def test_of_many_cases_the_default_run_takes_some_and_the_slow_one_the_others(fo
     assert len(some) == 7 and len({case[-2] for case in some}) > 1  # not all of one kind
     assert some | others == every and not some & others
     assert run(folder, "-m", "not slow")[1] == some
+
+
+def test_commits_take_parts_of_the_slow_cases_and_together_all(folder: Path) -> None:
+    (folder / "test_whole.py").unlink()
+    (folder / "test_some.py").write_text(
+        "import pytest\n\ndef test_plain():\n    pass\n\n@pytest.mark.slow\n@pytest.mark.parametrize('a', range(8))\n"
+        "def test_many(a):\n    pass\n\n@pytest.mark.slow\n@pytest.mark.parametrize('a', range(2))\n"
+        "def test_few(a):\n    pass\n"
+    )
+    always = {"plain", "few[0]", "few[1]"}
+    git = folder / "bin" / "git"
+    git.parent.mkdir()
+    parts = []
+    for commit in ("0000000f", "00000010", "ffffffff00"):  # eight digits count
+        git.write_text(f"#!/bin/sh\necho {commit}\n")
+        git.chmod(0o755)
+        code, taken = run(folder, "--one-in", "3", path=str(git.parent))
+        assert (code, taken & always) == (0, always)
+        parts.append(taken - always)
+    git.write_text("#!/bin/sh\necho 00000011\n")
+    parts.append(run(folder, "--one-in", "3", path=str(git.parent))[1] - always)
+    assert parts[0] == parts[2] == run(folder, "--one-in", "3")[1] - always  # no repository: the first
+    assert sorted([*parts[0], *parts[1], *parts[3]]) == [f"many[{a}]" for a in range(8)]
+    assert {len(parts[0]), len(parts[1]), len(parts[3])} == {2, 3}
+    assert len(run(folder, "--one-in", "1")[1]) == 11
