@@ -68,6 +68,7 @@ def test_a_loop_goes_on_behind_assigned_iterations(path: Path, tmp_path: Path, c
         (("--window", "2"), "--window"),
         (("--assign", "coupled"), "--assign"),
         (("--stream", "FILE", "--assign", "coupled", "--set", "assignment.window=0"), "assignment.window"),
+        (("--stream", "FILE", "--assign", "coupled", "--set", "assignment.costs=nosuch.json"), "nosuch.json"),
         (("--stream", "FILE", "--assign", "cupled"), "assignment.method"),
         (("--stream", "FILE", "--window", "2"), "--window"),
         (("--stream", "FILE", "--assign", "coupled", "--window", "0"), "--window"),
