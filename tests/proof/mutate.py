@@ -2,9 +2,10 @@
 
     python -m tests.proof.mutate [--count 400] [--seed 0] [--state FILE] [--workers 2] [--whole] [AREA ...]
 
-A fault is drawn from an area (``AREAS``), the areas in turn, the files of an area by their length. The tests of the
-fault's own room run first and end with the first failure; with ``--whole``, what they miss is tried by the whole
-default suite. Results are lines of JSON in the state file, with which the same command goes on where it stopped.
+A fault is drawn from an area (``AREAS``), the areas in turn, the files of an area by their length. The test files that
+import the fault's module run first, then those of its room, until one fails; with ``--whole``, what they miss is tried
+by the whole default suite. A test that fails counts when it passes without the fault. Results are lines of JSON in the
+state file, with which the same command goes on where it stopped.
 Survivors are read in ``tests/proof/survivors.json``: those proved equivalent have a reason there and do not count.
 """
 
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -61,11 +63,20 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Files of an area, and the folders of tests of its room."""
 ROOM_S = 900.0
 WHOLE_S = 3600.0
+NO_TESTS = 5
+"""pytest's exit code where none was selected."""
+
+
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$", re.MULTILINE)
+"""Lines of pytest's summary, with the test's name."""
+NEAR = 40
+"""Test files that run first, at most."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a fault: ``caught`` by its ``room`` or by the ``whole`` suite, or ``survived``."""
+    """What came of a fault: caught by a test file that imports its module (``near``), by its ``room`` or by the
+    ``whole`` suite, or ``survived``. ``by``: the test that failed; empty where pytest ended in another way."""
 
     key: str
     area: str
@@ -74,6 +85,7 @@ class Result:
     what: str
     outcome: str
     seconds: float
+    by: str = ""
 
 
 def key_of(path: str, source: str, mutant: Mutant) -> str:
@@ -117,8 +129,10 @@ class Tree:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, target)
 
-    def passes(self, tests: list[str], limit_s: float) -> bool:
-        """Whether tests pass; too slow is a failure."""
+        self._sound: dict[str, bool] = {}
+
+    def failed(self, tests: list[str], limit_s: float, skipped: list[str]) -> str | None:
+        """The first test that fails, None where all pass; an empty name where pytest says none, or is too slow."""
         data = os.environ.get("SEMU_DATA", str(ROOT.parent / "shared" / "data"))
         environment = {
             **os.environ,
@@ -127,34 +141,67 @@ class Tree:
             "CI": "true",
             "NUMBA_CACHE_DIR": str(self.folder / ".numba"),
         }
-        words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+        words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
         process = subprocess.Popen(
-            words,
+            [*words, *(f"--deselect={name}" for name in skipped), *tests],
             cwd=self.folder,
             env=environment,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            text=True,
             start_new_session=True,
         )
         try:
-            return process.wait(limit_s) == 0
+            text, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return False
+            process.communicate()
+            return ""
+        if process.returncode in (0, NO_TESTS):
+            return None
+        found = FAILED.search(text)
+        return found.group(1) if found else ""
 
-    def outcome(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> str:
-        """What the tests say of a fault; the file is as it was afterwards."""
+    def near(self, name: str) -> list[str]:
+        """Test files that import a module, those with most to say of it first."""
+        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        said = re.compile(rf"^\s*(?:from|import) {re.escape(module)}(?:\s|$)", re.MULTILINE)
+        counts = {}
+        for path in sorted((self.folder / "tests").rglob("test_*.py")):
+            text = path.read_text()
+            if said.search(text):
+                same = path.stem.removeprefix("test_") == module.rpartition(".")[2]
+                counts[path.relative_to(self.folder).as_posix()] = (not same, len(text))
+        return sorted(counts, key=lambda one: counts[one])[:NEAR]
+
+    def outcome(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> tuple[str, str]:
+        """What the tests say of a fault, and which; the file is as it was afterwards."""
         path = self.folder / name
         source = path.read_text()
-        path.write_text(mutant.text(source))
-        try:
-            rooms = [f"tests/{room}" for room in AREAS[area][1] if (self.folder / "tests" / room).exists()]
-            if not self.passes(rooms, ROOM_S):
-                return "room"
-            return "survived" if not is_whole or self.passes(["tests"], WHOLE_S) else "whole"
-        finally:
-            path.write_text(source)
+        rooms = [f"tests/{room}" for room in AREAS[area][1] if (self.folder / "tests" / room).exists()]
+        steps = [("near", self.near(name), ROOM_S), ("room", rooms, ROOM_S)]
+        for outcome, tests, limit_s in [*steps, *([("whole", ["tests"], WHOLE_S)] if is_whole else [])]:
+            skipped = [one for one, is_sound in self._sound.items() if not is_sound]
+            while tests:
+                path.write_text(mutant.text(source))
+                try:
+                    failed = self.failed(tests, limit_s, skipped)
+                finally:
+                    path.write_text(source)
+                if failed is None:
+                    break
+                if self._is_sound(failed or tests[0]):
+                    return outcome, failed
+                skipped.append(failed)
+        return "survived", ""
+
+    def _is_sound(self, test: str) -> bool:
+        """Whether a test passes without a fault."""
+        if test not in self._sound:
+            self._sound[test] = self.failed([test], ROOM_S, []) is None
+            if not self._sound[test] and "::" not in test:
+                raise SystemExit(f"{test} fails without a fault")
+        return self._sound[test]
 
 
 def run(
@@ -182,14 +229,15 @@ def run(
             tree = trees.get()
             begin = time.monotonic()
             try:
-                outcome = tree.outcome(area, name, mutant, is_whole)
+                outcome, by = tree.outcome(area, name, mutant, is_whole)
             finally:
                 trees.put(tree)
-            one = Result(key, area, name, mutant.line, mutant.what, outcome, round(time.monotonic() - begin, 1))
+            seconds = round(time.monotonic() - begin, 1)
+            one = Result(key, area, name, mutant.line, mutant.what, outcome, seconds, by)
             done[key] = one
             with state.open("a") as file:
                 file.write(json.dumps(asdict(one)) + "\n")
-            print(f"{outcome:8} {one.seconds:6.1f} s  {name}:{mutant.line}: {mutant.what}", flush=True)
+            print(f"{outcome:8} {one.seconds:6.1f} s  {name}:{mutant.line}: {mutant.what}  {by}", flush=True)
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(work, wanted))
@@ -222,7 +270,7 @@ def main() -> int:
     equivalent = json.loads(SURVIVORS.read_text())
     outcomes = Counter("equivalent" if one.key in equivalent else one.outcome for one in found)
     real = sum(number for outcome, number in outcomes.items() if outcome != "equivalent")
-    caught = outcomes["room"] + outcomes["whole"]
+    caught = outcomes["near"] + outcomes["room"] + outcomes["whole"]
     for one in found:
         if one.outcome == "survived" and one.key not in equivalent:
             print(f"survived {one.key} {one.path}:{one.line}: {one.what}")
