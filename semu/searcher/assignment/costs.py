@@ -182,11 +182,11 @@ def weighted(features: I64 | F64, slope_s: F64) -> F64:
     Returns:
         float64[..., num_groups].
     """
-    total = np.zeros((*features.shape[:-1], len(slope_s)))
-    for number in range(features.shape[-1]):
-        used = np.flatnonzero(slope_s[:, number])
-        if used.size:
-            total[..., used] += features[..., number, None] * slope_s[used, number]
+    from semu.searcher.assignment.kernels.bins import weigh
+
+    total = np.empty((*features.shape[:-1], len(slope_s)))
+    rows = np.ascontiguousarray(features, np.float64).reshape(-1, features.shape[-1])
+    weigh(rows, np.ascontiguousarray(slope_s), total.reshape(len(rows), len(slope_s)))
     return total
 
 

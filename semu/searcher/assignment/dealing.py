@@ -17,6 +17,26 @@ ALIKE = np.empty(0, np.int64)
 """Slowness of bins that are alike."""
 
 
+def sorted_by(*keys: I64) -> I64:
+    """Numbers of items by the last key, ascending; of equal ones by the key before it, in the end by number: int64[n].
+
+    As ``np.lexsort``, several times as fast: keys are sorted as whole numbers with the place of each item behind them.
+
+    Args:
+        keys: int64[n] each.
+    """
+    order = np.arange(len(keys[0]))
+    bits = len(order).bit_length()
+    for key in keys:
+        own = key[order]
+        least = own.min(initial=np.iinfo(np.int64).max)
+        if len(order) and int(own.max()) - int(least) >= 1 << (62 - bits):
+            order = order[np.argsort(own, kind="stable")]
+            continue
+        order = order[np.sort((own - least << bits) + np.arange(len(order))) & ((1 << bits) - 1)]
+    return order
+
+
 def to_replicas(
     problem: AssignmentProblem, order: I64, load: I64, base: I64, count: int, slowness: I64 = ALIKE
 ) -> I64 | None:
@@ -52,7 +72,7 @@ def to_microbatches(
     """
     from semu.searcher.assignment.kernels.bins import deal
 
-    bin_of = np.empty_like(order)
+    bin_of, order = np.empty_like(order), order[sorted_by(replica[order])]
     lost = deal(order, replica * count, count, load, base, problem.tokens, problem.cap, ALIKE, bin_of)
     return None if lost else bin_of
 
@@ -66,7 +86,7 @@ def improved(problem: AssignmentProblem, bins: I64, count: int, load: I64, base:
     from semu.searcher.assignment.kernels.bins import improve
 
     replica = bins // count
-    items = np.argsort(replica, kind="stable")
+    items = sorted_by(replica)
     ptr = offsets(np.bincount(replica, minlength=problem.dp))
     own = problem.num_samples / problem.dp
     rounds = int(max(4, min(8 * count, MOST_STEPS / problem.dp / max(1.0, own * own / count))))

@@ -16,6 +16,8 @@ F64 = NDArray[np.float64]
 
 _FULL = np.iinfo(np.int64).max
 """Height of a bin without room."""
+_NO_BIN = _FULL // 4
+"""Load of what stands in a block and is no bin."""
 _BLOCK = 16
 """Bins that ``deal`` looks at together."""
 
@@ -62,7 +64,7 @@ def deal(
 ) -> int:
     """Give every item, in order, to the bin of its group that is lowest with it; ties to the one with fewer items.
 
-    Bins are looked at in blocks; a block whose lowest loads are above the best bin is left out.
+    Groups do not depend on one another: items that come group after group are dealt alike, and faster.
 
     Args:
         order: int64[n], items. first_bin: int64[num_items], of an item's group, which has ``num_bins``; a multiple of
@@ -74,75 +76,182 @@ def deal(
     Returns:
         Items without room.
     """
-    groups, columns = 0, len(base)
+    groups = 0
     for item in order:
         groups = max(groups, first_bin[item] // num_bins + 1)
-    blocks = -(-num_bins // _BLOCK)
-    bins, low = empty((columns, groups * num_bins), np.int64), empty((columns, groups * blocks), np.int64)
-    for column in range(columns):
-        bins[column, :] = base[column]
-        low[column, :] = base[column]
-    slow, bounds, heights = empty(blocks, np.int64), empty(blocks, np.int64), empty(_BLOCK, np.int64)
-    slow[:] = 1
-    for block in range(blocks if len(slowness) else 0):
-        slow[block] = slowness[block * _BLOCK : (block + 1) * _BLOCK].min()
+    if len(base) == 1 and len(slowness) == 0:
+        return _deal_one_load(order, first_bin, groups, num_bins, load, base[0], tokens, limit, bin_of)
+    return _deal_loads(order, first_bin, groups, num_bins, load, base, tokens, limit, slowness, bin_of)
+
+
+@part
+def _is_before(height: I64, count: I64, one: int, other: int) -> bool:
+    """Whether a bin is lower than another; of equal ones that with fewer items, then the first."""
+    if height[one] != height[other]:
+        return height[one] < height[other]  # type: ignore[no-any-return]
+    return count[one] < count[other] or (count[one] == count[other] and one < other)
+
+
+@part
+def _sink(heap: I64, size: int, item: int, height: I64, count: I64) -> None:
+    """Put a bin in place of the lowest one of a heap of ``size`` bins."""
+    at, child = 0, 1
+    while child < size:
+        if child + 1 < size and _is_before(height, count, heap[child + 1], heap[child]):
+            child += 1
+        if not _is_before(height, count, heap[child], item):
+            break
+        heap[at] = heap[child]
+        at = child
+        child = 2 * at + 1
+    heap[at] = item
+
+
+@part
+def _rise(heap: I64, size: int, item: int, height: I64, count: I64) -> None:
+    """Add a bin to a heap of ``size`` bins."""
+    at = size
+    while at > 0:
+        parent = (at - 1) // 2
+        if not _is_before(height, count, item, heap[parent]):
+            break
+        heap[at] = heap[parent]
+        at = parent
+    heap[at] = item
+
+
+@part
+def _deal_one_load(
+    order: I64,
+    first_bin: I64,
+    groups: int,
+    num_bins: int,
+    load: I64,
+    base: int,
+    tokens: I64,
+    limit: int,
+    bin_of: I64,
+) -> int:
+    """``deal`` by one load: the lowest bin without an item is the lowest one with it, so that a heap knows it."""
+    height, heap = empty(groups * num_bins, np.int64), empty((groups, num_bins), np.int64)
     held, count = zeros(groups * num_bins, np.int64), zeros(groups * num_bins, np.int64)
+    full = empty(num_bins, np.int64)
+    for number in range(groups * num_bins):
+        height[number] = base
+        heap[number // num_bins, number % num_bins] = number
     lost = 0
     for item in order:
-        first, best, lowest = first_bin[item], -1, _FULL
-        own_blocks = first // num_bins * blocks
-        bounds[:] = 0
+        own, size, without_room = heap[first_bin[item] // num_bins], num_bins, 0
+        while limit >= 0 and size > 0 and held[own[0]] + tokens[item] > limit:
+            full[without_room] = own[0]
+            without_room += 1
+            size -= 1
+            _sink(own, size, own[size], height, count)
+        best = own[0] if size > 0 else -1
+        bin_of[item] = best
+        if best < 0:
+            lost += 1
+        else:
+            height[best] += load[item, 0]
+            held[best] += tokens[item]
+            count[best] += 1
+            _sink(own, size, best, height, count)
+        for number in range(without_room):
+            _rise(own, size + number, full[number], height, count)
+    return lost
+
+
+@part
+def _deal_loads(
+    order: I64,
+    first_bin: I64,
+    groups: int,
+    num_bins: int,
+    load: I64,
+    base: I64,
+    tokens: I64,
+    limit: int,
+    slowness: I64,
+    bin_of: I64,
+) -> int:
+    """``deal`` by several loads: bins are looked at in blocks, of which those are left out whose lowest loads are above
+    the best bin."""
+    columns, blocks = len(base), -(-num_bins // _BLOCK)
+    width, is_slow = blocks * _BLOCK, len(slowness) > 0
+    bins, low = empty((groups, columns, width), np.int64), empty((groups, columns, blocks), np.int64)
+    held, count = zeros((groups, width), np.int64), zeros((groups, width), np.int64)
+    slow, least_slow = empty(width, np.int64), empty(blocks, np.int64)
+    bounds, heights = empty(blocks, np.int64), empty(_BLOCK, np.int64)
+    for group in range(groups):
         for column in range(columns):
-            more = load[item, column]
+            for number in range(width):
+                bins[group, column, number] = base[column] if number < num_bins else _NO_BIN
             for block in range(blocks):
-                bounds[block] = max(bounds[block], low[column, own_blocks + block] + more)
-        start = 0
-        for block in range(blocks if len(slowness) else 0):
-            bounds[block] *= slow[block]
-        for block in range(1, blocks):
-            start = block if bounds[block] < bounds[start] else start
+                low[group, column, block] = base[column]
+    for number in range(width):
+        slow[number] = slowness[number] if is_slow and number < num_bins else 1
+    for block in range(blocks):
+        least_slow[block] = slow[block * _BLOCK]
+        for number in range(block * _BLOCK, min(num_bins, (block + 1) * _BLOCK)):
+            least_slow[block] = min(least_slow[block], slow[number])
+    lost = 0
+    for item in order:
+        group = first_bin[item] // num_bins
+        loads, lows, tokens_of, items_of = bins[group], low[group], held[group], count[group]
+        best, lowest, start = -1, _FULL, 0
+        bounds[:] = 0
+        if blocks > 1:
+            for column in range(columns):
+                more = load[item, column]
+                for block in range(blocks):
+                    bounds[block] = max(bounds[block], lows[column, block] + more)
+            for block in range(blocks if is_slow else 0):
+                bounds[block] *= least_slow[block]
+            for block in range(1, blocks):
+                start = block if bounds[block] < bounds[start] else start
         for step in range(blocks):  # the most promising block, then all others
             block = start if step == 0 else (step - 1 if step <= start else step)
             if bounds[block] > lowest:
                 continue
-            begin, size = first + block * _BLOCK, min(_BLOCK, num_bins - block * _BLOCK)
+            begin = block * _BLOCK
             heights[:] = 0
             for column in range(columns):  # column after column, so that bins are looked at several at a time
                 more = load[item, column]
-                for number in range(size):
-                    heights[number] = max(heights[number], bins[column, begin + number] + more)
-            for number in range(size if len(slowness) else 0):
-                heights[number] *= slowness[block * _BLOCK + number]
+                for number in range(_BLOCK):
+                    heights[number] = max(heights[number], loads[column, begin + number] + more)
+            for number in range(_BLOCK if is_slow else 0):
+                heights[number] *= slow[begin + number]
             if limit >= 0:
                 room = limit - tokens[item]
-                for number in range(size):
-                    heights[number] = _FULL if held[begin + number] > room else heights[number]
+                for number in range(_BLOCK):
+                    heights[number] = _FULL if tokens_of[begin + number] > room else heights[number]
             least = _FULL
-            for number in range(size):
+            for number in range(_BLOCK):
                 least = min(least, heights[number])
-            if least > lowest or least == _FULL:
+            if least > lowest or least >= _NO_BIN:
                 continue
             if least < lowest:
                 best, lowest = -1, least
-            for number in range(begin, begin + size):
+            for number in range(begin, begin + _BLOCK):
                 if heights[number - begin] == lowest and (
-                    best < 0 or count[number] < count[best] or (count[number] == count[best] and number < best)
+                    best < 0
+                    or items_of[number] < items_of[best]
+                    or (items_of[number] == items_of[best] and number < best)
                 ):
                     best = number
-        bin_of[item] = best
+        bin_of[item] = -1 if best < 0 else group * num_bins + best
         if best < 0:
             lost += 1
             continue
-        held[best] += tokens[item]
-        count[best] += 1
-        block = (best - first) // _BLOCK
-        begin, size = first + block * _BLOCK, min(_BLOCK, num_bins - block * _BLOCK)
+        tokens_of[best] += tokens[item]
+        items_of[best] += 1
+        block = best // _BLOCK
         for column in range(columns):
-            bins[column, best] += load[item, column]
-            least = bins[column, begin]
-            for number in range(1, size):
-                least = min(least, bins[column, begin + number])
-            low[column, own_blocks + block] = least
+            loads[column, best] += load[item, column]
+            least = loads[column, block * _BLOCK]
+            for number in range(block * _BLOCK + 1, (block + 1) * _BLOCK):
+                least = min(least, loads[column, number])
+            lows[column, block] = least
     return lost
 
 
@@ -262,6 +371,22 @@ def sum_by_bin(values: I64, bins: I64, total: F64) -> None:
     for item in range(len(bins)):
         for column in range(values.shape[1]):
             total[bins[item], column] += values[item, column]
+
+
+@kernel
+def weigh(features: F64, slope: F64, total: F64) -> None:
+    """Sums of features times slopes, feature after feature, so that every machine rounds alike.
+
+    Args:
+        features: float64[n, num_names]. slope: float64[num_groups, num_names]. total: float64[n, num_groups], written.
+    """
+    for row in range(len(features)):
+        for group in range(len(slope)):
+            found = 0.0
+            for name in range(features.shape[1]):
+                if slope[group, name] != 0:
+                    found += features[row, name] * slope[group, name]
+            total[row, group] = found
 
 
 @kernel

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from semu.searcher.assignment.dealing import spread, to_microbatches, to_replicas
+from semu.searcher.assignment.dealing import sorted_by, spread, to_microbatches, to_replicas
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
 
 
@@ -20,7 +20,7 @@ def deal_disttrain(problem: AssignmentProblem) -> Dealt:
 
     count, n = problem.num_microbatches, problem.num_samples
     size = problem.encoder + problem.backbone
-    order = np.argsort(-size, kind="stable")
+    order = sorted_by(-size)
     base = np.zeros(1, np.int64)
     replica = to_replicas(problem, order, size[:, None].copy(), base, count)
     ones = np.ones((n, 1), np.int64)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from semu.searcher.assignment.dealing import sorted_by
 from semu.searcher.assignment.deferral import FEW, pair_up
 from semu.searcher.assignment.methods.stratified import deal_stratified
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
@@ -26,7 +27,7 @@ def deferred(problem: AssignmentProblem, dealt: Dealt) -> Dealt:
     from semu.searcher.assignment.kernels.pairs import pair_replicas
 
     dp, count = problem.dp, dealt.num_microbatches
-    order = np.argsort(dealt.bins, kind="stable")
+    order = sorted_by(dealt.bins)
     first = np.searchsorted(dealt.bins[order], np.arange(dp * count + 1))
     held = np.bincount(dealt.bins, weights=problem.tokens, minlength=dp * count).astype(np.int64)
     rooms = np.full((dp, count), -1) if problem.limit is None else (problem.limit - held).reshape(dp, count)

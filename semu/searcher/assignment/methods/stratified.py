@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.searcher.assignment.dealing import spread, to_microbatches, to_replicas
+from semu.searcher.assignment.dealing import sorted_by, spread, to_microbatches, to_replicas
 from semu.searcher.assignment.problem import I64, AssignmentProblem, Dealt
 
 
@@ -18,12 +18,12 @@ def deal_stratified(problem: AssignmentProblem) -> Dealt:
     that they do not keep, samples stay in their own order.
     """
     base = np.zeros(1, np.int64)
-    by_encoder = np.lexsort((-problem.backbone, -problem.encoder))
+    by_encoder = sorted_by(-problem.backbone, -problem.encoder)
     replica = to_replicas(problem, by_encoder, problem.backbone[:, None].copy(), base, problem.num_microbatches)
     if replica is not None:
         count = effective_count(problem, replica)
         is_fine = problem.backbone <= medians(problem.backbone, replica, problem.dp)[replica]
-        order = np.lexsort((-problem.backbone, -problem.encoder, is_fine))
+        order = by_encoder[np.argsort(is_fine[by_encoder], kind="stable")]
         bins = to_microbatches(problem, replica, order, problem.encoder[:, None].copy(), base, count)
         if bins is not None:
             return Dealt.together(replica, bins - replica * count, count)
@@ -36,7 +36,7 @@ def medians(values: I64, group: I64, count: int) -> NDArray[np.float64]:
     Args:
         values, group: int64[n]. count: groups.
     """
-    ascending = values[np.lexsort((values, group))]
+    ascending = values[sorted_by(values, group)]
     size = np.bincount(group, minlength=count)
     first = np.cumsum(size) - size
     lower, upper = (
