@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,7 +187,7 @@ class Assigner:
             bounds=bounds,
             seed=self.seed,
             slowdown=self.slowdown,
-            times=lambda dealt: self.pipelines(costs).seconds(dealt, features),
+            ends=partial(self.pipelines(costs).seconds, features=features),
         )
 
     def pipelines(self, costs: SampleCosts) -> Pipelines:

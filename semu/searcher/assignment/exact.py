@@ -190,7 +190,7 @@ class _Model:
             np.array([choice.reader]),
             self._problem.num_microbatches,
         )
-        found: F64 = times.table(alone, np.ones((1, num_names), np.int64))[choice.replica]
+        found: F64 = times.table(alone, np.ones((1, num_names), np.int64), self._problem.dp)[choice.replica]
         return found
 
     def _duration(

@@ -57,27 +57,31 @@ class PipelineTimes:
         self.column = programs_of(checkpoint.layout.recipe, units).column
         self.row = costs.rows_of(checkpoint)
         graph = unit_graph(units, (), (self._dp, units.num_units))
-        self._edges = Edges.between(problem.unit_edges(overlapped_sends=checkpoint.job.overlaps_sends), self._dp)
+        pairs = problem.unit_edges(overlapped_sends=checkpoint.job.overlaps_sends)
+        self._edges = Edges.between(pairs, self._dp)
         self._graph: UnitGraph = replace(graph, name=units.name)
         self._order = graph.forced_order(self._edges)
+        self._of_one = self._graph.only(0), Edges.between(pairs)
         self.stages = problem.unit_of_nodes[: problem.num_stages]
         self._is_stage = np.zeros(len(self.column), np.int64)
         self._is_stage[self.stages] = 1
 
-    def of_features(self, features: F64) -> F64:
+    def of_features(self, features: F64, replica: int | None = None) -> F64:
         """End of every replica's last stage: float64[dp] [s].
 
         Args:
             features: float64[dp, num_columns, num_names], sums over the samples of every column of the table of
                 shapes: microbatches, then what a plan adds. Nothing runs on a column of zeros that a plan added.
+            replica: the only one; None: all.
         """
         from semu.searcher.assignment.kernels.bins import unit_latencies
 
-        latency, costs = np.empty((self._dp, len(self.column))), self.costs
+        graph, edges = (self._graph, self._edges) if replica is None else self._of_one
+        slowdown = self.slowdown if replica is None else self.slowdown[[replica]]
+        latency, costs = np.empty((len(slowdown), len(self.column))), self.costs
         where = self.column, self.row, costs.fixed_s, costs.slope_s, self.num_microbatches
-        unit_latencies(features, *where, self.slowdown, self._is_stage, latency)
-        graph = replace(self._graph, latency=latency)
-        times = graph.resume(self._edges, forced=self._order)
+        unit_latencies(features, *where, slowdown, self._is_stage, latency)
+        times = replace(graph, latency=latency).resume(edges, forced=self._order)
         return np.ascontiguousarray(times.end[:, self.stages].max(axis=1))
 
     @cached_property
@@ -106,25 +110,25 @@ class PipelineTimes:
         edges = [np.stack((own.source, own.target), axis=1) for own in (graph.edges, self._edges)]
         return np.unique(np.concatenate((*edges, np.array(in_turn).reshape(-1, 2))).astype(np.int64), axis=0)
 
-    def of_dealt(self, dealt: Dealt, features: I64) -> F64:
+    def of_dealt(self, dealt: Dealt, features: I64, replica: int | None = None) -> F64:
         """``of_features`` of an assignment. ``features``: int64[num_samples, num_names], of every sample."""
-        return self.of_features(self.table(dealt, features))
+        return self.of_features(self.table(dealt, features, self._dp if replica is None else 1), replica)
 
-    def table(self, dealt: Dealt, features: I64) -> F64:
+    def table(self, dealt: Dealt, features: I64, dp: int) -> F64:
         """Sums over the samples of every column of the table of shapes: float64[dp, num_columns, num_names].
 
         Args:
-            features: int64[num_samples, num_names], of every sample.
+            features: int64[num_samples, num_names], of every sample. dp: replicas of ``dealt``.
         """
         count = dealt.num_microbatches
-        whole = summed(features, dealt.bins, self._dp * count).reshape(self._dp, count, -1)
+        whole = summed(features, dealt.bins, dp * count).reshape(dp, count, -1)
         cutting = self._checkpoint.layout.recipe.cutting
         if not cutting.modules:
             return whole
-        table = np.zeros((self._dp, len(cutting.table), features.shape[1]))
+        table = np.zeros((dp, len(cutting.table), features.shape[1]))
         table[:, :count] = whole
         part = 2 * dealt.bins + dealt.is_deferred
-        halves = summed(features, part, 2 * self._dp * count).reshape(self._dp, count, 2, -1)
+        halves = summed(features, part, 2 * dp * count).reshape(dp, count, 2, -1)
         names = self.costs.names
         for cut in cutting.modules.values():
             own = np.array([name.partition(".")[0] in cut.streams for name in names])
@@ -132,7 +136,7 @@ class PipelineTimes:
                 microbatch = int(np.searchsorted(cut.first, number, side="right")) - 1
                 half = halves[:, microbatch, number - cut.first[microbatch]]
                 table[:, cut.column + number] = half * own
-        read = summed(features, dealt.reader_bins, self._dp * count).reshape(self._dp, count, -1)
+        read = summed(features, dealt.reader_bins, dp * count).reshape(dp, count, -1)
         for column in cutting.readers.values():
             table[:, column : column + count] = read
         return table
@@ -189,6 +193,7 @@ class Pipelines:
             self._deferring[count] = prepared.decided(replace(plan, orders=orders))
         return self._deferring[count]
 
-    def seconds(self, dealt: Dealt, features: I64) -> F64:
-        """End of every replica's last stage: float64[dp] [s]. ``features``: of every sample."""
-        return self.of(dealt.num_microbatches, bool(dealt.is_deferred.any())).of_dealt(dealt, features)
+    def seconds(self, dealt: Dealt, replica: int | None = None, samples: I64 | None = None, *, features: I64) -> F64:
+        """``PipelineEnds``. ``features``: int64[num_samples, num_names], of every sample."""
+        own = features if samples is None else features[samples]
+        return self.of(dealt.num_microbatches, bool(dealt.is_deferred.any())).of_dealt(dealt, own, replica)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,19 @@ class Dealt:
         return self.replica * self.num_microbatches + self.reader
 
 
+class PipelineEnds(Protocol):
+    """The iteration's pipeline under fitted costs."""
+
+    def __call__(self, dealt: Dealt, replica: int | None = None, samples: I64 | None = None) -> F64:
+        """End of every replica's last stage: float64[dp] [s].
+
+        Args:
+            dealt: where samples go. replica: the one that ``dealt`` is of, as its only one; None: it is of all.
+            samples: int64[n], those of ``dealt``; None: all.
+        """
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class AssignmentProblem:
     """One iteration's samples.
@@ -74,7 +88,7 @@ class AssignmentProblem:
         dp: replicas. num_microbatches: of a replica. num_ranks_of_encoder: pipeline ranks with encoder stages.
         bounds: int64[k + 1], samples of the microbatches that packing in their order makes, k <= dp x microbatches.
         seed: of ``random``. slowdown: float64[dp], time of every replica's stages over that of a usual one's.
-        times: the iteration's pipeline of every replica under fitted costs: float64[dp] [s].
+        ends: the iteration's pipelines.
     """
 
     load: I64
@@ -88,7 +102,7 @@ class AssignmentProblem:
     bounds: I64
     seed: int
     slowdown: F64
-    times: Callable[[Dealt], F64]
+    ends: PipelineEnds
 
     @property
     def num_samples(self) -> int:
@@ -135,6 +149,30 @@ class AssignmentProblem:
         """int64[n], samples by their largest share of a column, descending; ties by number."""
         share = (self.columns / np.maximum(self.columns.max(axis=0), 1)).max(axis=1)
         return np.argsort(-share, kind="stable")
+
+    def of_replica(self, dealt: Dealt, replica: int) -> tuple[AssignmentProblem, Dealt]:
+        """The problem of one replica's samples, and where they go, as those of replica 0."""
+        own = np.flatnonzero(dealt.replica == replica)
+
+        def _ends(dealt: Dealt, replica: int | None = replica, samples: I64 | None = own) -> F64:
+            return self.ends(dealt, replica, samples)
+
+        problem = replace(
+            self,
+            load=self.load[own],
+            encoder=self.encoder[own],
+            backbone=self.backbone[own],
+            tokens=self.tokens[own],
+            dp=1,
+            slowdown=self.slowdown[[replica]],
+            ends=_ends,
+        )
+        none = np.zeros(len(own), np.int64)
+        return problem, Dealt(none, dealt.microbatch[own], dealt.reader[own], dealt.num_microbatches)
+
+    def times(self, dealt: Dealt) -> F64:
+        """End of every replica's pipeline under fitted costs: float64[dp] [s]."""
+        return self.ends(dealt)
 
     def worst_s(self, dealt: Dealt) -> float:
         """The slowest replica under fitted costs [s]."""

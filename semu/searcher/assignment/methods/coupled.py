@@ -15,11 +15,11 @@ def deal_coupled(problem: AssignmentProblem) -> Dealt:
 
     Where a limit of tokens leaves samples without room, samples begin in their own order.
     """
-    return dealt_by(problem, problem.columns, problem.base)
+    return ordered(problem, dealt_by(problem, problem.columns, problem.base))[0]
 
 
 def dealt_by(problem: AssignmentProblem, load: I64, base: I64) -> Dealt:
-    """``deal_coupled`` by other loads.
+    """``deal_coupled`` by other loads, without an order of microbatches.
 
     Args:
         load: int64[n, num_columns] [ticks]. base: int64[num_columns] [ticks], of a microbatch without samples.
@@ -31,12 +31,13 @@ def dealt_by(problem: AssignmentProblem, load: I64, base: I64) -> Dealt:
         replica, microbatch = spread(problem)
         bins = replica * count + microbatch
     bins = improved(problem, bins, count, load, base)
-    return ordered(problem, Dealt.together(replica, bins - replica * count, count))
+    return Dealt.together(replica, bins - replica * count, count)
 
 
-def ordered(problem: AssignmentProblem, dealt: Dealt) -> Dealt:
+def ordered(problem: AssignmentProblem, dealt: Dealt) -> tuple[Dealt, float]:
     """The microbatches of every replica in the order that is fastest under fitted costs: as dealt, lightest first,
-    heaviest first, or light ones at both ends. Replicas choose by themselves."""
+    heaviest first, or light ones at both ends; and the end of the slowest replica then [s]. Replicas choose by
+    themselves."""
     count = dealt.num_microbatches
     height = summed(problem.load, dealt.bins, problem.dp * count).max(axis=1).reshape(problem.dp, count)
     up = np.argsort(height, axis=1, kind="stable")
@@ -49,7 +50,7 @@ def ordered(problem: AssignmentProblem, dealt: Dealt) -> Dealt:
         times = problem.times(_placed(dealt, place))
         better = times < shortest
         best[better], shortest = place[better], np.minimum(times, shortest)
-    return _placed(dealt, best)
+    return _placed(dealt, best), float(shortest.max())
 
 
 def _placed(dealt: Dealt, place: I64) -> Dealt:
