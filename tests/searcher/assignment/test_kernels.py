@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from semu.searcher.assignment.dealing import summed
+from semu.searcher.assignment.dealing import sorted_by, summed
 from semu.searcher.assignment.kernels.bins import deal, unit_latencies
 from semu.searcher.assignment.kernels.pairs import pair_costs
 from semu.searcher.assignment.methods.stratified import medians
@@ -102,3 +102,13 @@ def test_latencies_sums_and_medians_equal_numpy() -> None:
     for number in range(7):
         assert sums[number].tolist() == values[group == number].sum(axis=0).tolist()
         assert middle[number] == (np.median(values[group == number, 0]) if (group == number).any() else 0)
+
+
+@pytest.mark.parametrize("largest", [3, 1 << 40, 1 << 61])
+def test_sorting_equals_numpy(largest: int) -> None:
+    """Keys with many ties, and keys too large to stand beside a place."""
+    generator = np.random.default_rng(7)
+    for count in (1, 2, 300):
+        keys = [generator.integers(-largest, largest, count) // (largest // 3 + 1) * (largest // 3) for _ in range(3)]
+        for number in (1, 2, 3):
+            assert sorted_by(*keys[:number]).tolist() == np.lexsort(keys[:number]).tolist()

@@ -173,3 +173,31 @@ def test_all_replicas_are_paired_as_each_is(count: int, samples: int, limit: int
             assert found.reader[members[number]].tolist() == reader.tolist()
             is_text = encoder[members[number]] == 0
             assert found.microbatch[members[number]].tolist() == np.where(is_text, reader, reader - waits).tolist()
+
+
+@pytest.mark.parametrize("kind", ["vlm", "text"])
+@pytest.mark.parametrize("dp", [2, 5])
+def test_entrain_is_the_shortest_of_all_candidates(kind: str, dp: int) -> None:
+    """Candidates looked at whole, one after another, where ``entrain`` looks at the busiest replica first."""
+    usual, draw = (vlm_assigner(dp, 8), draw_vlm) if kind == "vlm" else (text_assigner(dp, 8), draw_text)
+    chosen = set()
+    for seed in range(6):
+        samples = draw(40 * dp, 70 + seed)
+        found = usual(samples, method="entrain")
+        problem = found.problem
+        names = ["coupled", "disttrain", *(["even", "stratified", "entrain-literal"] if kind == "vlm" else [])]
+        candidates = [usual(samples, method=name).dealt for name in names]
+        if kind == "vlm":
+            candidates.append(deferred(problem, candidates[0]))
+        best, shortest = 0, problem.worst_s(candidates[0])
+        for number, dealt in enumerate(candidates[1:], start=1):
+            lasts = problem.worst_s(dealt)
+            if lasts < shortest * (0.998 if dealt.is_deferred.any() else 1.0):
+                best, shortest = number, lasts
+        for name in ("replica", "microbatch", "reader"):
+            assert np.array_equal(getattr(found.dealt, name), getattr(candidates[best], name))
+        chosen.add(best)
+        for replica in range(dp):  # one replica alone takes what it takes among all
+            alone, own = problem.of_replica(candidates[-1], replica)
+            assert alone.worst_s(own) == problem.times(candidates[-1])[replica]
+    assert len(chosen) > 1 or kind == "text"

@@ -2,8 +2,8 @@
 
 Balance does not decide: microbatches that deferral has made even can take longer, as encoders run their backwards in
 two parts and late. So the slowest replica under fitted costs does; deferral must gain more than these costs are off,
-as it asks something of a data loader. Candidates are ``coupled``, ``disttrain``, the
-text's own rules, stratified samples without deferral, and coupled samples with pairs that defer.
+as it asks something of a data loader. Candidates are ``coupled``, ``disttrain``, ``even``, the text's own rules,
+stratified samples without deferral, and coupled samples with pairs that defer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from semu.errors import ConfigError, ScheduleError
 from semu.searcher.assignment.dealing import summed
 from semu.searcher.assignment.methods.coupled import dealt_by, ordered
 from semu.searcher.assignment.methods.disttrain import deal_disttrain
+from semu.searcher.assignment.methods.even import dealt_evenly
 from semu.searcher.assignment.methods.literal import deferred
 from semu.searcher.assignment.methods.stratified import deal_stratified
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
@@ -40,7 +41,8 @@ def deal_entrain(problem: AssignmentProblem) -> Dealt:
     candidates: list[tuple[Dealt, Finish]] = [(deal_disttrain(problem), _as_dealt)]
     if problem.encoder.any():
         stratified = deal_stratified(problem)
-        candidates += [(stratified, _as_dealt), (stratified, _deferred), (coupled, _deferred)]
+        even = dealt_evenly(problem), ordered
+        candidates += [even, (stratified, _as_dealt), (stratified, _deferred), (coupled, _deferred)]
     best = coupled
     for dealt, finish in candidates:
         try:
