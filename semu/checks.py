@@ -24,6 +24,8 @@ _E = TypeVar("_E", bound=Enum)
 
 LARGEST_COUNT = 2**31 - 1
 """Largest number of items or tokens that files and batches may name: its square still fits into 64 bits."""
+MOST_LAYERS = 1 << 14
+"""Layers of a model: each is a module that is made."""
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -210,7 +212,8 @@ def check_text(value: object, where: str) -> str:
 
 # -- fields of a configuration -----------------------------------------------------------------------------------------
 def check_sizes(config: Any, *names: str, zero: Collection[str] = (), where: str = "") -> None:
-    """Sizes of a configuration must be integers >= 1, or None where the field's type allows it.
+    """Sizes of a configuration must be integers from 1 to 2^31 - 1 (``layers``: ``MOST_LAYERS``), or None where the
+    field's type allows it.
 
     Args:
         config: a dataclass. names: of its sizes; none: all fields of type ``int`` and ``int | None``.
@@ -223,7 +226,8 @@ def check_sizes(config: Any, *names: str, zero: Collection[str] = (), where: str
         is_size = item.name in names if names else item.type in (int, "int", "int | None")
         if is_size and not (item.type == "int | None" and value is None):
             least = 0 if item.name in zero else 1
-            check_integer(value, f"{where or type(config).__name__}.{item.name}", "a size", least=least)
+            most = MOST_LAYERS if item.name == "layers" else LARGEST_COUNT
+            check_integer(value, f"{where or type(config).__name__}.{item.name}", "a size", least=least, most=most)
 
 
 def nearest_divisor(total: int, near: int) -> int:

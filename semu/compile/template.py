@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.combined.hidden_exchanges import HiddenExchanges
-from semu.graph.dim import Dim, DimTable, symbols_of
+from semu.graph.dim import LARGEST, Dim, DimTable, symbols_of
 from semu.graph.graph import Graph
 from semu.graph.operator import Operator, Phase
 from semu.graph.tensor import Role
@@ -24,6 +24,8 @@ from semu.hardware.network import CommGroup
 from semu.records import dataclass
 
 COMPUTE_STREAM = "compute"
+MOST_BYTES = 1 << 50
+"""Of a storage, and of what an operator moves: 2^13 of them still make an int64."""
 
 
 @dataclass(frozen=True)
@@ -239,12 +241,12 @@ class TemplateLibrary:
             rows, size_rows: operators and storages to evaluate, in this order; None: all.
         """
 
-        def _values(table: DimTable, wanted: NDArray[np.integer] | None) -> NDArray[np.int64]:
-            return (table if wanted is None else table.select(wanted)).evaluate(symbols)
+        def _values(table: DimTable, wanted: NDArray[np.integer] | None, most: int = MOST_BYTES) -> NDArray[np.int64]:
+            return (table if wanted is None else table.select(wanted)).evaluate(symbols, most)
 
         return CostColumns(
             symbols=symbols,
-            flop=_values(self._flop, rows).astype(np.float64),
+            flop=_values(self._flop, rows, LARGEST).astype(np.float64),
             mem_bytes=_values(self._mem_bytes, rows),
             net_bytes=_values(self._net_bytes, rows),
             size_bytes=_values(self._sizes, size_rows),
@@ -254,7 +256,7 @@ class TemplateLibrary:
         self, symbols: Mapping[str, NDArray[np.int64]], size_rows: NDArray[np.integer]
     ) -> NDArray[np.int64]:
         """Sizes of some storages alone: int64[len(size_rows), num_shapes]. Arguments as ``evaluate``."""
-        return self._sizes.select(size_rows).evaluate(symbols)
+        return self._sizes.select(size_rows).evaluate(symbols, MOST_BYTES)
 
 
 def stream_names(library: TemplateLibrary) -> tuple[str, ...]:

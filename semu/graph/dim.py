@@ -8,13 +8,14 @@ on integers, so that grouping shapes cannot change a bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.errors import GraphError, InternalError
+from semu.errors import ConfigError, GraphError, InternalError
 from semu.records import dataclass
 
 Monomial: TypeAlias = tuple[str, ...]
@@ -79,6 +80,8 @@ class Poly:
 
 
 Dim: TypeAlias = int | Poly
+LARGEST = 1 << 62
+"""No value of a table is larger: it stays an int64."""
 
 
 def _terms(dim: Dim) -> Mapping[Monomial, int]:
@@ -144,14 +147,20 @@ class DimTable:
     Attributes:
         monomials: the columns' monomials.
         coefficients: int64[num_dims, num_monomials].
+        largest: of each column, no coefficient is farther from 0.
     """
 
     monomials: tuple[Monomial, ...]
     coefficients: NDArray[np.int64]
+    largest: tuple[int, ...]
 
     @classmethod
     def build(cls, dims: Sequence[Dim]) -> DimTable:
-        """Collect sizes into a table, one row each, in order."""
+        """Collect sizes into a table, one row each, in order.
+
+        Raises:
+            ConfigError: a coefficient beyond ``LARGEST``.
+        """
         index: dict[Monomial, int] = {}
         rows: list[int] = []
         columns: list[int] = []
@@ -161,26 +170,38 @@ class DimTable:
                 rows.append(row)
                 columns.append(index.setdefault(monomial, len(index)))
                 values.append(coefficient)
+        largest = [0] * len(index)
+        for column, value in zip(columns, values, strict=True):
+            largest[column] = max(largest[column], abs(value))
+        _check_largest(max(largest, default=0), LARGEST)
         coefficients = np.zeros((len(dims), len(index)), dtype=np.int64)
         coefficients[rows, columns] = values
-        return cls(tuple(index), coefficients)
+        return cls(tuple(index), coefficients, tuple(largest))
 
     def select(self, rows: NDArray[np.integer]) -> DimTable:
         """The table of some rows, in the order given, with the monomials that they use."""
         coefficients = self.coefficients[rows]
         used = np.flatnonzero(coefficients.any(axis=0))
-        return DimTable(tuple(self.monomials[column] for column in used), coefficients[:, used])
+        monomials = tuple(self.monomials[column] for column in used)
+        return DimTable(monomials, coefficients[:, used], tuple(self.largest[column] for column in used))
 
-    def evaluate(self, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+    def evaluate(self, columns: Mapping[str, NDArray[np.int64]], most: int = LARGEST) -> NDArray[np.int64]:
         """Values for many shapes at once.
 
         Args:
-            columns: symbol -> int64[num_shapes]; all of one length.
+            columns: symbol -> int64[num_shapes]; all of one length. most: what no value exceeds.
         Returns:
             int64[num_dims, num_shapes]; num_shapes is 1 where no symbol is given.
         Raises:
             InternalError: a symbol without a column.
+            ConfigError: values may exceed ``most``.
         """
+        highest = {name: int(column.max(initial=0)) for name, column in columns.items()}
+        bounds = (
+            coefficient * math.prod(highest.get(name, 1) for name in monomial)
+            for monomial, coefficient in zip(self.monomials, self.largest, strict=True)
+        )
+        _check_largest(sum(bounds), most)
         result: NDArray[np.int64] = self.coefficients @ self._monomial_values(columns)
         return result
 
@@ -204,3 +225,13 @@ class DimTable:
                     raise InternalError(f"no value for symbol {name!r}", expected=", ".join(sorted(columns)), got=name)
                 values[row] *= columns[name]
         return values
+
+
+def _check_largest(value: int, most: int) -> None:
+    if value > most:
+        raise ConfigError(
+            "sizes of the model and its batch are too large to be counted",
+            where="model",
+            expected=f"at most {most:.1e} FLOP or bytes in an operator",
+            got=f"up to {float(value):.1e}" if value.bit_length() < 1000 else "far more",
+        )

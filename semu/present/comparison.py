@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semu.present.page import Page
 
 _PARTS = {"bubble": "pipeline bubble"}
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class Side:
             return cls(
                 name,
                 kind,
-                float(document["iteration_time_s"]),
-                None if interval is None else (float(interval[0]), float(interval[1])),
-                float(document["tokens_per_s_per_gpu"]),
-                float(document["mfu"]),
+                _number(document["iteration_time_s"], least=1 / _LARGEST),
+                None if interval is None else (_number(interval[0]), _number(interval[1])),
+                _number(document["tokens_per_s_per_gpu"]),
+                _number(document["mfu"]),
                 dict(_parts(document["breakdown_s"])),
-                {rank: float(peak) for rank, peak in enumerate(document["peak_memory_bytes"])},
+                {rank: _number(peak) for rank, peak in enumerate(document["peak_memory_bytes"])},
                 dict(_settings(document)),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -221,11 +222,20 @@ def _shown(value: object) -> str:
     return text if len(text) <= 24 else text[:21] + "..."
 
 
+def _number(value: Any, *, least: float = 0.0) -> float:
+    """A number as times, rates and sizes are; ratios of such are finite."""
+    number = float(value)
+    if not least <= number <= _LARGEST:
+        raise ValueError(f"{number} for a time, a rate or a size")
+    return number
+
+
 def _parts(breakdown: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in breakdown.items():
         if isinstance(value, Mapping):
-            yield from seconds_of_groups(value).items()
+            yield from ((group, _number(seconds)) for group, seconds in seconds_of_groups(value).items())
         elif isinstance(value, int | float) and not isinstance(value, bool):
+            _number(abs(value))  # "other" is what rounding leaves, and may be below zero
             yield _PARTS.get(name, name.replace("_", " ")), float(value)
 
 

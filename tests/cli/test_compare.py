@@ -101,3 +101,29 @@ def test_settings_of_sides_that_do_not_say_them() -> None:
     assert found.differences == {"parallel.tp": (2, 4, None)}
     assert found.changes == [0.0, 1.0, 2.0]
     assert [side.name for side in found.exceeds(100)] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("iteration_time_s", -1),
+        ("iteration_time_s", 0),
+        ("mfu", float("nan")),
+        ("tokens_per_s_per_gpu", -2.0),
+        ("peak_memory_bytes", [1.0, -1.0]),
+        ("iteration_time_interval_s", [-1.0, 2.0]),
+        ("breakdown_s", {"compute": float("inf")}),
+        ("breakdown_s", {"exposed_communication": {"tp": -1.0}}),
+    ],
+)
+def test_a_result_with_numbers_that_cannot_be(key: str, value: object) -> None:
+    whole = {
+        "iteration_time_s": 1.0,
+        "tokens_per_s_per_gpu": 2.0,
+        "mfu": 0.5,
+        "breakdown_s": {"compute": 1.0, "other": -1e-18},
+        "peak_memory_bytes": [1.0],
+    }
+    assert Side.of_document(whole, "a", "result").time_s == 1.0
+    with pytest.raises(ConfigError, match="not a result of semu"):
+        Side.of_document({**whole, key: value}, "a", "result")

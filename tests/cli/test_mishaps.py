@@ -81,6 +81,26 @@ def test_calibrate_does_not_read_json_as_a_header(
     assert code == 2 and "JSON without traceEvents" in err and len(err) < 600
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("layers = 100_000_000", "expected an integer from 1 to 16384"),
+        ("hidden = 9223372036854775808", "nearest allowed: 2147483647"),
+        ("vocab = 4_000_000_000", "nearest allowed: 2147483647"),
+        ("hidden = 100_000_000", "too large to be counted"),
+    ],
+)
+def test_sizes_beyond_64_bits_are_refused(
+    change: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, products of them began again below zero, and MFU was 300 %."""
+    key = change.partition(" ")[0]
+    lines = [change if line.startswith(f"{key} = ") else line for line in TINY.splitlines()]
+    (tmp_path / "run.toml").write_text("\n".join(lines))
+    code, out, err = run(capsys, "simulate", str(tmp_path / "run.toml"))
+    assert (code, out) == (2, "") and said in err
+
+
 def test_options_that_other_programs_have(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean '--cluster'?" in run(capsys, "simulate", "lm-7b", "--device", "h100")[2]
     _, _, err = run(capsys, "simulate", "lm-7b", "--sede", "1")

@@ -162,6 +162,15 @@ def test_eight_h100_reach_their_bus_bandwidth() -> None:
     assert 320e9 < size * 7 / 8 / gathered < 370e9
 
 
+@pytest.mark.parametrize("gpus", [2, 3, 4, 8])
+def test_a_switch_adds_up_for_three_gpus_and_more(gpus: int) -> None:
+    """Two send each other half; NCCL has no NVLink SHARP for them."""
+    device, group = H100.override({"nvlink_gpus": gpus}), CommGroup("g", gpus)
+    plain = device.override({"link.nvlink.all_reduce.switch": 1.0, "link.nvlink.all_reduce.switch_s": 0.0})
+    rates = [effective_bandwidth(one, OpKind.ALL_REDUCE, group) for one in (device, plain)]
+    assert (rates[0] > rates[1]) == (gpus > 2)
+
+
 def test_only_a_whole_switch_adds_up() -> None:
     """Not four of its GPUs, nor eight over PCIe, nor two nodes, nor another collective."""
     plain = H100.override({"link.nvlink.all_reduce.switch": 1.0, "link.nvlink.all_reduce.switch_s": 0.0})

@@ -76,7 +76,8 @@ NEAR = 40
 @dataclass(frozen=True)
 class Result:
     """What came of a fault: caught by a test file that imports its module (``near``), by its ``room`` or by the
-    ``whole`` suite, or ``survived``. ``by``: the test that failed; empty where pytest ended in another way."""
+    ``whole`` suite, or ``survived``; ``too slow``: tests that did not end are no verdict (a fault may loop for ever, or
+    the machine has other work). ``by``: the test that failed, or the tests that did not end."""
 
     key: str
     area: str
@@ -132,7 +133,11 @@ class Tree:
         self._sound: dict[str, bool] = {}
 
     def failed(self, tests: list[str], limit_s: float, skipped: list[str]) -> str | None:
-        """The first test that fails, None where all pass; an empty name where pytest says none, or is too slow."""
+        """The first test that fails, None where all pass; an empty name where pytest says none.
+
+        Raises:
+            subprocess.TimeoutExpired: they take too long.
+        """
         data = os.environ.get("SEMU_DATA", str(ROOT.parent / "shared" / "data"))
         environment = {
             **os.environ,
@@ -156,14 +161,14 @@ class Tree:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return ""
+            raise
         if process.returncode in (0, NO_TESTS):
             return None
         found = FAILED.search(text)
         return found.group(1) if found else ""
 
-    def near(self, name: str) -> list[str]:
-        """Test files that import a module, those with most to say of it first."""
+    def near(self, name: str, rooms: list[str]) -> list[str]:
+        """Test files that import a module: its own first, those of its room before others, short ones before long."""
         module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         said = re.compile(rf"^\s*(?:from|import) {re.escape(module)}(?:\s|$)", re.MULTILINE)
         counts = {}
@@ -171,7 +176,8 @@ class Tree:
             text = path.read_text()
             if said.search(text):
                 same = path.stem.removeprefix("test_") == module.rpartition(".")[2]
-                counts[path.relative_to(self.folder).as_posix()] = (not same, len(text))
+                test = path.relative_to(self.folder).as_posix()
+                counts[test] = (not same, not test.startswith(tuple(rooms)), len(text))
         return sorted(counts, key=lambda one: counts[one])[:NEAR]
 
     def outcome(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> tuple[str, str]:
@@ -179,13 +185,15 @@ class Tree:
         path = self.folder / name
         source = path.read_text()
         rooms = [f"tests/{room}" for room in AREAS[area][1] if (self.folder / "tests" / room).exists()]
-        steps = [("near", self.near(name), ROOM_S), ("room", rooms, ROOM_S)]
+        steps = [("near", self.near(name, rooms), ROOM_S), ("room", rooms, ROOM_S)]
         for outcome, tests, limit_s in [*steps, *([("whole", ["tests"], WHOLE_S)] if is_whole else [])]:
             skipped = [one for one, is_sound in self._sound.items() if not is_sound]
             while tests:
                 path.write_text(mutant.text(source))
                 try:
                     failed = self.failed(tests, limit_s, skipped)
+                except subprocess.TimeoutExpired:
+                    return "too slow", outcome
                 finally:
                     path.write_text(source)
                 if failed is None:
@@ -269,12 +277,14 @@ def main() -> int:
     )
     equivalent = json.loads(SURVIVORS.read_text())
     outcomes = Counter("equivalent" if one.key in equivalent else one.outcome for one in found)
-    real = sum(number for outcome, number in outcomes.items() if outcome != "equivalent")
+    real = sum(number for outcome, number in outcomes.items() if outcome not in ("equivalent", "too slow"))
     caught = outcomes["near"] + outcomes["room"] + outcomes["whole"]
     for one in found:
         if one.outcome == "survived" and one.key not in equivalent:
             print(f"survived {one.key} {one.path}:{one.line}: {one.what}")
-    print(f"{real} faults, {caught} caught ({100 * caught / max(real, 1):.0f} %), {outcomes['equivalent']} equivalent")
+    share = f"{100 * caught / max(real, 1):.0f} %"
+    others = f"{outcomes['equivalent']} equivalent, {outcomes['too slow']} undecided"
+    print(f"{real} faults, {caught} caught ({share}); {others}")
     return 0
 
 
