@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -74,10 +75,18 @@ def _result(name: str) -> dict[str, Any] | None:
     if path.suffix != ".json" or not path.is_file():
         return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the result: {error}", where=name, expected="a JSON document") from error
     return document if isinstance(document, dict) and "iteration_time_s" in document else None
+
+
+def _finite(text: str) -> float:
+    """A number of a document; results have neither NaN nor infinity."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def _log(name: str) -> Side | None:
