@@ -7,6 +7,7 @@ Costs stay symbolic rows; ``TemplateLibrary`` stacks the rows of all templates a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.combined.hidden_exchanges import HiddenExchanges
-from semu.graph.dim import LARGEST, Dim, DimTable, symbols_of
+from semu.graph.dim import LARGEST, Dim, DimTable, Monomial, check_largest, symbols_of
 from semu.graph.graph import Graph
 from semu.graph.operator import Operator, Phase
 from semu.graph.tensor import Role
@@ -239,14 +240,17 @@ class TemplateLibrary:
         Args:
             symbols: symbol -> int64[num_shapes]; those that the rows need.
             rows, size_rows: operators and storages to evaluate, in this order; None: all.
+        Raises:
+            ConfigError: an operator of the library has more than ``LARGEST`` FLOP or ``MOST_BYTES``.
         """
+        self._check(symbols)
 
-        def _values(table: DimTable, wanted: NDArray[np.integer] | None, most: int = MOST_BYTES) -> NDArray[np.int64]:
-            return (table if wanted is None else table.select(wanted)).evaluate(symbols, most)
+        def _values(table: DimTable, wanted: NDArray[np.integer] | None) -> NDArray[np.int64]:
+            return (table if wanted is None else table.select(wanted)).evaluate(symbols)
 
         return CostColumns(
             symbols=symbols,
-            flop=_values(self._flop, rows, LARGEST).astype(np.float64),
+            flop=_values(self._flop, rows).astype(np.float64),
             mem_bytes=_values(self._mem_bytes, rows),
             net_bytes=_values(self._net_bytes, rows),
             size_bytes=_values(self._sizes, size_rows),
@@ -256,7 +260,20 @@ class TemplateLibrary:
         self, symbols: Mapping[str, NDArray[np.int64]], size_rows: NDArray[np.integer]
     ) -> NDArray[np.int64]:
         """Sizes of some storages alone: int64[len(size_rows), num_shapes]. Arguments as ``evaluate``."""
-        return self._sizes.select(size_rows).evaluate(symbols, MOST_BYTES)
+        self._check(symbols)
+        return self._sizes.select(size_rows).evaluate(symbols)
+
+    @cached_property
+    def _monomials(self) -> tuple[Monomial, ...]:
+        tables = (self._flop, self._mem_bytes, self._net_bytes, self._sizes)
+        return tuple(dict.fromkeys(monomial for table in tables for monomial in table.monomials))
+
+    def _check(self, symbols: Mapping[str, NDArray[np.int64]]) -> None:
+        """Costs must stay within 64 bits, also those of operators that are not asked for where symbols tell them."""
+        largest = {name: int(column.max()) for name, column in symbols.items() if column.size}
+        values = {names: math.prod(largest.get(name, 1) for name in names) for names in self._monomials}
+        check_largest(self._flop.highest(values), LARGEST)
+        check_largest(max(t.highest(values) for t in (self._mem_bytes, self._net_bytes, self._sizes)), MOST_BYTES)
 
 
 def stream_names(library: TemplateLibrary) -> tuple[str, ...]:

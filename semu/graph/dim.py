@@ -8,7 +8,6 @@ on integers, so that grouping shapes cannot change a bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -173,7 +172,7 @@ class DimTable:
         largest = [0] * len(index)
         for column, value in zip(columns, values, strict=True):
             largest[column] = max(largest[column], abs(value))
-        _check_largest(max(largest, default=0), LARGEST)
+        check_largest(max(largest, default=0), LARGEST)
         coefficients = np.zeros((len(dims), len(index)), dtype=np.int64)
         coefficients[rows, columns] = values
         return cls(tuple(index), coefficients, tuple(largest))
@@ -185,25 +184,26 @@ class DimTable:
         monomials = tuple(self.monomials[column] for column in used)
         return DimTable(monomials, coefficients[:, used], tuple(self.largest[column] for column in used))
 
-    def evaluate(self, columns: Mapping[str, NDArray[np.int64]], most: int = LARGEST) -> NDArray[np.int64]:
-        """Values for many shapes at once.
+    def evaluate(self, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Values for many shapes at once; nothing looks here whether they stay within 64 bits (``highest``).
 
         Args:
-            columns: symbol -> int64[num_shapes]; all of one length. most: what no value exceeds.
+            columns: symbol -> int64[num_shapes]; all of one length.
         Returns:
             int64[num_dims, num_shapes]; num_shapes is 1 where no symbol is given.
         Raises:
             InternalError: a symbol without a column.
-            ConfigError: values may exceed ``most``.
         """
-        highest = {name: int(column.max(initial=0)) for name, column in columns.items()}
-        bounds = (
-            coefficient * math.prod(highest.get(name, 1) for name in monomial)
-            for monomial, coefficient in zip(self.monomials, self.largest, strict=True)
-        )
-        _check_largest(sum(bounds), most)
         result: NDArray[np.int64] = self.coefficients @ self._monomial_values(columns)
         return result
+
+    def highest(self, values: Mapping[Monomial, int]) -> int:
+        """What no value exceeds in size.
+
+        Args:
+            values: monomial -> its largest value.
+        """
+        return sum(most * values[monomial] for monomial, most in zip(self.monomials, self.largest, strict=True))
 
     def weighted_sum(
         self, columns: Mapping[str, NDArray[np.int64]], weights: NDArray[np.float64]
@@ -227,7 +227,12 @@ class DimTable:
         return values
 
 
-def _check_largest(value: int, most: int) -> None:
+def check_largest(value: int, most: int) -> None:
+    """What sizes come to must not exceed what is counted.
+
+    Raises:
+        ConfigError: it does.
+    """
     if value > most:
         raise ConfigError(
             "sizes of the model and its batch are too large to be counted",

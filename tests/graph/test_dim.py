@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semu.errors import ConfigError, GraphError, InternalError
-from semu.graph.dim import LARGEST, Dim, DimTable, Poly, as_int, divide, product
+from semu.graph.dim import LARGEST, Dim, DimTable, Poly, as_int, check_largest, divide, product
 
 SYMBOLS = ("text.pairs", "text.shard", "video*text.pairs", "vision.shard")
 Values = Mapping[str, int]
@@ -194,29 +194,26 @@ def test_table_without_a_column_that_it_needs_is_refused() -> None:
         DimTable.build([Poly.symbol("text.pairs")]).evaluate({"text.shard": np.array([1], dtype=np.int64)})
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from([(), ("a",), ("a", "a"), ("a", "b")]), st.integers(-(1 << 66), 1 << 66), min_size=1
-    ),
-    st.integers(0, 1 << 40),
-    st.integers(0, 1 << 40),
-)
-def test_a_value_is_exact_or_refused(terms: dict[tuple[str, ...], int], a: int, b: int) -> None:
+MONOMIALS = st.sampled_from([(), ("a",), ("a", "a"), ("a", "b")])
+
+
+@given(st.dictionaries(MONOMIALS, st.integers(-(1 << 66), 1 << 66)), st.integers(1, 1 << 40), st.integers(1, 1 << 40))
+def test_values_within_the_bound_are_exact(terms: dict[tuple[str, ...], int], a: int, b: int) -> None:
     """Python's integers have no end; int64 begins again at the other."""
-    columns = {"a": np.array([a, 1], dtype=np.int64), "b": np.array([b, 1], dtype=np.int64)}
-    exact = {"a": a, "b": b}
-    parts = [value * int(np.prod([exact[name] for name in names], dtype=object)) for names, value in terms.items()]
-    if sum(map(abs, parts)) > LARGEST or max(map(abs, terms.values())) > LARGEST:
+    if max(map(abs, terms.values()), default=0) > LARGEST:
         with pytest.raises(ConfigError, match="too large to be counted"):
-            DimTable.build([Poly(terms)]).evaluate(columns)
-    elif a and b:
-        found = DimTable.build([Poly(terms), 1]).evaluate(columns)
-        assert found[0].tolist() == [sum(parts), sum(terms.values())]
-
-
-def test_a_limit_of_a_table_s_values() -> None:
-    table = DimTable.build([Poly.symbol("a") * 3, 5])
-    assert table.evaluate({"a": np.array([2, 4], dtype=np.int64)}, 17).tolist() == [[6, 12], [5, 5]]
-    with pytest.raises(ConfigError, match="too large to be counted"):
-        table.evaluate({"a": np.array([2, 5], dtype=np.int64)}, 17)
-    assert table.select(np.array([1])).evaluate({}, 5).tolist() == [[5]]
+            DimTable.build([Poly(terms)])
+        return
+    table = DimTable.build([Poly(terms), 1])
+    exact: dict[tuple[str, ...], int] = {(): 1, ("a",): a, ("a", "a"): a * a, ("a", "b"): a * b}
+    value = sum(coefficient * exact[names] for names, coefficient in terms.items())
+    bound = table.highest(exact)
+    assert abs(value) <= bound
+    assert table.select(np.array([0])).highest(exact) <= bound
+    if bound <= LARGEST:
+        columns = {"a": np.array([a], dtype=np.int64), "b": np.array([b], dtype=np.int64)}
+        assert table.evaluate(columns).tolist() == [[value], [1]]
+        check_largest(bound, LARGEST)
+    else:
+        with pytest.raises(ConfigError, match="too large to be counted"):
+            check_largest(bound, LARGEST)

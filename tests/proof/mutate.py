@@ -47,7 +47,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "assignment": (("semu/searcher/assignment/**/*.py",), ("searcher/assignment",)),
     "plan": (("semu/plan/**/*.py",), ("plan",)),
     "executor": (("semu/executor/**/*.py",), ("executor",)),
-    "caches": (("semu/memo.py", "semu/compiled.py", "semu/ahead.py", "semu/checks.py"), ("test_memo.py", "engine")),
+    "caches": (("semu/memo.py", "semu/compiled.py", "semu/ahead.py", "semu/checks.py"), ("test_memo.py", "test_checks.py", "engine")),
     "importers": (("semu/imports/**/*.py",), ("imports",)),
     "exports": (("semu/exports/**/*.py",), ("exports",)),
     "calibration": (("semu/fitting/**/*.py", "semu/hardware/**/*.py"), ("fitting", "hardware", "calibration")),
