@@ -78,3 +78,17 @@ def test_an_unknown_word_has_a_nearest_one() -> None:
     with pytest.raises(ConfigError, match="unknown colour 'blu', did you mean 'blue'") as caught:
         checks.check_member("blu", Colour, "run.colour")
     assert (caught.value.where, caught.value.nearest) == ("run.colour", "blue")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a_b", "a_b"), ("A-B", "A-B"), ("a b", "A-B"), ("c.D", "cd"), ("", None), ("abc", None), ("a", None)],
+)
+def test_a_name_is_known_by_its_letters_and_first_as_it_stands(name: str, expected: str | None) -> None:
+    entries = {"A-B": 1, "a_b": 2, "cd": 3}
+    assert checks.known_spelling(name, entries) == expected
+    if expected is None:
+        with pytest.raises(ConfigError):
+            checks.find_named("letter", name, entries)
+    else:
+        assert checks.find_named("letter", name, entries) == entries[expected]

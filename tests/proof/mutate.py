@@ -3,15 +3,16 @@
     python -m tests.proof.mutate [--count 400] [--seed 0] [--state FILE] [--workers 2] [--whole] [AREA ...]
 
 A fault is drawn from an area (``AREAS``), the areas in turn, the files of an area by their length. The test files that
-import the fault's module run first, then those of its room, until one fails; with ``--whole``, what they miss is tried
-by the whole default suite. A test that fails counts when it passes without the fault. Results are lines of JSON in the
-state file, with which the same command goes on where it stopped.
+share rare words with the fault's line run first, then those of its room, until one fails; with ``--whole``, what they
+miss is tried by the whole default suite. A test that fails counts when it passes without the fault. Results are lines
+of JSON in the state file, with which the same command goes on where it stopped.
 Survivors are read in ``tests/proof/survivors.json``: those proved equivalent have a reason there and do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -23,9 +24,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from queue import Queue
 
@@ -47,7 +49,10 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "assignment": (("semu/searcher/assignment/**/*.py",), ("searcher/assignment",)),
     "plan": (("semu/plan/**/*.py",), ("plan",)),
     "executor": (("semu/executor/**/*.py",), ("executor",)),
-    "caches": (("semu/memo.py", "semu/compiled.py", "semu/ahead.py", "semu/checks.py"), ("test_memo.py", "test_checks.py", "engine")),
+    "caches": (
+        ("semu/memo.py", "semu/compiled.py", "semu/ahead.py", "semu/checks.py"),
+        ("test_memo.py", "test_checks.py", "engine"),
+    ),
     "importers": (("semu/imports/**/*.py",), ("imports",)),
     "exports": (("semu/exports/**/*.py",), ("exports",)),
     "calibration": (("semu/fitting/**/*.py", "semu/hardware/**/*.py"), ("fitting", "hardware", "calibration")),
@@ -69,13 +74,14 @@ NO_TESTS = 5
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$", re.MULTILINE)
 """Lines of pytest's summary, with the test's name."""
-NEAR = 40
+WORD = re.compile(r"[A-Za-z_]\w{3,}")
+NEAR = 12
 """Test files that run first, at most."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a fault: caught by a test file that imports its module (``near``), by its ``room`` or by the
+    """What came of a fault: caught by a test file that shares words with it (``near``), by its ``room`` or by the
     ``whole`` suite, or ``survived``; ``too slow``: tests that did not end are no verdict (a fault may loop for ever, or
     the machine has other work). ``by``: the test that failed, or the tests that did not end."""
 
@@ -116,6 +122,16 @@ def drawn(areas: list[str], seed: int) -> list[tuple[str, str, Mutant]]:
                     seen.add(mark)
                     result.append((area, name, mutant))
     return result
+
+
+def around(source: str, line: int) -> set[str]:
+    """Names of the functions and classes that a line is in."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    }
 
 
 class Tree:
@@ -167,25 +183,41 @@ class Tree:
         found = FAILED.search(text)
         return found.group(1) if found else ""
 
-    def near(self, name: str, rooms: list[str]) -> list[str]:
-        """Test files that import a module: its own first, those of its room before others, short ones before long."""
+    def near(self, name: str, source: str, line: int) -> list[str]:
+        """Test files that share rare words with a line: its own, those of the functions around it, its module's name.
+
+        A word counts the more the fewer test files have it; a file that imports the module has one word more.
+        """
         module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        said = re.compile(rf"^\s*(?:from|import) {re.escape(module)}(?:\s|$)", re.MULTILINE)
-        counts = {}
+        wanted = {
+            *WORD.findall(source.splitlines()[line - 1]),
+            *around(source, line),
+            module.rpartition(".")[2],
+            module,
+        }
+        scores: dict[str, float] = defaultdict(float)
+        for word in sorted(wanted):
+            having = [test for test, words in self.words.items() if word in words]
+            for test in having:
+                scores[test] += 1 / len(having)
+        return [test for test, _ in sorted(scores.items(), key=lambda one: (-one[1], one[0]))[:NEAR]]
+
+    @cached_property
+    def words(self) -> dict[str, frozenset[str]]:
+        """Words of each test file, and the modules that it imports."""
+        found = {}
         for path in sorted((self.folder / "tests").rglob("test_*.py")):
             text = path.read_text()
-            if said.search(text):
-                same = path.stem.removeprefix("test_") == module.rpartition(".")[2]
-                test = path.relative_to(self.folder).as_posix()
-                counts[test] = (not same, not test.startswith(tuple(rooms)), len(text))
-        return sorted(counts, key=lambda one: counts[one])[:NEAR]
+            words = {*WORD.findall(text), *re.findall(r"^\s*(?:from|import) (semu[\w.]*)", text, re.MULTILINE)}
+            found[path.relative_to(self.folder).as_posix()] = frozenset(words)
+        return found
 
     def outcome(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> tuple[str, str]:
         """What the tests say of a fault, and which; the file is as it was afterwards."""
         path = self.folder / name
         source = path.read_text()
         rooms = [f"tests/{room}" for room in AREAS[area][1] if (self.folder / "tests" / room).exists()]
-        steps = [("near", self.near(name, rooms), ROOM_S), ("room", rooms, ROOM_S)]
+        steps = [("near", self.near(name, source, mutant.line), ROOM_S), ("room", rooms, ROOM_S)]
         for outcome, tests, limit_s in [*steps, *([("whole", ["tests"], WHOLE_S)] if is_whole else [])]:
             skipped = [one for one, is_sound in self._sound.items() if not is_sound]
             while tests:
