@@ -9,6 +9,8 @@ A table is declared once, at the top of the file whose results it holds, with wh
   ``Scope``.
 - ``remembered``: a function whose arguments are the key.
 
+``Same`` puts objects into a key that would take long to compare by value.
+
 Keys hold values, or objects that are compared by identity and that the key itself keeps alive; never an ``id(...)``,
 which is given to another object when the first one is gone. Threads share all tables. Copies in other processes begin
 empty. ``clear`` forgets everything: results stay what they are, the next ones take as long as the first.
@@ -21,6 +23,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from operator import is_
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 from weakref import WeakSet, ref
 
@@ -42,6 +45,26 @@ class Scope:
     """Stands for something that has no object of its own, as long as anyone holds this."""
 
     __slots__ = ("__weakref__",)
+
+
+class Same:
+    """Objects as part of a key: equal to others where each is the same object. It keeps them alive."""
+
+    __slots__ = ("_hash", "_objects")
+
+    def __init__(self, objects: Iterable[object]) -> None:
+        self._objects = tuple(objects)
+        self._hash = hash(tuple(map(id, self._objects)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Same)
+            and len(self._objects) == len(other._objects)
+            and all(map(is_, self._objects, other._objects))
+        )
 
 
 class Statistics(NamedTuple):

@@ -218,6 +218,12 @@ class TemplateLibrary:
         self._sizes = DimTable.build(self.sizes)
 
     @cached_property
+    def flop_tables(self) -> tuple[DimTable, DimTable, DimTable]:
+        """FLOP of all operators, what of it is recomputed, and what causality leaves out."""
+        recomputed = DimTable.build([op.recomputed_flop for op in self.operators])
+        return self._flop, recomputed, DimTable.build([op.causal_flop for op in self.operators])
+
+    @cached_property
     def symbols(self) -> frozenset[str]:
         """Every symbol that a cost or a size depends on."""
         tables = (self._flop, self._mem_bytes, self._net_bytes, self._sizes)

@@ -26,6 +26,7 @@ from semu.job import TrainingJob
 from semu.nn.window import Window
 from semu.records import dataclass
 from semu.workload.batch import Microbatch, shape_columns
+from semu.workload.derived import with_derived
 from semu.workload.spread import Spread, spread_columns
 
 
@@ -62,6 +63,7 @@ def distinct_shapes(
     spreads: Sequence[Spread] = (),
     windows: Mapping[str, Sequence[Window]] | None = None,
     ranked: Ranked | None = None,
+    derived: Sequence[str] = (),
 ) -> BatchShapes:
     """Find equal microbatches.
 
@@ -71,17 +73,32 @@ def distinct_shapes(
         spreads: modality modules that spread their items over groups of ranks.
         windows: of attention, by stream and module.
         ranked: what context ranks do differently; None: nothing.
+        derived: streams that sizes depend on too, see ``with_derived``.
     """
     if ranked is not None:
-        return _ranked_shapes(microbatches, dp, (token_divisor, parts, spreads, windows), ranked)
+        items = with_derived(microbatches, derived)
+        return _ranked_shapes(items, dp, (token_divisor, parts, spreads, windows), ranked)
+    used = tuple([(name, tuple(own)) for name, own in (windows or {}).items()])
     if microbatches and not spreads and all(map(is_, microbatches, repeat(microbatches[0]))):
-        lengths = tuple([(name, own.tobytes()) for name, own in microbatches[0].lengths.items()])
-        used = tuple([(name, tuple(own)) for name, own in (windows or {}).items()])
+        only = with_derived(microbatches[:1], derived)
+        lengths = tuple([(name, own.tobytes()) for name, own in only[0].lengths.items()])
         alone = _COLUMNS.get(
-            (lengths, token_divisor, parts, used),
-            lambda: shape_columns(microbatches[:1], token_divisor, parts, windows),
+            (lengths, token_divisor, parts, used), lambda: shape_columns(only, token_divisor, parts, windows)
         )
         return BatchShapes(alone, np.zeros((dp, len(microbatches) // dp), dtype=np.int64))
+    cutting = dp, token_divisor, parts, tuple(spreads)
+    key = memo.Same(microbatches), cutting, used, tuple(derived)
+    return _SHAPES.get(key, lambda: _find_shapes(with_derived(microbatches, derived), *cutting, windows))
+
+
+def _find_shapes(
+    microbatches: Sequence[Microbatch],
+    dp: int,
+    token_divisor: int,
+    parts: int,
+    spreads: Sequence[Spread],
+    windows: Mapping[str, Sequence[Window]] | None,
+) -> BatchShapes:
     columns = shape_columns(microbatches, token_divisor, parts, windows)
     for spread in spreads if columns else ():
         columns |= spread_columns(microbatches, spread, windows)
@@ -120,6 +137,7 @@ def _ranked_shapes(
     )
 
 
+_SHAPES = memo.Table[BatchShapes]("distinct shapes of microbatches, by these and how they are cut", 32, is_large=True)
 _COLUMNS = memo.Table[Mapping[str, NDArray[np.int64]]](
     "shape of equal microbatches, by the lengths in them and how they are cut", 256
 )

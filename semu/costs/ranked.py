@@ -140,9 +140,10 @@ class RankedCosts(ShapeCosts):
         found: NDArray[np.float64] = self._joint(program)[1][shape]
         return found
 
-    def ends(self, program: StageProgram, shape: int) -> NDArray[np.float64]:
+    def ends(self, program: StageProgram, shapes: Sequence[int]) -> list[NDArray[np.float64]]:
         """As ``ShapeCosts``, with what the rank waits for others."""
-        return program.times(self.latency[shape], self.waits(program, shape))[1]
+        latency = self.latency
+        return [program.times(latency[shape], self.waits(program, shape))[1] for shape in shapes]
 
     def expanded(self, program: StageProgram, shape: int) -> ExpandedStage:
         """As ``ShapeCosts``, with what the rank waits for others."""

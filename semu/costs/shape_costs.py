@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import TypeVar
@@ -26,6 +26,12 @@ Columns = Mapping[str, NDArray[np.int64]]
 _COLUMNS = memo.ScopedTable[CostColumns]("columns of all operators of a batch's shapes", 1)
 _LATENCIES = memo.ScopedTable["NDArray[np.float64]"]("latencies of all operators of a batch's shapes", 1)
 _SIZES = memo.ScopedTable["NDArray[np.int64]"]("sizes of all storages of a batch's shapes", 1)
+_ROWS = memo.ScopedTable["NDArray[np.float64]"](
+    "latencies of all operators for one of a batch's many shapes, by shape", 1024, is_large=True
+)
+_SIZE_ROWS = memo.ScopedTable["NDArray[np.int64]"](
+    "sizes of all storages for one of a batch's many shapes, by shape", 1024, is_large=True
+)
 _ENDS = memo.ScopedTable["NDArray[np.float64]"](
     "ends of operators of a batch's shapes, by stage and shape", 512, is_large=True
 )
@@ -95,20 +101,24 @@ class ShapeCosts:
         once."""
         return None
 
-    def ends(self, program: StageProgram, shape: int) -> NDArray[np.float64]:
-        """Ends of a stage's operators after its beginning for one shape: float64[num_ops] [s]."""
-        if not self.is_few:
-            return program.times(self.latencies_of(np.array([shape]))[0])[1]
-        return _ENDS.get(self.scope, (program, shape), lambda: program.times(self.latency[shape])[1])
+    def ends(self, program: StageProgram, shapes: Sequence[int]) -> list[NDArray[np.float64]]:
+        """Ends of a stage's operators after its beginning for some shapes: float64[num_ops] [s] each."""
+        ends = _ENDS.of(self.scope)
+        found = {shape: ends.peek((program, shape)) for shape in shapes}
+        missing = [shape for shape, own in found.items() if own is None]
+        if missing:
+            for shape, latency in zip(missing, self.latencies_of(np.array(missing)), strict=True):
+                found[shape] = ends.put((program, shape), program.times(latency)[1])
+        return [own for shape in shapes if (own := found[shape]) is not None]
 
     def expanded(self, program: StageProgram, shape: int) -> ExpandedStage:
         """Operators and memory events of a stage for one shape."""
-        if not self.is_few:
+
+        def _expand() -> ExpandedStage:
             only = np.array([shape])
             return program.expand(self.latencies_of(only)[0], self.sizes_of(only)[0])
-        return _EXPANDED.get(
-            self.scope, (program, shape), lambda: program.expand(self.latency[shape], self.size[shape])
-        )
+
+        return _EXPANDED.get(self.scope, (program, shape), _expand)
 
     def latencies_of(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Latencies for some shapes.
@@ -121,10 +131,13 @@ class ShapeCosts:
         if self.is_few or self.model.rules or _LATENCIES.of(self.scope).peek(()) is not None:  # rules are asked once
             chosen: NDArray[np.float64] = self.latency[shapes]
             return chosen
-        distinct, place = np.unique(shapes, return_inverse=True)
-        none = np.zeros(0, dtype=np.int64)
-        columns = self.model.library.evaluate(self._symbols_of(distinct), size_rows=none)
-        return self._without_idle(np.ascontiguousarray(self.model.latencies(columns).T[place]), shapes)
+
+        def _cost(missing: NDArray[np.int64]) -> NDArray[np.float64]:
+            none = np.zeros(0, dtype=np.int64)
+            columns = self.model.library.evaluate(self._symbols_of(missing), size_rows=none)
+            return self._without_idle(np.ascontiguousarray(self.model.latencies(columns).T), missing)
+
+        return _rows_of(_ROWS.of(self.scope), shapes, _cost)
 
     def sizes_of(self, shapes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Storage sizes for some shapes.
@@ -137,11 +150,14 @@ class ShapeCosts:
         if self.is_few or _SIZES.of(self.scope).peek(()) is not None:
             chosen: NDArray[np.int64] = self.size[shapes]
             return chosen
-        distinct, place = np.unique(shapes, return_inverse=True)
-        every = np.arange(len(self.model.library.sizes))
-        stored = {name: column[distinct] for name, column in self.stored.items()}
-        found = np.ascontiguousarray(self.model.library.evaluate_sizes(stored, every).T[place])
-        return self._without_idle(found, shapes)
+
+        def _size(missing: NDArray[np.int64]) -> NDArray[np.int64]:
+            every = np.arange(len(self.model.library.sizes))
+            stored = {name: column[missing] for name, column in self.stored.items()}
+            found = np.ascontiguousarray(self.model.library.evaluate_sizes(stored, every).T)
+            return self._without_idle(found, missing)
+
+        return _rows_of(_SIZE_ROWS.of(self.scope), shapes, _size)
 
     def _symbols_of(self, shapes: NDArray[np.int64]) -> Columns:
         return {name: column[shapes] for name, column in self.symbols.items()}
@@ -160,6 +176,19 @@ class ShapeCosts:
         if self.idle >= 0:
             result[:, self.idle] = 0
         return result
+
+
+def _rows_of(
+    known: memo.Values[NDArray[N]], shapes: NDArray[np.int64], make: Callable[[NDArray[np.int64]], NDArray[N]]
+) -> NDArray[N]:
+    """A row per shape; those that are not known are made together."""
+    wanted = shapes.tolist()
+    rows = {shape: known.peek(shape) for shape in dict.fromkeys(wanted)}
+    missing = sorted(shape for shape, row in rows.items() if row is None)
+    if missing:
+        for shape, row in zip(missing, make(np.array(missing)), strict=True):
+            rows[shape] = known.put(shape, row)
+    return np.stack([row for shape in wanted if (row := rows[shape]) is not None])
 
 
 def num_shapes(columns: Columns) -> int:

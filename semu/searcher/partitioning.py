@@ -37,7 +37,6 @@ from semu.searcher.layer_placement import ModuleLayers, place_layers
 from semu.searcher.problem.problem_arrays import F64
 from semu.simulation import JobCheckpoint, prepare
 from semu.workload.batch import Microbatch
-from semu.workload.derived import with_derived
 
 MOST_ITEMS = 1_000_000
 """Of a sub-microbatch, and of segments, that a caller asks for."""
@@ -291,7 +290,7 @@ def _seconds(base: JobCheckpoint, blocks: Sequence[Block], items: Sequence[Micro
     symbols = library.symbols
     sizes = 1, job.parallel.token_divisor, job.parallel.sequence_parts
     ranked = Ranked.of(job, symbols)
-    given = distinct_shapes(with_derived(items, derived_in(symbols)), *sizes, (), windows_in(symbols), ranked)
+    given = distinct_shapes(items, *sizes, (), windows_in(symbols), ranked, derived_in(symbols))
     by_shape = ShapeCosts(base.evaluation.by_shape.model, with_rounded(given.columns, symbols))
     streams, serial = stream_names(library), not job.overlaps_tensor_parallel
     numbers = sorted({block.template for block in blocks})

@@ -204,11 +204,9 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem, *, has_hosts: bool
         added = _added(new, [*first_forward_bindings(insides, gathers, first), *hosts.bindings], insides, everything)
     elif not gathers:
         added = _ADDED.get(problem, (overlapped, len(replicas.count)), _make)
-    elif len(replicas.count) == 1:
-        key = problem, overlapped, tuple(gathers.values()), replicas.shape.tobytes()
-        added = _ADDED_WITH_GATHERS.get(evaluation.by_shape, key, _make)
     else:
-        added = _make()
+        key = problem, overlapped, tuple(gathers.values()), replicas.shape.shape, replicas.shape.tobytes()
+        added = _ADDED_WITH_GATHERS.get(evaluation.by_shape, key, _make)
     times = everything.resume(added.edges, slots=added.slots, forced=added.order)
     unit = problem.unit_of_nodes
     programs = programs_of(layout.recipe, sim.units)

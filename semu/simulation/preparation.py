@@ -43,7 +43,6 @@ from semu.simulation.checks.unmodelled import check_streams, refuse_unmodelled
 from semu.simulation.data_parallel.gathers_before_forwards import parameter_gathers
 from semu.simulation.pipeline import consolidated_units, distinct_replicas
 from semu.simulation.schedules.named import splits_backward
-from semu.workload.derived import with_derived
 
 _RESULTS = memo.Table[ResultCache]("results of all simulations that bring no cache", 1)
 
@@ -97,7 +96,7 @@ def prepare(
     def _shapes_with(
         windows: Mapping[str, Sequence[Window]], derived: Sequence[str] = (), ranked: Ranked | None = None
     ) -> BatchShapes:
-        return distinct_shapes(with_derived(microbatches, derived), *sizes, spreads(job), windows, ranked)
+        return distinct_shapes(microbatches, *sizes, spreads(job), windows, ranked, derived)
 
     plain = _shapes_with({})
     check_streams(job, plain)
@@ -116,9 +115,9 @@ def prepare(
         """With those of sub-microbatches."""
         if not cutting.modules:
             return _shapes_of(library, chosen)
-        items = with_derived(cutting.microbatches, derived_in(library.symbols))
-        ranked = Ranked.of(job, library.symbols, chosen)
-        return distinct_shapes(items, *sizes, (), windows_in(library.symbols), ranked).with_idle()
+        ranked, derived = Ranked.of(job, library.symbols, chosen), derived_in(library.symbols)
+        windows = windows_in(library.symbols)
+        return distinct_shapes(cutting.microbatches, *sizes, (), windows, ranked, derived).with_idle()
 
     def weigh(library: TemplateLibrary) -> list[float]:
         """What ``parallel.partition`` balances, by template."""

@@ -146,7 +146,7 @@ def test_a_stage_ends_when_its_last_rank_does(kind: str, policy: str, cp: int, t
             end = timed_one_by_one(program, np.array(of_rank), exchange)
             assert costs.latency[shape] == end.max()
             shown = end[shapes.shown[shape]]
-            np.testing.assert_array_equal(prepared.evaluation.by_shape.ends(program, shape), shown)
+            np.testing.assert_array_equal(prepared.evaluation.by_shape.ends(program, [shape])[0], shown)
             busy = float(np.array(of_rank)[shapes.shown[shape]][program.stream == 0].sum())
             assert costs.latency[shape] - costs.exposed[shape].sum() == pytest.approx(busy, rel=1e-12)
 

@@ -35,7 +35,6 @@ from semu.parallel.own_gpus import on_own_gpus
 from semu.parallel.segments import sharing_ranks
 from semu.records import dataclass
 from semu.searcher.grid.space import Point, changed, job_at
-from semu.workload.derived import with_derived
 
 F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
@@ -166,9 +165,8 @@ def _shapes(job: TrainingJob, layout: Layout, micro_batch: int) -> BatchShapes:
     count = job.training.global_batch // micro_batch
     items = job.batch.microbatches(count, micro_batch, job.training.seq_len)
     windows = windows_in(symbols)
-    items = with_derived(items, derived_in(symbols))
     sizes = 1, parallel.token_divisor, parallel.sequence_parts
-    return distinct_shapes(items, *sizes, spreads(job), windows, Ranked.of(job, symbols))
+    return distinct_shapes(items, *sizes, spreads(job), windows, Ranked.of(job, symbols), derived_in(symbols))
 
 
 def _costs(

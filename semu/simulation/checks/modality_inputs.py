@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from semu import memo
 from semu.costs.evaluation import BatchShapes
 from semu.errors import ConfigError
 from semu.job import TrainingJob
@@ -22,9 +23,7 @@ def check_modality_inputs(job: TrainingJob, microbatches: Sequence[Microbatch], 
     """
     if not job.model.mergings:
         return
-    items = list({id(item): item for item in microbatches}.values())
-    for merging in job.model.mergings:
-        _check(job, merging, [item for item in items if merging.stream in item.lengths])
+    _FITTING.get((job.model.mergings, memo.Same(microbatches)), lambda: _check_items(job, microbatches))
     columns = shapes.columns
     merged = [merging.tokens for merging in job.model.mergings if f"{merging.tokens}.tokens" in columns]
     if not merged or "text.tokens" not in columns:
@@ -38,6 +37,16 @@ def check_modality_inputs(job: TrainingJob, microbatches: Sequence[Microbatch], 
             expected=f">= {int(taken[short[0]])} tokens of text, those of {' and '.join(map(str, merged))} included",
             got=int(columns["text.tokens"][short[0]]),
         )
+
+
+_FITTING = memo.Table[bool]("microbatches whose items encoders take, by what these make of them", 32)
+
+
+def _check_items(job: TrainingJob, microbatches: Sequence[Microbatch]) -> bool:
+    items = list({id(item): item for item in microbatches}.values())
+    for merging in job.model.mergings:
+        _check(job, merging, [item for item in items if merging.stream in item.lengths])
+    return True
 
 
 def _check(job: TrainingJob, merging: Merging, items: Sequence[Microbatch]) -> None:

@@ -189,7 +189,7 @@ def _completed(
             continue
         begins.append(np.full(len(writers.places), node))
         stage = program_of(layout, int(run.kind[node]), int(run.problem.phase[node]))
-        ends.append(evaluation.by_shape.ends(stage, shape)[writers.at(run.problem, node, int(run.kind[node]))])
+        ends.append(evaluation.by_shape.ends(stage, [shape])[0][writers.at(run.problem, node, int(run.kind[node]))])
         every.append(writers.places)
     return np.concatenate(begins), np.concatenate(ends), np.concatenate(every)
 
@@ -301,11 +301,12 @@ def latest_ends(
         some = order[first : first + _TOGETHER]
         if run.end[some[0], node] <= latest.min(initial=np.inf):
             break
-        for replica, latency in zip(some.tolist(), evaluation.by_shape.latencies_of(shapes[some]), strict=True):
-            waits = evaluation.by_shape.waits(stage, int(shapes[replica]))
-            release = later_of(run.release.get((replica, node)), waits)
-            ends = run.start[replica, node] + stage.times(latency, release)[1][operators]
-            np.maximum(latest, ends, out=latest)
+        for replica, ends in zip(some.tolist(), evaluation.by_shape.ends(stage, shapes[some].tolist()), strict=True):
+            release = run.release.get((replica, node))
+            if release is not None:
+                release = later_of(release, evaluation.by_shape.waits(stage, int(shapes[replica])))
+                ends = stage.times(evaluation.by_shape.latencies_of(shapes[[replica]])[0], release)[1]
+            np.maximum(latest, run.start[replica, node] + ends[operators], out=latest)
     return latest
 
 

@@ -73,7 +73,7 @@ class PipelineMemory:
     def __init__(self, timed: TimedJob, held: Sequence[UnshardedMemory | None] = ()) -> None:
         self.timed, self.held = timed, held
         self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
-        self._rows: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+        self._known: set[int] = set()
         self._expanded: dict[tuple[int, int, int, bytes], ExpandedStage] = {}
 
     @cached_property
@@ -103,21 +103,20 @@ class PipelineMemory:
         problem = self.run.problem
         shape = int(self.run.shape[replica, self.run.column[node]])
         touched = self.run.inside.get((replica, node))
+        by_shape, only = self.evaluation.by_shape, np.array([shape])
         if touched is not None:
-            self.load([shape])
-            return self.program(node).expand_at(touched.start, touched.end, self._rows[shape][1])
+            return self.program(node).expand_at(touched.start, touched.end, by_shape.sizes_of(only)[0])
         release = self.run.release.get((replica, node))
         kind, phase = int(self.run.kind[node]), int(problem.phase[node])
         key = kind, phase, shape, release.tobytes() if release is not None else b""
         stage = self._expanded.get(key)
         if stage is None:
             program = program_of(self.layout, kind, phase)
-            if release is None and self.evaluation.by_shape.is_few:
-                stage = self.evaluation.by_shape.expanded(program, shape)
+            if release is None:
+                stage = by_shape.expanded(program, shape)
             else:
-                self.load([shape])
-                waits = self.evaluation.by_shape.waits(program, shape)
-                stage = program.expand(*self._rows[shape], later_of(release, waits))
+                waits = later_of(release, by_shape.waits(program, shape))
+                stage = program.expand(by_shape.latencies_of(only)[0], by_shape.sizes_of(only)[0], waits)
             self._expanded[key] = stage
         return stage
 
@@ -136,13 +135,11 @@ class PipelineMemory:
 
     def load(self, shapes: Iterable[int]) -> None:
         """Look up the costs of shapes that will be expanded; many at once are cheaper than one by one."""
-        missing = sorted(set(shapes) - self._rows.keys())
+        missing = sorted(set(shapes) - self._known)
         if missing:
-            numbers = np.array(missing)
-            costs = zip(
-                self.evaluation.by_shape.latencies_of(numbers), self.evaluation.by_shape.sizes_of(numbers), strict=True
-            )
-            self._rows.update(zip(missing, costs, strict=True))
+            self.evaluation.by_shape.latencies_of(np.array(missing))
+            self.evaluation.by_shape.sizes_of(np.array(missing))
+            self._known.update(missing)
 
     # -- peaks ---------------------------------------------------------------------------------------------------
     @cached_property
@@ -254,7 +251,7 @@ class PipelineMemory:
     def _look_ahead(self, stages: NDArray[np.int64]) -> None:
         """Look up the first of some stages (replica, node), and if it is new the others with it."""
         shapes = self.run.shape[stages[:, 0], self.run.column[stages[:, 1]]].tolist()
-        if shapes[0] not in self._rows:
+        if shapes[0] not in self._known:
             self.load(shapes)
 
     @cached_property

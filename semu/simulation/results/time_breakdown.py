@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.layout import Layout
 from semu.compile.stage import StageCosts, StageProgram
-from semu.compile.template import TemplateLibrary
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import costs_of, stages_of_chunk
-from semu.graph.dim import Dim, DimTable
-from semu.graph.operator import Operator, Phase
+from semu.graph.dim import DimTable
+from semu.graph.operator import Phase
 from semu.graph.rounding import with_rounded
 from semu.parallel.own_gpus import rank_weights
 from semu.records import dataclass
@@ -237,69 +236,88 @@ def count_work(costed: CostedJob) -> Work:
     """Sum the operators' FLOP over all stages, microbatches, replicas, tensor- and context-parallel ranks."""
     layout, shapes = costed.layout, costed.evaluation.shapes
     hardware = model = full = 0
-    seen = [{**shapes.columns, **of_rank} for of_rank in _of_ranks(shapes.ranks)]
+    n = len(next(iter(shapes.ranks.values()))) if shapes.ranks else 1
     for columns, kinds in layout.recipe.kinds_by_columns:
         uses = np.bincount(shapes.index[:, columns].ravel(), minlength=costed.evaluation.num_shapes)
         if shapes.idle >= 0:
             uses[shapes.idle] = 0
-        for given in seen:
-            symbols = with_rounded(given, layout.library.symbols, mean=True)  # all ranks, not the worst
-            flop, times = _flop_of_kinds(layout, kinds, symbols, uses)
+        times = 1
+        if len(uses) == 1:  # that of one microbatch is remembered for any number of them
+            times, uses = int(uses[0]), np.ones(1, dtype=np.int64)
+        for rank in range(n):
+            flop = _flop_of_kinds(costed, kinds, rank, uses)
             hardware += times * flop[0]
             model += times * flop[1]
             full += times * flop[2]
-    n = len(seen)
     return Work(float(model) / n, float(hardware) / n, float(full) / n, _tokens(costed))
 
 
-def _of_ranks(ranks: Mapping[str, NDArray[np.int64]]) -> list[dict[str, NDArray[np.int64]]]:
-    """What every context rank sees, where they see different numbers; else nothing, once."""
-    count = len(next(iter(ranks.values()))) if ranks else 1
-    return [{name: table[rank] for name, table in ranks.items()} for rank in range(count)]
+def _seen(costed: CostedJob, rank: int) -> Mapping[str, NDArray[np.int64]]:
+    """What context rank ``rank`` sees, where they see different numbers: all ranks, not the worst."""
+    shapes = costed.evaluation.shapes
+    given = {**shapes.columns, **{name: table[rank] for name, table in shapes.ranks.items()}}
+    return with_rounded(given, costed.layout.library.symbols, mean=True)
+
+
+_WORK = memo.ScopedTable[tuple[int, int, int]](
+    "FLOP of a batch's shapes through a cut, by kinds of stages, context rank and uses of each shape", 64
+)
+_FLOP = memo.ScopedTable[tuple[list[int], list[int], list[int]]](
+    "FLOP of all operators for a batch's shapes, by context rank, modality module, group and uses of each shape", 64
+)
 
 
 def _flop_of_kinds(
-    layout: Layout, kinds: tuple[int, ...], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
-) -> tuple[tuple[int, int, int], int]:
-    """``_flop``, and how often that is; where there is one shape, that of one microbatch, which is remembered."""
-    if len(uses) > 1:
-        return _flop(layout, kinds, symbols, uses), 1
-    key = (kinds, tuple(symbols), tuple(column.tobytes() for column in symbols.values()))
-    one = _WORK.get(layout.cut, key, lambda: _flop(layout, kinds, symbols, np.ones(1, dtype=np.int64)))
-    return one, int(uses[0])
-
-
-_WORK = memo.ScopedTable[tuple[int, int, int]]("FLOP of a microbatch through a cut, by kinds of stages and symbols", 64)
-
-
-def _flop(
-    layout: Layout, kinds: Sequence[int], mean: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
+    costed: CostedJob, kinds: tuple[int, ...], rank: int, uses: NDArray[np.int64]
 ) -> tuple[int, int, int]:
     """FLOP of ``Work`` as whole numbers: hardware's, the model's, the model's with attention in full.
 
     Args:
-        kinds: of ``Layout.kinds``. mean: symbol -> int64[num_shapes], of the mean rank.
+        kinds: of ``Layout.kinds``. rank: context rank.
         uses: int64[num_shapes], (sub-)microbatches of each shape that every kind runs.
     """
+    key = costed.layout.cut.identity, kinds, rank, uses.tobytes()
+    return _WORK.get(costed.evaluation.by_shape.scope, key, lambda: _flop(costed, kinds, rank, uses))
+
+
+def _flop(costed: CostedJob, kinds: Sequence[int], rank: int, uses: NDArray[np.int64]) -> tuple[int, int, int]:
+    layout = costed.layout
     library = layout.library
     hardware = model = full = 0
     again = _stages_by_module(layout, [kind for kind in kinds if _is_again(layout, kind)])
     for name, stages in _stages_by_module(layout, kinds).items():
         calls, repeats = (_calls_of(own, len(library.operators)) for own in (stages, again.get(name, ())))
         rows = np.flatnonzero(calls).tolist()
-        operators = [library.operators[row] for row in rows]
         parallel = layout.mesh.of_module(name).parallel
         peers = parallel.replica_gpus
-        for symbols in _groups_of(name, parallel.replicas // layout.job.parallel.replicas, mean):
-            work, extra, causal = _flop_of(library, rows, symbols, uses)
-            for position, (row, operator) in enumerate(zip(rows, operators, strict=True)):
+        for group in range(parallel.replicas // layout.job.parallel.replicas):
+            groups = parallel.replicas // layout.job.parallel.replicas
+            work, extra, causal = _flop_of(costed, rank, name, group if groups > 1 else -1, uses)
+            for row in rows:
+                operator = library.operators[row]
                 times = int(calls[row]) * peers // operator.copies
-                hardware += times * work[position]
+                hardware += times * work[row]
                 if operator.phase is not Phase.RECOMPUTE:
                     times -= int(repeats[row]) * peers // operator.copies
-                    model += times * (work[position] - extra[position])
-                    full += times * (work[position] - extra[position] + causal[position])
+                    model += times * (work[row] - extra[row])
+                    full += times * (work[row] - extra[row] + causal[row])
     return hardware, model, full
+
+
+def _flop_of(
+    costed: CostedJob, rank: int, module: str, group: int, uses: NDArray[np.int64]
+) -> tuple[list[int], list[int], list[int]]:
+    """FLOP of every operator over all microbatches, what of it is recomputed, and what causality leaves out, as one
+    group of ranks of a module sees them; -1: there is one group."""
+
+    def _find() -> tuple[list[int], list[int], list[int]]:
+        symbols = _seen(costed, rank)
+        if group >= 0:
+            symbols = _of_group(module, group, symbols)
+        work, extra, causal = (_totals(table, symbols, uses) for table in costed.layout.library.flop_tables)
+        return work, extra, causal
+
+    return _FLOP.get(costed.evaluation.by_shape.scope, (rank, module, group, uses.tobytes()), _find)
 
 
 def _calls_of(stages: Iterable[StageProgram], num_operators: int) -> NDArray[np.int64]:
@@ -320,30 +338,6 @@ def _is_again(layout: Layout, kind: int) -> bool:
     return layout.job.parallel.gathers_towers and chunk.gang >= 0 and chunk.rank != gang[0].rank
 
 
-def _flop_of(
-    library: TemplateLibrary, rows: Sequence[int], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]
-) -> tuple[list[int], list[int], list[int]]:
-    """FLOP of some operators over all microbatches, what of it is recomputed, and what causality leaves out."""
-
-    def _find(operators: Sequence[Operator]) -> tuple[list[int], list[int], list[int]]:
-        return (
-            _totals([op.flop for op in operators], symbols, uses),
-            _totals([op.recomputed_flop for op in operators], symbols, uses),
-            _totals([op.causal_flop for op in operators], symbols, uses),
-        )
-
-    if len(uses) > 1:
-        return _find([library.operators[row] for row in rows])
-    one = uses.tobytes(), tuple(symbols), tuple([column.tobytes() for column in symbols.values()])
-    work, extra, causal = _FLOP.get((library, *one), lambda: _find(library.operators))
-    return [work[row] for row in rows], [extra[row] for row in rows], [causal[row] for row in rows]
-
-
-_FLOP = memo.Table[tuple[list[int], list[int], list[int]]](
-    "FLOP of all operators of a library, by the library and the shape of all microbatches", 128
-)
-
-
 def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[str, list[StageProgram]]:
     """The stages of each modality module whose parallelism is not the job's, and under "" of all others."""
     result: dict[str, list[StageProgram]] = {}
@@ -354,28 +348,21 @@ def _stages_by_module(layout: Layout, kinds: Sequence[int]) -> dict[str, list[St
     return result
 
 
-def _groups_of(
-    module: str, groups: int, columns: Mapping[str, NDArray[np.int64]]
-) -> Iterator[Mapping[str, NDArray[np.int64]]]:
-    """The symbols as each group of ranks of a module sees them."""
-    if groups == 1:
-        yield columns
-        return
-    for group in range(groups):
-        of_group = {
-            key.removesuffix(mark): column for key, column in columns.items() if key.endswith(mark := f"@{group}")
-        }
-        yield {**columns, **{key: column for key, column in of_group.items() if f".{module}." in key}}
+def _of_group(module: str, group: int, columns: Mapping[str, NDArray[np.int64]]) -> Mapping[str, NDArray[np.int64]]:
+    """The symbols as one of several groups of ranks of a module sees them."""
+    mark = f"@{group}"
+    own = {key.removesuffix(mark): column for key, column in columns.items() if key.endswith(mark)}
+    return {**columns, **{key: column for key, column in own.items() if f".{module}." in key}}
 
 
-def _totals(dims: Sequence[Dim], symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> list[int]:
+def _totals(table: DimTable, symbols: Mapping[str, NDArray[np.int64]], uses: NDArray[np.int64]) -> list[int]:
     """Sum over all microbatches of some size of every operator; whole numbers of any length, so nothing is rounded."""
-    table = DimTable.build(dims)
     one = np.ones_like(uses)
     sums = [int(np.prod([symbols[name] for name in monomial] or [one], axis=0) @ uses) for monomial in table.monomials]
-    totals = [0] * len(dims)
-    for row, column in np.argwhere(table.coefficients).tolist():
-        totals[row] += int(table.coefficients[row, column]) * sums[column]
+    totals = [0] * len(table.coefficients)
+    places = np.nonzero(table.coefficients)
+    for row, column, value in zip(*(own.tolist() for own in (*places, table.coefficients[places])), strict=True):
+        totals[row] += value * sums[column]
     return totals
 
 

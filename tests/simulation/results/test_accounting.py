@@ -10,7 +10,7 @@ from simulation.jobs import gpt, job_of, overlap, t2v, t2v_items, text_items, vl
 from simulation.memory.test_memory_peaks import memories_of
 from simulation.reference.costs import value
 
-from semu.graph.dim import Dim, Poly
+from semu.graph.dim import Dim, DimTable, Poly
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.simulation.results.time_breakdown import _pipeline_gaps, _totals
@@ -71,4 +71,4 @@ def test_totals_are_exact_whatever_their_size(
     columns = {name: np.array([size, size // 2 + 1]) for name, size in zip(NAMES, sizes, strict=True)}
     shapes = [{name: int(column[i]) for name, column in columns.items()} for i in range(2)]
     expected = [sum(use * value(dim, shape) for use, shape in zip(uses, shapes, strict=True)) for dim in dims]
-    assert _totals(dims, columns, np.array(uses)) == expected
+    assert _totals(DimTable.build(dims), columns, np.array(uses)) == expected
