@@ -183,6 +183,8 @@ def _rows_of(
 ) -> NDArray[N]:
     """A row per shape; those that are not known are made together."""
     wanted = shapes.tolist()
+    if not wanted:
+        return make(shapes)
     rows = {shape: known.peek(shape) for shape in dict.fromkeys(wanted)}
     missing = sorted(shape for shape, row in rows.items() if row is None)
     if missing:
