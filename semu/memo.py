@@ -24,6 +24,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import is_
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 from weakref import WeakSet, ref
 
@@ -257,7 +258,7 @@ def _bytes_of(value: object, seen: set[int], depth: int = 4) -> int:
     the first ``_LOOKED_AT`` values stand for the others."""
     if isinstance(value, np.ndarray):
         return value.nbytes
-    if depth == 0 or value is None or isinstance(value, int | float | str | type) or id(value) in seen:
+    if depth == 0 or value.__class__ in _PLAIN or isinstance(value, str | type) or id(value) in seen:
         return 0
     seen.add(id(value))
     parts: Iterable[object]
@@ -266,11 +267,20 @@ def _bytes_of(value: object, seen: set[int], depth: int = 4) -> int:
         parts = itertools.islice(value.values() if isinstance(value, Mapping) else value, _LOOKED_AT)
         share = max(1.0, len(value) / _LOOKED_AT)
     else:
+        slots = getattr(value.__class__, "__slots__", ())
         parts = [
-            *getattr(value, "__dict__", {}).values(),
-            *(getattr(value, name, None) for name in getattr(type(value), "__slots__", ()) if name[0] != "_"),
+            *getattr(value, "__dict__", _NOTHING).values(),
+            *[getattr(value, name, None) for name in slots if name[0] != "_"],
         ]
-    return int(share * sum(_bytes_of(part, seen, depth - 1) for part in parts))
+    total = 0
+    for part in parts:
+        if part.__class__ not in _PLAIN:
+            total += _bytes_of(part, seen, depth - 1)
+    return int(share * total)
+
+
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 def clear() -> None:

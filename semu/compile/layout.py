@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 
@@ -102,6 +102,24 @@ class ModelCut:
         ranks which hold the same have it in the same order."""
         ordered = sorted(self.chunks, key=lambda c: c.chunk.index % self.num_stages) if self.copies > 1 else self.chunks
         return tuple([c for c in ordered if c.chunk.rank == rank] for rank in range(self.num_ranks))
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """Per rank, the first rank that stores parameters of the same sizes and kinds in the same order: itself, or one
+        whose chunks run the same blocks."""
+        first: dict[Hashable, int] = {}
+        result = []
+        for rank, (chunks, held) in enumerate(zip(self.by_rank, self.held, strict=True)):
+            key: Hashable = rank
+            if len(held) == sum(len(block.parameters) for own in chunks for block in own.blocks) and not self.on_host:
+                key = tuple(
+                    [
+                        (own.module, own.chunk.slot, *[(block.template, block.is_layer) for block in own.blocks])
+                        for own in chunks
+                    ]
+                )
+            result.append(first.setdefault(key, rank))
+        return tuple(result)
 
     @cached_property
     def handed(self) -> dict[tuple[int, int], list[int]]:
@@ -248,6 +266,10 @@ class Layout:
     def packed_elements(self, rank: int) -> int:
         """Elements of a rank's weights that are stored as ``training.frozen_weights`` says."""
         return sum(held.elements for _, _, held in self.held_by(rank) if held.is_packed)
+
+    def likeness(self, rank: int) -> Hashable:
+        """What the step of a rank's parameters and their gathers depend on, which ranks alike share."""
+        return self.cut.alike[rank], *[pool.shard_group(rank) for pool in self.pools(rank)]
 
     def mesh_of(self, chunk: int) -> Mesh:
         """Where the ranks of a chunk's modality module live."""

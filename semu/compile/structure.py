@@ -24,6 +24,7 @@ _DESCRIPTION = frozenset(
 )
 
 _CLASS_NUMBERS = memo.Table[int]("numbers of classes, by the class and its present methods", 4096)
+_KEY_NUMBERS = memo.Table[int]("numbers of structures, by all that modules' traces depend on", 4096)
 _counter = itertools.count()
 
 
@@ -32,10 +33,11 @@ class Structure:
     """What tracing a module depends on.
 
     Attributes:
-        key: equal for modules that trace alike. parameters: the module's own, in the order of ``named_parameters``.
+        key: a number, equal for modules that trace alike.
+        parameters: the module's own, in the order of ``named_parameters``.
     """
 
-    key: object
+    key: int
     parameters: tuple[Parameter, ...]
 
 
@@ -60,7 +62,8 @@ class StructureReader:
             self._module(module, key)
         except _HiddenError:
             return None
-        return Structure(tuple(key), tuple(self._parameters))
+        number = _KEY_NUMBERS.get(tuple(key), lambda: next(_counter))
+        return Structure(number, tuple(self._parameters))
 
     def _module(self, module: Module, key: list[object]) -> None:
         """Append class, parameters, submodules and other attributes; for a module met before, its number."""

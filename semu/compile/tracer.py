@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
+from semu import memo
+from semu.compile.model_memo import state_of
 from semu.compile.module_sharding import ModuleSetting, resharded, to_shards, to_whole, vocabulary_options
-from semu.compile.structure import StructureReader
+from semu.compile.structure import Structure, StructureReader
 from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import head_dims
@@ -144,7 +146,7 @@ class ModelTracer:
         self.mesh = Mesh(job.parallel, job.cluster)
         self.blocks: list[CompiledBlock] = []
         self._template: dict[int, int] = {}
-        self._reader = StructureReader()
+        self._reader, self._state = StructureReader(), state_of(job.model)
         self._numbers: dict[object, int] = {}
         self._known: dict[tuple[int, tuple[bool, ...] | None], CompiledBlock] = {}
         training = job.training
@@ -167,7 +169,7 @@ class ModelTracer:
             cp_kind=job.parallel.context_kind,
             cp_levels=self.mesh.worst_context_levels,
             cp_parts=self.mesh.worst_context_parts,
-            replica_group=self.mesh.worst_replica_group if job.model.reads_replicas else CommGroup("replicas", 1, 1),
+            replica_group=self.mesh.worst_replica_group if self._state.reads_replicas else CommGroup("replicas", 1, 1),
             keep_products=training.recompute_policy is not None,
             stop_early=job.stops_recomputation_early,
             cross_entropy=training.cross_entropy.value,
@@ -345,7 +347,8 @@ class ModelTracer:
 
     def _place(self, unit: TracedUnit, specs: tuple[CarrySpec, ...], *, is_offloaded: bool = False) -> _Placed:
         path, body = unit.path, unit.body
-        structure = self._reader.read(body)
+        structure = self._structure(body)
+        key: object
         if structure is not None:
             key, parameters = structure.key, structure.parameters
         else:
@@ -369,6 +372,12 @@ class ModelTracer:
         return _Placed(
             path, body, specs, parameters, key, number, is_lasting, unit.is_recomputed, is_offloaded, self.options
         )
+
+    def _structure(self, body: Module) -> Structure | None:
+        """A module's structure; that of a model in which nothing changes in place is read once."""
+        if not self._state.is_fixed:
+            return self._reader.read(body)
+        return _STRUCTURES.get(self._state, body, lambda: self._reader.read(body))
 
     def _compile(self, place: _Placed, gradients: Sequence[bool] | None) -> CompiledBlock:
         """The block where gradients arrive for some outputs; None: for all that can have one."""
@@ -406,6 +415,9 @@ class ModelTracer:
         if number == len(self.blocks):
             self.blocks.append(compiled)
         return number
+
+
+_STRUCTURES = memo.ScopedTable["Structure | None"]("structures in a model's state, by module", 1024)
 
 
 def _both_keys(options: TraceOptions) -> tuple[object, object]:

@@ -15,7 +15,7 @@ from semu.job.kinds import Dispatcher, Recompute
 from semu.job.training import Training
 from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
-from semu.nn.model import ModalityModule, Model
+from semu.nn.model import Model
 from semu.nn.module import Module
 from semu.nn.routing import ExpertPlan, Routing, rank_means
 from semu.parallel.config import Parallel
@@ -24,21 +24,18 @@ from semu.parallel.mesh import Mesh
 
 def mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:
     """Mixtures of experts of a model, by path."""
-    if not _has_experts(model):
-        return []
+    modules, found = _MIXTURES.get(model, CHANGES.count, lambda: (model.modules, _find_mixtures(model)))
+    return found if modules is model.modules else _find_mixtures(model)
+
+
+_MIXTURES = memo.ScopedTable["tuple[tuple[ModalityModule, ...], list[tuple[str, MixtureOfExperts]]]"](
+    "modules of a model and mixtures of experts in them, by the count of changes to modules and parameters", 1
+)
+
+
+def _find_mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:
     found = [(path, item) for m in model.modules for path, item in m.body.named_modules(m.name)]
     return [(path, item) for path, item in found if isinstance(item, MixtureOfExperts)]
-
-
-def _has_experts(model: Model) -> bool:
-    """Asked of every job, so without the paths."""
-    modules, answer = _HAS_EXPERTS.get(model, CHANGES.count, lambda: (model.modules, _find_experts(model)))
-    return answer if modules is model.modules else _find_experts(model)
-
-
-_HAS_EXPERTS = memo.ScopedTable[tuple[tuple[ModalityModule, ...], bool]](
-    "modules of a model and whether any has experts, by the count of changes to modules and parameters", 1
-)
 
 
 def _find_experts(model: Model) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
 from operator import add
 
 from semu.hardware.kinds import DType
@@ -82,7 +81,7 @@ class StaticBytes:
         return self.parameters + self.gradients + self.optimizer
 
     def __add__(self, other: StaticBytes) -> StaticBytes:
-        return StaticBytes(*map(add, astuple(self), astuple(other)))
+        return StaticBytes(*map(add, vars(self).values(), vars(other).values()))
 
 
 def static_bytes(

@@ -41,7 +41,7 @@ class Mesh:
     )
     _modules: dict[str, Mesh] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pair_groups: dict[int, CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _dp_groups: dict[int, CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _dp_groups: dict[tuple[str, int], CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pairs: dict[tuple[int, int], CommGroup] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rank(self, **place: int) -> int:
@@ -90,13 +90,16 @@ class Mesh:
         p = self.parallel
         if p.copies > 1:
             return self._copies_group(min(pp, p.pp - 1 - pp))
+        return self._worst_of_rank("dp", pp, self._data_stride, p.data_ranks)
+
+    def _worst_of_rank(self, name: str, pp: int, width: int, ranks: int) -> CommGroup:
+        """Of the groups of ``ranks`` ranks of a pipeline rank, ``width`` apart, one on the most nodes."""
         first = self.rank(pp=pp)
-        place = self._spot(first)  # pipeline ranks whole nodes apart have equal groups
-        if place not in self._dp_groups:
-            peers = self._different(first, 1, self._data_stride)
-            groups = (self._place("dp", peer, self._data_stride, p.data_ranks) for peer in peers)
-            self._dp_groups[place] = max(groups, key=_spread)
-        return self._dp_groups[place]
+        key = name, self._spot(first)  # pipeline ranks whole nodes apart have equal groups
+        if key not in self._dp_groups:
+            groups = (self._place(name, peer, width, ranks) for peer in self._different(first, 1, width))
+            self._dp_groups[key] = max(groups, key=_spread)
+        return self._dp_groups[key]
 
     def _copies_group(self, pp: int) -> CommGroup:
         """The same where the model is there twice: ranks pp and p - 1 - pp hold the same two groups of layers."""
@@ -133,9 +136,7 @@ class Mesh:
         """The group over which gradients of a pipeline rank's experts are reduced: the ranks that hold the same part of
         the same experts; the one on the most nodes."""
         p = self.parallel
-        width = p.ep * p.expert_tensor_ranks
-        peers = self._different(self.rank(pp=pp), 1, width)
-        return max((self._place("edp", peer, width, p.expert_data_ranks) for peer in peers), key=_spread)
+        return self._worst_of_rank("edp", pp, p.ep * p.expert_tensor_ranks, p.expert_data_ranks)
 
     def expert_shard_group(self, pp: int) -> CommGroup:
         """The group over which ZeRO shards a pipeline rank's experts: ``expert_dp_group``, or the part of it that lies

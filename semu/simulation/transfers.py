@@ -53,6 +53,18 @@ def collectives(
     return _COLLECTIVES.get(model, (tuple(names), kind, group, tuple(buffer_bytes)), _find)
 
 
+def collectives_among(
+    model: CostModel, names: Sequence[str], kind: OpKind, groups: Sequence[CommGroup], buffer_bytes: Sequence[int]
+) -> list[OuterSlice]:
+    """As ``collectives``, each in a group of its own; those in one group are costed in one go."""
+    pieces: dict[int, OuterSlice] = {}
+    for group in dict.fromkeys(groups):
+        mine = [number for number, other in enumerate(groups) if other is group or other == group]
+        own = [names[number] for number in mine], kind, group, [buffer_bytes[number] for number in mine]
+        pieces.update(zip(mine, collectives(model, *own), strict=True))
+    return [pieces[number] for number in range(len(groups))]
+
+
 _COLLECTIVES = memo.ScopedTable[list[OuterSlice]](
     "collectives outside stages under a cost model, by names, kind, group and buffers", 4096, is_large=True
 )

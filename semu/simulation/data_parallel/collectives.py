@@ -3,9 +3,10 @@ waits for. They depend on the order in which gradients are complete, and on noth
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from semu.simulation.data_parallel.buckets import RankBucket, rank_buckets, shar
 from semu.simulation.data_parallel.fsdp_units import unit_buckets, unit_collectives
 from semu.simulation.data_parallel.gradient_times import Trained
 from semu.simulation.data_parallel.timed_operators import distinct_streams
-from semu.simulation.transfers import collective, collectives
+from semu.simulation.transfers import collective, collectives, collectives_among
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +33,8 @@ class ReductionPlan:
 
     Attributes:
         pieces: as if each began at time 0. groups: their communicators.
-        members: numbers of the gradients in each, in the order in which they are complete; None: it waits for the
-            rank's last stage.
+        members: numbers of the gradients in each, among the rank's in the order in which they are complete; None: it
+            waits for the rank's last stage.
         ptr: int64[num_ranks + 1], where each rank's begin. length: how long each lasts [s].
         gate: int64[num_pieces], what each waits for beside the one before it: a gradient, by its turn; after them a
             rank's last stage; after these nothing.
@@ -74,6 +75,20 @@ def reduction_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np
 _PLANS = memo.ScopedTable[ReductionPlan]("gradient collectives in a place, by cost model and order of gradients", 256)
 
 
+class _OfRank(NamedTuple):
+    """What reduces a rank's gradients, in order; ranks that hold as much in the same groups share it.
+
+    Attributes:
+        pieces, groups: as in ``ReductionPlan``. members: of each, in the rank's own numbers.
+        gate: int64[num_pieces], the last of the members, -1: it waits for the one before it alone.
+    """
+
+    pieces: list[OuterSlice]
+    groups: list[CommGroup]
+    members: list[tuple[int, ...]]
+    gate: NDArray[np.int64]
+
+
 def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int64] | None) -> ReductionPlan:
     layout, job = costed.layout, costed.job
     overlapped = job.training.overlap.grad_reduce
@@ -83,33 +98,22 @@ def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int
     pieces: list[OuterSlice] = []
     groups: list[CommGroup] = []
     members: list[tuple[int, ...] | None] = []
-    gates: list[int] = []
+    gates = [np.zeros(0, dtype=np.int64)]
     ptr = [0]
-    alike: dict[Hashable, tuple[list[tuple[int, ...]], list[tuple[tuple[OuterSlice, CommGroup], ...]]]] = {}
+    alike: dict[Hashable, _OfRank] = {}
     for rank in range(num_ranks):
         last = num_gradients + rank
         if trained is not None and order is not None and layout.cut.trainable[rank]:
-            first, turn = trained.ptr[rank], order[trained.ptr[rank] : trained.ptr[rank + 1]].tolist()
-            keys = [trained.keys[i] for i in turn]
-            elements = [trained.elements[i] for i in turn]
-            slots = [trained.slots[i] for i in turn]
-            if job.gathers_once:
-                unreached = set(trained.unreached.tolist())
-                units = unit_buckets(layout, rank, keys, [i not in unreached for i in turn])
-                inside, reducing_each = [bucket.members for _, bucket in units], unit_collectives(costed, rank, units)
-            else:
-                key = _likeness(layout, rank, elements, slots)
-                if key is None or key not in alike:
-                    buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=overlapped)
-                    alike[key] = [bucket.members for bucket in buckets], _bucket_collectives(costed, rank, buckets)
-                inside, reducing_each = alike[key]
-            for members_in, reducing in zip(inside, reducing_each, strict=True):
-                mine = tuple([first + member for member in members_in]) if overlapped else None
-                gates += [mine[-1] if mine is not None else last] + [nothing] * (len(reducing) - 1)
-                for piece, group in reducing:
-                    pieces.append(piece)
-                    groups.append(group)
-                    members.append(mine)
+            first, stop = trained.ptr[rank : rank + 2]
+            turn = order[first:stop]
+            key = _likeness(layout, rank), (turn - first).tobytes()
+            if key not in alike:
+                alike[key] = _of_rank(costed, rank, trained, turn.tolist())
+            own = alike[key]
+            pieces += own.pieces
+            groups += own.groups
+            members += own.members if overlapped else [None] * len(own.members)
+            gates.append(np.where(own.gate < 0, nothing, own.gate + first if overlapped else last))
         for mesh, count in _replicated(layout, rank):
             if job.parallel.zero >= 2:
                 count = -(-count // job.parallel.shard_ranks)
@@ -119,7 +123,7 @@ def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int
             )
             groups.append(group)
             members.append(None)
-            gates.append(last)
+            gates.append(np.array([last]))
         ptr.append(len(pieces))
     return ReductionPlan(
         pieces=tuple(pieces),
@@ -127,19 +131,46 @@ def _find_plan(costed: CostedJob, trained: Trained | None, order: NDArray[np.int
         members=tuple(members),
         ptr=np.array(ptr, dtype=np.int64),
         length=[piece.end_s - piece.start_s for piece in pieces],
-        gate=np.array(gates, dtype=np.int64),
+        gate=np.concatenate(gates),
     )
 
 
-def _likeness(layout: Layout, rank: int, elements: Sequence[int], slots: Sequence[int]) -> Hashable:
-    """What the collectives of a rank's buckets depend on, which equal ranks share; None: they do not."""
-    pools, mesh = layout.pools(rank), layout.mesh
-    if len(pools) > 1 or any(pool.is_expert or pool.mesh is not mesh for pool in pools):
-        return None
-    groups = [mesh.dp_group(rank), mesh.shard_group(rank)]
+def _of_rank(costed: CostedJob, rank: int, trained: Trained, turn: list[int]) -> _OfRank:
+    """``turn``: numbers of the rank's gradients in the order in which they are complete."""
+    layout, job = costed.layout, costed.job
+    keys = [trained.keys[i] for i in turn]
+    if job.gathers_once:
+        unreached = set(trained.unreached.tolist())
+        units = unit_buckets(layout, rank, keys, [i not in unreached for i in turn])
+        inside, reducing_each = [bucket.members for _, bucket in units], unit_collectives(costed, rank, units)
+    else:
+        elements = [trained.elements[i] for i in turn]
+        slots = [trained.slots[i] for i in turn]
+        overlapped = job.training.overlap.grad_reduce
+        buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=overlapped)
+        inside, reducing_each = [bucket.members for bucket in buckets], _bucket_collectives(costed, rank, buckets)
+    every = [
+        (piece, group, members, -1 if number else members[-1])
+        for members, reducing in zip(inside, reducing_each, strict=True)
+        for number, (piece, group) in enumerate(reducing)
+    ]
+    return _OfRank(
+        [own[0] for own in every],
+        [own[1] for own in every],
+        [own[2] for own in every],
+        np.array([own[3] for own in every], dtype=np.int64),
+    )
+
+
+def _likeness(layout: Layout, rank: int) -> Hashable:
+    """What the collectives of a rank's buckets depend on beside the order of its gradients, which ranks alike share."""
+    mesh = layout.mesh
+    if layout.job.gathers_once or any(pool.mesh is not mesh for pool in layout.pools(rank)):
+        return rank
+    groups = [mesh.dp_group(rank)]
     if layout.job.parallel.is_sharded_in_groups:
         groups.append(mesh.replica_group(rank))
-    return tuple(elements), tuple(slots), tuple(groups)
+    return layout.likeness(rank), *groups
 
 
 def _replicated(layout: Layout, rank: int) -> list[tuple[Mesh, int]]:
@@ -174,15 +205,14 @@ def _bucket_collectives(
     names = [f"gradients {number}" for number in range(len(sizes))]
     if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):
         kind = OpKind.REDUCE_SCATTER if is_scattered else OpKind.ALL_REDUCE
-        found = []
-        for name, bucket, bucket_bytes in zip(names, buckets, sizes, strict=True):
-            group = bucket.pool.shard_group(rank)
-            pieces = [(collective(model, name, kind, group, bucket_bytes, 0.0), group)]
-            if is_scattered and parallel.is_sharded_in_groups:  # as many groups for experts as for all else
-                across, share = mesh.replica_group(rank), -(-bucket_bytes // bucket.pool.shards)
-                pieces.append((collective(model, name, OpKind.ALL_REDUCE, across, share, 0.0), across))
-            found.append(tuple(pieces))
-        return found
+        groups = [bucket.pool.shard_group(rank) for bucket in buckets]
+        found = [*zip(collectives_among(model, names, kind, groups, sizes), groups, strict=True)]
+        if not (is_scattered and parallel.is_sharded_in_groups):
+            return [(piece,) for piece in found]
+        across = mesh.replica_group(rank)  # as many groups for experts as for all else
+        shares = [-(-size // bucket.pool.shards) for size, bucket in zip(sizes, buckets, strict=True)]
+        summed = collectives(model, names, OpKind.ALL_REDUCE, across, shares)
+        return [(first, (second, across)) for first, second in zip(found, summed, strict=True)]
     if not is_scattered:
         group = mesh.dp_group(rank)
         return [((piece, group),) for piece in collectives(model, names, OpKind.ALL_REDUCE, group, sizes)]

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.chunk import ChunkStages
 from semu.costs.evaluation import CostedJob
-from semu.costs.roofline import CostModel
 from semu.engine.timeline import OuterSlice
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
@@ -24,7 +23,7 @@ from semu.simulation.bindings import Binding, StageInsides
 from semu.simulation.context import ParameterGather
 from semu.simulation.data_parallel.buckets import rank_buckets, shares_parameters
 from semu.simulation.data_parallel.fsdp_units import unit_gathers
-from semu.simulation.transfers import collectives, moved
+from semu.simulation.transfers import collectives_among, moved
 
 
 def parameter_gathers(costed: CostedJob) -> dict[int, ParameterGather]:
@@ -60,38 +59,22 @@ def _gather(costed: CostedJob, rank: int, alike: _Alike) -> ParameterGather:
         for entry in layout.held_by(rank)
         if entry[2].parameter.requires_grad and entry[2].parameter not in on_host
     ]
-    slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
-    elements = [h.elements for _, _, h in held]
-    each = layout.weight_sizes([own for _, _, own in held])
-    pools = tuple([(pool.shard_group(rank), pool.mesh.parallel.gradient_ranks) for pool in layout.pools(rank)])
-    key = (tuple(elements), tuple(each), tuple(slots), pools) if len(pools) == 1 else None
-    shared = alike.get(key) if key is not None else None
-    if shared is None:
+    key = layout.likeness(rank)
+    if key not in alike:
+        elements, each = [h.elements for _, _, h in held], layout.weight_sizes([own for _, _, own in held])
+        slots = [layout.chunks[chunk].chunk.slot for chunk, _, _ in held]
         keys = [h.parameter for _, _, h in held]
         buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=True)
         sizes = [sum([each[member] for member in bucket.members]) for bucket in buckets]
         groups = [bucket.pool.shard_group(rank) for bucket in buckets]
+        names = [f"parameters {number}" for number in range(len(groups))]
         slices: list[OuterSlice] = []
-        for piece in _together(costed.cost_model, groups, sizes):
+        for piece in collectives_among(costed.cost_model, names, OpKind.ALL_GATHER, groups, sizes):
             slices.append(moved(piece, slices[-1].end_s if slices else 0.0))
-        shared = tuple(slices), tuple(groups), [bucket.members for bucket in buckets]
-        if key is not None:
-            alike[key] = shared
-    last = {held[member][:2]: number for number, members in enumerate(shared[2]) for member in members}
-    return ParameterGather(shared[0], shared[1], last)
-
-
-def _together(model: CostModel, groups: Sequence[CommGroup], sizes: Sequence[int]) -> list[OuterSlice]:
-    """The gathers of buckets, each as if it began at time 0; those over the same ranks are costed in one go."""
-    names = [f"parameters {number}" for number in range(len(groups))]
-    pieces: dict[int, OuterSlice] = {}
-    for group in dict.fromkeys(groups):
-        mine = [number for number, other in enumerate(groups) if other is group or other == group]
-        in_group = collectives(
-            model, [names[n] for n in mine], OpKind.ALL_GATHER, group, [sizes[number] for number in mine]
-        )
-        pieces.update(zip(mine, in_group, strict=True))
-    return [pieces[number] for number in range(len(groups))]
+        alike[key] = tuple(slices), tuple(groups), [bucket.members for bucket in buckets]
+    slices_of, groups_of, inside = alike[key]
+    last = {held[member][:2]: number for number, members in enumerate(inside) for member in members}
+    return ParameterGather(slices_of, groups_of, last)
 
 
 def first_forward_bindings(

@@ -75,14 +75,14 @@ class Reductions:
         """Every collective with what it waits for, those of each rank in order."""
         plan, problem, gradients = self.plan, self.run.problem, self.gradients
         completing = gradients.trained.completing(problem) if gradients is not None else []
-        order = gradients.order.tolist() if gradients is not None else []
+        order, first = (gradients.order.tolist(), gradients.trained.ptr) if gradients is not None else ([], [])
         ranks = np.repeat(np.arange(len(plan.ptr) - 1), np.diff(plan.ptr)).tolist()
         times = zip(self.start_s, self.end_s, strict=True)
         reductions = []
         for piece, group, members, rank, (start, end) in zip(
             plan.pieces, plan.groups, plan.members, ranks, times, strict=True
         ):
-            writers = [completing[order[member]] for member in members or ()]
+            writers = [completing[order[first[rank] + member]] for member in members or ()]
             nodes = () if writers and all(writers) else last_nodes(self.run, rank)
             reductions.append(
                 Reduction(timed_operator(piece, start, end), (rank,), group, nodes, tuple(chain.from_iterable(writers)))

@@ -155,8 +155,11 @@ def rank_steps(costed: CostedJob) -> list[RankStep]:
 
     def _find() -> list[RankStep]:
         distinct: dict[tuple[object, ...], RankStep] = {}
-        steps = [_find_step(costed, rank) for rank in range(layout.job.parallel.pp)]
-        return [distinct.setdefault(tuple(vars(step).values()), step) for step in steps]
+        every = range(layout.job.parallel.pp)
+        likeness = [layout.likeness(rank) for rank in every]
+        first = dict(zip(reversed(likeness), reversed(every), strict=True))
+        steps = {own: _find_step(costed, rank) for own, rank in first.items()}
+        return [distinct.setdefault(tuple(vars(steps[own]).values()), steps[own]) for own in likeness]
 
     return _find() if model.rules else _STEPS.get(layout.place, model, _find)
 

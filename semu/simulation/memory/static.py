@@ -74,17 +74,19 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
 def resident_memory(layout: Layout) -> list[tuple[StaticBytes, int]]:
     """What every rank stores for its parameters all the time, and what libraries keep allocated [bytes]."""
     job = layout.job
-    return _RESIDENT.get(
-        layout.place,
-        (),
-        lambda: [
-            (
-                rank_static(layout, rank),
-                workspace_bytes(job.training.workspaces, job.cluster.profile, has_experts=_runs_experts(layout, rank)),
-            )
-            for rank in range(job.parallel.pp)
-        ],
-    )
+
+    def _find(rank: int) -> tuple[StaticBytes, int]:
+        has_experts = _runs_experts(layout, rank)
+        return rank_static(layout, rank), workspace_bytes(
+            job.training.workspaces, job.cluster.profile, has_experts=has_experts
+        )
+
+    def _make() -> list[tuple[StaticBytes, int]]:
+        alike = layout.cut.alike
+        first = {rank: _find(rank) for rank in dict.fromkeys(alike)}
+        return [first[rank] for rank in alike]
+
+    return _RESIDENT.get(layout.place, (), _make)
 
 
 _RESIDENT = memo.ScopedTable[list[tuple[StaticBytes, int]]]("static memory of every rank in a place", 1)
