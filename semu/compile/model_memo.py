@@ -112,7 +112,10 @@ class ModelState:
         bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if issubclass(base, Module))
         return cls(
             is_fixed=all(
-                name in _REGISTERS or _is_fixed(value) for module in every for name, value in vars(module).items()
+                _is_fixed(value)
+                for module in every
+                for name, value in vars(module).items()
+                if value.__class__ not in _PLAIN and name not in _REGISTERS
             ),
             has_experts=any(isinstance(module, MixtureOfExperts) for module in every),
             reads_replicas=any(module.reads_replicas for module in every),

@@ -87,14 +87,16 @@ class StructureReader:
             key.append(name)
             self._module(child, key)
         for name, value in state.items():
-            kind = type(value)
+            kind = value.__class__
             if kind in _ATOMS:
                 key += (name, kind, value)
+            elif name in _REGISTERS:
+                continue
             elif id(value) in self._numbers:
                 key += (name, self._numbers[id(value)])
             elif id(value) in self._modules:
                 key += (name, ~self._modules[id(value)])
-            elif name not in _REGISTERS:
+            else:
                 key += (name, self._value(value))
 
     def _value(self, value: object) -> object:

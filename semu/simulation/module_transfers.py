@@ -61,11 +61,16 @@ def _parts(number: int, each: int) -> range:
     return range(number * each, (number + 1) * each)
 
 
+_ALIKE = PortLoad(Fraction(1), Fraction(1))
+
+
 def port_load(layout: Layout, source: int, target: int, *, is_gradient: bool) -> PortLoad:
     """What a transfer between two chunks moves, in units of what one rank gets (or gives, of a gradient)."""
+    if not layout.job.parallel.has_own_gpus:
+        return _ALIKE
     given, taken = _modules(layout, source, target, is_gradient=is_gradient)
-    if not layout.job.parallel.has_own_gpus or given == taken:
-        return PortLoad(Fraction(1), Fraction(1))
+    if given == taken:
+        return _ALIKE
     return port_loads(*(ModuleSetting.of(name, layout.mesh) for name in (given, taken)))[is_gradient]
 
 

@@ -169,14 +169,10 @@ def chunk_transfers(costed: CostedJob, problem: PipelineProblem) -> tuple[ChunkT
 def _find_transfers(costed: CostedJob, problem: PipelineProblem) -> tuple[ChunkTransfers, ...]:
     programs = programs_of(costed.layout.recipe, problem.units)
     column = programs.column[problem.unit_of_nodes[problem.num_stages :]]
-    return tuple(
-        ChunkTransfers(
-            *key,
-            transfers,
-            microbatch,
-            edge_bytes(costed, *key),
-            column[transfers],
-            edge_bytes(costed, *key, is_received=True),
-        )
-        for key, (transfers, microbatch) in zip(problem.transfer_edges[0], problem.edge_transfers, strict=True)
-    )
+    differs = costed.job.parallel.has_own_gpus
+    found = []
+    for key, (transfers, microbatch) in zip(problem.transfer_edges[0], problem.edge_transfers, strict=True):
+        size = edge_bytes(costed, *key)
+        received = edge_bytes(costed, *key, is_received=True) if differs else size
+        found.append(ChunkTransfers(*key, transfers, microbatch, size, column[transfers], received))
+    return tuple(found)

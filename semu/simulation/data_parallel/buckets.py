@@ -10,6 +10,7 @@ from functools import partial
 from semu import memo
 from semu.compile.layout import Layout
 from semu.compile.parameter_pools import ParameterPool
+from semu.hardware.network import CommGroup
 from semu.nn.module import Parameter
 from semu.parallel.data import Bucket, gradient_buckets
 from semu.records import dataclass
@@ -21,11 +22,13 @@ class RankBucket:
 
     Attributes:
         elements: local elements. members: numbers of the parameters in it, ascending. pool: what they are of.
+        group: the ranks that ZeRO shards the pool over.
     """
 
     elements: int
     members: tuple[int, ...]
     pool: ParameterPool
+    group: CommGroup
 
 
 def rank_buckets(
@@ -57,7 +60,7 @@ def rank_buckets(
         sizes = tuple([elements[number] for number in chosen])
         chosen_slots = tuple([slots[number] for number in chosen])
         dp = pool.mesh.parallel.gradient_ranks
-        limit = layout.job.bucket_elements
+        limit, group = layout.job.bucket_elements, pool.shard_group(rank)
         find = partial(gradient_buckets, sizes, dp, overlapped=overlapped, slots=chosen_slots, limit=limit)
         buckets = _BUCKETS.get(layout.cut, (sizes, chosen_slots, dp, overlapped, limit), find)
         result += [
@@ -65,6 +68,7 @@ def rank_buckets(
                 bucket.elements,
                 bucket.members if of_pool is None else tuple([chosen[member] for member in bucket.members]),
                 pool,
+                group,
             )
             for bucket in buckets
         ]

@@ -205,7 +205,7 @@ def _bucket_collectives(
     names = [f"gradients {number}" for number in range(len(sizes))]
     if any(bucket.pool.is_expert or bucket.pool.mesh is not mesh for bucket in buckets):
         kind = OpKind.REDUCE_SCATTER if is_scattered else OpKind.ALL_REDUCE
-        groups = [bucket.pool.shard_group(rank) for bucket in buckets]
+        groups = [bucket.group for bucket in buckets]
         found = [*zip(collectives_among(model, names, kind, groups, sizes), groups, strict=True)]
         if not (is_scattered and parallel.is_sharded_in_groups):
             return [(piece,) for piece in found]

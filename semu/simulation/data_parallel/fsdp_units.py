@@ -83,7 +83,8 @@ def unit_buckets(layout: Layout, rank: int, keys: list[Parameter], reached: list
         with_gradient = [held for held in unit.members if held.parameter in place]
         if with_gradient:
             members = tuple(sorted(place[held.parameter] for held in with_gradient))
-            buckets.append((number, RankBucket(sum(held.elements for held in with_gradient), members, unit.pool)))
+            elements, group = sum(held.elements for held in with_gradient), unit.pool.shard_group(rank)
+            buckets.append((number, RankBucket(elements, members, unit.pool, group)))
     return sorted(buckets, key=lambda item: item[1].members[-1])
 
 
@@ -95,7 +96,7 @@ def unit_collectives(
     size = layout.job.training.grad_dtype.size_bytes
     result = []
     for number, bucket in buckets:
-        name, group, of_unit = unit_name(number), bucket.pool.shard_group(rank), []
+        name, group, of_unit = unit_name(number), bucket.group, []
         if group.num_ranks > 1:
             scatter = collective(model, name, OpKind.REDUCE_SCATTER, group, bucket.elements * size, 0.0)
             of_unit.append((scatter, group))

@@ -66,7 +66,7 @@ def _gather(costed: CostedJob, rank: int, alike: _Alike) -> ParameterGather:
         keys = [h.parameter for _, _, h in held]
         buckets = rank_buckets(layout, rank, keys, elements, slots, overlapped=True)
         sizes = [sum([each[member] for member in bucket.members]) for bucket in buckets]
-        groups = [bucket.pool.shard_group(rank) for bucket in buckets]
+        groups = [bucket.group for bucket in buckets]
         names = [f"parameters {number}" for number in range(len(groups))]
         slices: list[OuterSlice] = []
         for piece in collectives_among(costed.cost_model, names, OpKind.ALL_GATHER, groups, sizes):
