@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import empty, kernel, part, zeros
+from semu.compiled import empty, kernel, part, trailing_zeros, zeros
 
-I64 = NDArray[np.int64]
-LISTS = 256
-"""Lists of free blocks of a pool, by size."""
+I64, U64 = NDArray[np.int64], NDArray[np.uint64]
+LISTS = 2048
+"""Lists of free blocks of a pool, by size: 32 to every power of two."""
 ADDRESS, LENGTH, BEFORE, AFTER, PLACE, BEHIND, AHEAD, POOL = range(8)
 """Columns of the table of blocks, each block a line of the processor's cache: bytes of all segments made before its
 own, and from there to its beginning; bytes; neighbours in the segment, -1: none; list of free blocks, -1: in use;
@@ -26,13 +26,32 @@ def _round_up(size: int, unit: int) -> int:
 
 @part
 def _list_of(pool: int, size: int) -> int:
-    """The list of free blocks of a size: four to every power of two, larger sizes in later lists."""
+    """The list of free blocks of a size; larger sizes are in later lists."""
     bits = int(np.float64(size).view(np.int64))  # exponent from bit 52 on, below it the digits behind the first
-    return pool * LISTS + (bits >> 50) - 4 * 1023
+    return pool * LISTS + (bits >> 47) - 32 * 1023
 
 
 @part
-def _push(b: int, at: int, head: I64, block: I64) -> None:
+def _bit(at: int) -> np.uint64:
+    """Of a list in its word of 64 lists."""
+    return np.uint64(1) << np.uint64(at & 63)
+
+
+@part
+def _next_list(at: int, stop: int, filled: U64) -> int:
+    """The first list from ``at`` on that has a block, or one from ``stop`` on, a multiple of 64: none before it has."""
+    word = at >> 6
+    mask = filled[word] & ~(_bit(at) - np.uint64(1))
+    while mask == 0:
+        word += 1
+        if word << 6 >= stop:
+            return stop
+        mask = filled[word]
+    return (word << 6) + int(trailing_zeros(mask))
+
+
+@part
+def _push(b: int, at: int, head: I64, filled: U64, block: I64) -> None:
     """Put a block into a list of free blocks: the smallest come first, of equal ones the lowest address."""
     length, address = block[b, LENGTH], block[b, ADDRESS]
     ahead, behind = -1, head[at]
@@ -45,16 +64,20 @@ def _push(b: int, at: int, head: I64, block: I64) -> None:
         block[behind, AHEAD] = b
     if ahead < 0:
         head[at] = b
+        filled[at >> 6] |= _bit(at)
     else:
         block[ahead, BEHIND] = b
 
 
 @part
-def _remove(b: int, head: I64, block: I64) -> None:
+def _remove(b: int, head: I64, filled: U64, block: I64) -> None:
     """Take a block out of its list of free blocks."""
     behind, ahead = block[b, BEHIND], block[b, AHEAD]
     if ahead < 0:
-        head[block[b, PLACE]] = behind
+        at = block[b, PLACE]
+        head[at] = behind
+        if behind < 0:
+            filled[at >> 6] &= ~_bit(at)
     else:
         block[ahead, BEHIND] = behind
     if behind >= 0:
@@ -126,6 +149,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
     spare = empty(cap, np.int64)
     num_spare, num_blocks, made = 0, 0, 0
     head = np.full(2 * LISTS, -1, dtype=np.int64)
+    filled = zeros((2 * LISTS >> 6) + 1, np.uint64)
     held = np.full(num_slots, -1, dtype=np.int64)
     reserved, highest, used, most, releases = 0, 0, 0, 0, 0
     for turn in range(max(repeats, 1)):
@@ -135,13 +159,14 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
             if size[event] > 0:
                 need = (size[event] + smallest - 1) & -smallest
                 pool = 0 if need <= small_limit else 1
-                best = -1
-                for at in range(_list_of(pool, need), (pool + 1) * LISTS):
-                    best = head[at]
-                    while best >= 0 and block[best, LENGTH] < need:
-                        best = block[best, BEHIND]
-                    if best >= 0:
-                        break
+                at, stop = _list_of(pool, need), (pool + 1) * LISTS
+                best = head[at]
+                while best >= 0 and block[best, LENGTH] < need:
+                    best = block[best, BEHIND]
+                if best < 0:
+                    at = _next_list(at + 1, stop, filled)
+                    if at < stop:
+                        best = head[at]
                 if best < 0:
                     if pool == 0:
                         whole = small_segment
@@ -151,17 +176,19 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                         whole = _round_up(need, unit)
                     if reserved + whole > capacity:
                         returned = False
-                        for at in range(2 * LISTS):
+                        at = _next_list(0, 2 * LISTS, filled)
+                        while at < 2 * LISTS:
                             b = head[at]
                             while b >= 0:
                                 later = block[b, BEHIND]
                                 if block[b, BEFORE] < 0 and block[b, AFTER] < 0:
                                     reserved -= block[b, LENGTH]
-                                    _remove(b, head, block)
+                                    _remove(b, head, filled, block)
                                     spare[num_spare] = b
                                     num_spare += 1
                                     returned = True
                                 b = later
+                            at = _next_list(at + 1, 2 * LISTS, filled)
                         if returned:
                             releases += 1
                     if num_spare > 0:
@@ -176,7 +203,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     reserved += whole
                     highest = max(highest, reserved)
                 else:
-                    _remove(best, head, block)
+                    _remove(best, head, filled, block)
                 rest = block[best, LENGTH] - need
                 if (rest >= smallest) if pool == 0 else (rest > small_limit):
                     if num_spare > 0:
@@ -191,7 +218,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                         block[block[best, AFTER], BEFORE] = b
                     block[best, AFTER] = b
                     block[best, LENGTH] = need
-                    _push(b, _list_of(pool, rest), head, block)
+                    _push(b, _list_of(pool, rest), head, filled, block)
                 block[best, PLACE] = -1
                 held[s] = best
                 used += block[best, LENGTH]
@@ -205,7 +232,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     other = block[b, BEFORE] if side == 0 else block[b, AFTER]
                     if other < 0 or block[other, PLACE] < 0:
                         continue
-                    _remove(other, head, block)
+                    _remove(other, head, filled, block)
                     block[b, LENGTH] += block[other, LENGTH]
                     if side == 0:
                         block[b, ADDRESS] = block[other, ADDRESS]
@@ -218,7 +245,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                             block[block[b, AFTER], BEFORE] = b
                     spare[num_spare] = other
                     num_spare += 1
-                _push(b, _list_of(pool, block[b, LENGTH]), head, block)
+                _push(b, _list_of(pool, block[b, LENGTH]), head, filled, block)
         if turn > 0 and reserved == known:
             break
     out[0], out[1], out[2], out[3] = highest, reserved, most, releases

@@ -10,7 +10,7 @@ happens to which part of a chunk. Turns are found for all stages and transfers o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -128,21 +128,34 @@ class AllocationTape:
 
     # -- changes and turns -------------------------------------------------------------------------------------------
     def _add(
-        self, when: _When, cell: I64 | int, change: _Change, source: I64 | int = -1, readers: I64 | int = -1
+        self,
+        when: _When,
+        cell: I64 | int,
+        change: _Change | Sequence[_Change],
+        source: I64 | int = -1,
+        readers: I64 | int = -1,
     ) -> None:
-        """A change in some turns.
+        """A change in some turns, or one for each of them.
 
         Args:
             cell, source: first cells of the parts whose storages change, and of those that they are shared with.
             readers: numbers in ``_readers``: it happens when so many have what was sent; -1: at once.
         """
-        if not len(change.storage) and isinstance(readers, int):
-            return
-        number, _ = self._changes.setdefault(id(change), (len(self._changes), change))
+        number: list[int] | int
+        if isinstance(change, _Change):
+            if not len(change.storage) and isinstance(readers, int):
+                return
+            number = self._number(change)
+        else:
+            number = [self._number(own) for own in change]
         turns = np.empty((8, len(when.place)))  # whole numbers below 2^53, and times
         for row, column in enumerate((*when, cell, source, number, readers)):
             turns[row] = column
         self._turns.append(turns)
+
+    def _number(self, change: _Change) -> int:
+        """Of a change among those that happen."""
+        return self._changes.setdefault(id(change), (len(self._changes), change))[0]
 
     def _cells(self, chunk: int, part: I64 | int) -> I64 | int:
         """The first cells of a chunk's parts: there is one for every storage of every part."""
@@ -169,13 +182,21 @@ class AllocationTape:
         for (kind,), at in _alike(self.layout.recipe.kind_of(chunk, part)):
             yield program_of(self.layout, kind, code), at
 
-    def _shapes(self, chunk: int, part: I64) -> Iterator[tuple[int, I64 | slice]]:
-        """The shapes of a chunk's parts, and which parts have each."""
+    def _by_shape_of(
+        self, columns: I64, key: tuple[Hashable, ...], make: Callable[[int], _Change]
+    ) -> _Change | list[_Change]:
+        """The change of every part, which depends on its shape; of one shape, the change of all.
+
+        Args:
+            columns: int64[num_parts], of the table of shapes. key: what a change depends on beside the shape.
+            make: shape -> change.
+        """
         if self._only_shape is not None:
-            yield self._only_shape, _EVERY
-            return
-        for (shape,), at in _alike(self._shape_of[self.layout.recipe.column_of(chunk, part)]):
-            yield shape, at
+            shape = self._only_shape
+            return self._known.get((*key, shape), lambda: make(shape))
+        shapes = self._shape_of[columns].tolist()
+        found = {shape: self._known.get((*key, shape), partial(make, shape)) for shape in dict.fromkeys(shapes)}
+        return [found[shape] for shape in shapes]
 
     # -- stages ------------------------------------------------------------------------------------------------------
     def _run_stages(self) -> None:
@@ -185,10 +206,10 @@ class AllocationTape:
         begins = np.flatnonzero(np.isin(code, (FORWARD, BACKWARD, INPUT)))
         for (own, is_forward), at in _alike(chunk[begins], code[begins] == FORWARD):
             self._receive_on_rank(begins[at], own, part[begins[at]], FORWARD if is_forward else BACKWARD)
-        kind, shape = self.run.kind[nodes], self._shape_of[self.run.column[nodes]]
-        for (own, own_kind, own_code, own_shape), at in _alike(chunk, kind, code, shape):
+        kind, column = self.run.kind[nodes], self.run.column[nodes]
+        for (own, own_kind, own_code), at in _alike(chunk, kind, code):
             program = program_of(self.layout, own_kind, own_code)
-            change = self._known.get((program, own_shape), partial(self._stage, program, own_shape))
+            change = self._by_shape_of(column[at], (program,), partial(self._stage, program))
             self._add(_When.with_stages(at), self._cells(own, part[at]), change)
 
     def _stage(self, program: StageProgram, shape: int) -> _Change:
@@ -242,10 +263,9 @@ class AllocationTape:
             return _Change.of(np.array([*rows], dtype=np.int64), self._sizes_of(shape)[[*rows.values()]], True)
 
         for program, own in self._programs(chunk, part, code):
-            of_program, their_part = when.of(own), part[own]
-            for shape, at in self._shapes(chunk, their_part):
-                change = self._known.get((program, shape, positions), partial(_arriving, program, shape))
-                self._add(of_program.of(at), self._cells(chunk, their_part[at]), change)
+            columns = self.layout.recipe.column_of(chunk, part[own])
+            change = self._by_shape_of(columns, (program, positions), partial(_arriving, program))
+            self._add(when.of(own), self._cells(chunk, part[own]), change)
 
     def _share(self, when: _When, other: int, chunk: int, part: I64, code: int) -> None:
         """What a chunk of the same rank made is the same storage here."""
@@ -312,11 +332,12 @@ class AllocationTape:
             self._allocate_arriving(when, target, part, code, positions)
             return
         sizes = edge.received[self._shape_of[edge.column]]
-        for at, (given, taken, size) in enumerate(zip(edge.microbatch.tolist(), part.tolist(), sizes, strict=True)):
-            if size > 0:
-                self._pieces[source, given, target, taken, code] = self._num_cells
-                self._add(when.of(np.array([at])), self._num_cells, _Change.of(_FIRST, _ONE * size, True))
-                self._num_cells += 1
+        at = np.flatnonzero(sizes > 0)
+        cells = self._num_cells + np.arange(len(at))
+        pieces = zip(edge.microbatch[at].tolist(), part[at].tolist(), cells.tolist(), strict=True)
+        self._pieces |= {(source, given, target, taken, code): cell for given, taken, cell in pieces}
+        self._num_cells += len(at)
+        self._add(when.of(at), cells, [_Change.of(_FIRST, _ONE * size, True) for size in sizes[at]])
 
 
 def _freed(program: StageProgram, positions: tuple[int, ...] | None) -> _Change:

@@ -9,6 +9,7 @@ iteration is then repeated until it reserves nothing more.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -115,8 +116,15 @@ def reserved_bytes(timed: TimedJob, replicas: Sequence[int], peaks: Sequence[int
             allocation is highest. peaks: per rank, its highest allocation [bytes]; less is never reserved.
         rank: which one.
     """
-    found = reserve(rank_trace(timed, rank, replicas[rank]), capacity_bytes=max(device_room(timed.job).usable_bytes, 0))
-    return max(found.peak_bytes, -(-peaks[rank] // (2 << 20)) * (2 << 20))
+    trace, capacity = rank_trace(timed, rank, replicas[rank]), max(device_room(timed.job).usable_bytes, 0)
+    content = hashlib.blake2b(trace.slot.tobytes(), digest_size=32)
+    content.update(trace.size.tobytes())
+    key = content.digest(), trace.first, capacity  # ranks and schedules often allocate and free alike
+    found = _REPLAYED.get(key, lambda: reserve(trace, capacity_bytes=capacity).peak_bytes)
+    return max(found, -(-peaks[rank] // (2 << 20)) * (2 << 20))
+
+
+_REPLAYED = memo.Table[int]("highest reserved memory, by what is allocated and freed and the room for it", 4096)
 
 
 def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:

@@ -262,10 +262,10 @@ def test_the_latest_end_of_each_operator(replicas: list[tuple[int, list[int]]], 
     )
     found = latest_ends(
         SimpleNamespace(
-            by_shape=SimpleNamespace(latencies_of=lambda shapes: latency[shapes], waits=lambda stage, shape: None)
+            by_shape=SimpleNamespace(ends=lambda stage, shapes: [np.cumsum(latency[shape]) for shape in shapes])
         ),  # type: ignore[arg-type]
         run,  # type: ignore[arg-type]
-        SimpleNamespace(times=lambda lasts, release: (None, np.cumsum(lasts))),  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
         0,
         np.array(operators, dtype=np.int64),
     )
