@@ -15,7 +15,7 @@ from semu.job.kinds import Dispatcher, Recompute
 from semu.job.training import Training
 from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
-from semu.nn.model import Model
+from semu.nn.model import ModalityModule, Model
 from semu.nn.module import Module
 from semu.nn.routing import ExpertPlan, Routing, rank_means
 from semu.parallel.config import Parallel
@@ -28,7 +28,7 @@ def mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:
     return found if modules is model.modules else _find_mixtures(model)
 
 
-_MIXTURES = memo.ScopedTable["tuple[tuple[ModalityModule, ...], list[tuple[str, MixtureOfExperts]]]"](
+_MIXTURES = memo.ScopedTable[tuple[tuple[ModalityModule, ...], list[tuple[str, MixtureOfExperts]]]](
     "modules of a model and mixtures of experts in them, by the count of changes to modules and parameters", 1
 )
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from semu.compiled import empty, kernel, part, trailing_zeros, zeros
 
-I64, U64 = NDArray[np.int64], NDArray[np.uint64]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
 LISTS = 2048
 """Lists of free blocks of a pool, by size: 32 to every power of two."""
 ADDRESS, LENGTH, BEFORE, AFTER, PLACE, BEHIND, AHEAD, POOL = range(8)
