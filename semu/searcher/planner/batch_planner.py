@@ -7,6 +7,7 @@ order. Compiled blocks and results by shape are remembered by the simulator, wit
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -205,14 +206,18 @@ class BatchPlanner:
             levels, seeds = sorted({level, *_near(self.priorities.level)}), self.priorities.seeds
 
         found: list[SearchResult] = []
+        began = time.perf_counter()
 
         def _find(built: JobProblem) -> SearchResult:
+            own = budget
+            if found and budget.time_s is not None:  # again, since nothing fits in the order that was found
+                own = replace(budget, time_s=max(budget.time_s - (time.perf_counter() - began), 0.0))
             hold = None if keep is None else (lambda one: keep(built, one))
             options = {"strategy": self._strategy, "seed": self._seed, "seeds": seeds, "keep": hold}
             try:
-                result = search_levels(built.problem, budget, levels=levels, **options)  # type: ignore[arg-type]
+                result = search_levels(built.problem, own, levels=levels, **options)  # type: ignore[arg-type]
             except MemoryLimitError:
-                result = search_levels(built.problem, budget, **options)  # type: ignore[arg-type]
+                result = search_levels(built.problem, own, **options)  # type: ignore[arg-type]
             found.append(result)
             return result
 

@@ -85,8 +85,9 @@ class Planner:
             seed by seed. What assignments defer stays deferred.
         assign: assigns the samples of every iteration to replicas and microbatches; ``stream`` is then a
             ``SampleSource``. window: iterations among which samples may change places; 1: none.
-        rollouts, time_s: of every search; neither: 10 s. Rollouts give the same plans again as long as no deadline
-            cuts a search short. workers: threads of a search, at most half the cores (DIP §6.2); None: as many.
+        rollouts: of every search. time_s: from a batch to its plan [s], of which the search has at least half; neither:
+            10 s. Rollouts give the same plans again as long as no deadline cuts a search short. workers: threads of a
+            search, at most half the cores (DIP §6.2); None: as many.
         deadline_s: planning of an iteration ends at most so long after it began [s]; None: when it is asked for.
         patience_s: how long iterating waits for a plan, but for the first one [s]; None: until it is planned.
         first: number of the stream's first batch.
@@ -340,8 +341,10 @@ class Planner:
                     self._publish(slot, tight.plan_of(best, "search"), best.makespan_s, Outcome.BEST_SO_FAR)
                 told = self._clock()
 
-        budget = Budget(self._budget.rollouts, self._budget.time_s, self._budget.workers, stop=_is_late)
-        began = self._clock()
+        began, most_s = self._clock(), self._budget.time_s
+        if most_s is not None:
+            most_s = max(0.5 * most_s, most_s - (began - slot.began_s) - self._finish_s)
+        budget = Budget(self._budget.rollouts, most_s, self._budget.workers, stop=_is_late)
         result, tight, best = self.batches.search(begun, default, level, budget, _keep)
         is_whole = result.ended_by != "stopped"
         plan = tight.plan_of(best, "search")

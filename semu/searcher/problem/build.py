@@ -103,7 +103,7 @@ class JobProblem:
         """
         found = self.checkpoint.decided(self.plan_of(solution)).estimate()
         excess: I64 = np.array(found.peak_memory_bytes, dtype=np.int64) - self.target_bytes
-        if not found.fits and not np.any(excess > 0):
+        if not np.any(excess > 0) and not found.fits:  # the first costs nothing
             excess = np.maximum(excess, np.array(found.deciding_bytes, dtype=np.int64) - found.room.usable_bytes)
         return excess
 
