@@ -9,6 +9,7 @@ from semu.hardware.attention_kernels import AttentionFactors, AttentionKernel, u
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
 from semu.hardware.fp8 import Fp8Recipe
+from semu.hardware.kinds import DType
 from semu.hardware.number import Number
 from semu.hardware.software import Software, has_aggregated_trees
 from semu.job.experts import check_experts, exposed_exchanges, mixtures
@@ -378,11 +379,14 @@ class TrainingJob:
         return is_wider and training.software is Software.MEGATRON_DEEPSPEED
 
     @property
-    def has_gradient_buckets(self) -> bool:
-        """Whether gradients that are reduced whole are copied into buckets that stay: PyTorch's
-        DistributedDataParallel, whose documentation of ``gradient_as_bucket_view`` gives their size as that of all
-        gradients. Megatron-LM's gradients lie in its buffers."""
-        return self.training.software.kernels is Software.TORCH and not self.training.gradient_as_bucket_view
+    def bucket_dtype(self) -> DType | None:
+        """Type of the buckets into which PyTorch's DistributedDataParallel copies all gradients (its documentation of
+        ``gradient_as_bucket_view``): the parameters', also where a hook adds up in fp32 beside (nanotron); fp32 under
+        autocast. None: there are none, as Megatron-LM's gradients lie in its buffers."""
+        training = self.training
+        if training.software.kernels is not Software.TORCH or training.gradient_as_bucket_view:
+            return None
+        return training.grad_dtype if training.autocast is not None else training.precision.tensor_dtype
 
     @property
     def bucket_elements(self) -> int | None:

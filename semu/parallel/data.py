@@ -99,7 +99,7 @@ def static_bytes(
     fp8_primary: int = 0,
     shards_are_masters: bool = False,
     fp8_scale_bytes: int = 0,
-    has_buckets: bool = False,
+    bucket_dtype: DType | None = None,
     has_two_gradients: bool = False,
     moments: int = 2,
 ) -> StaticBytes:
@@ -115,8 +115,8 @@ def static_bytes(
         fp8_primary: those of them that have no other copy in ``tensor_dtype``.
         shards_are_masters: ZeRO-3 keeps one copy of its shards, in ``master_dtype``, and casts what it gathers.
         fp8_scale_bytes: scales of one such copy of all of them [bytes].
-        has_buckets: gradients that are reduced whole are copied into buckets that stay, as PyTorch's
-            DistributedDataParallel does with ``gradient_as_bucket_view = False``, its default.
+        bucket_dtype: gradients that are reduced whole are copied into buckets of this type that stay, as PyTorch's
+            DistributedDataParallel does with ``gradient_as_bucket_view = False``, its default; None: they are not.
         has_two_gradients: gradients of the parameters' type stay beside the buffers, as under DeepSpeed's
             BF16_Optimizer.
         moments: of every trained element; Adam has two.
@@ -130,12 +130,13 @@ def static_bytes(
     master = 0 if tensor_dtype is master_dtype else master_dtype.size_bytes
     share = -(-trainable // dp)
     gradient = grad_dtype.size_bytes + (tensor_dtype.size_bytes if has_two_gradients else 0)
+    bucket = bucket_dtype.size_bytes if bucket_dtype is not None and dp > 1 and zero <= 1 else 0
     held = (-(-elements // dp) if zero >= 3 else elements) - fp8_primary
     if shards_are_masters and zero >= 3 and master:
         held -= share
     return StaticBytes(
         parameters=held * tensor_dtype.size_bytes
         + fp8_copies * (fp8_elements * DType.FP8.size_bytes + fp8_scale_bytes),
-        gradients=(share if zero >= 2 else (2 if has_buckets and dp > 1 else 1) * trainable) * gradient,
+        gradients=(share if zero >= 2 else trainable) * gradient + trainable * bucket,
         optimizer=(share if zero >= 1 else trainable) * (master + moments * state_dtype.size_bytes),
     )

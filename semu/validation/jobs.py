@@ -30,6 +30,9 @@ leaves open follows rules that hold for every row:
   ``param_gather``.
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
   and the memory of ZeRO-1.
+* ZeRO-2 in a pipeline reduces gradients once, behind the last microbatch, and is ZeRO-1: a reduction per microbatch is
+  what its definition asks for, and what nobody runs (DeepSpeed refuses it; Llama 3's 405 B, 2407.21783 §3.3.2, would
+  take 1.7 times its printed time).
 * ZeRO-2 of PyTorch's FSDP is its SHARD_GRAD_OP: parameters are sharded too, and stay gathered until the backward.
 * software: the row's; where it has none, PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless
   the row tells ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); else Megatron-LM's.
@@ -64,7 +67,7 @@ from semu.nn.layers.activation import Activation
 from semu.parallel.expert_layers import layer_pattern
 from semu.records import dataclass
 from semu.schedule.placement import Placement
-from semu.schedule.registry import ALL_SCHEDULES
+from semu.schedule.registry import ALL_SCHEDULES, NEAREST
 from semu.validation.row import Measure, Row, Shape
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
@@ -389,6 +392,8 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
     }
     if _is_torch_fsdp(row):
         table |= {"zero": 3, "reshard_after_forward": row.sharding == "fsdp" and row.pp == 1}
+    elif row.sharding == "zero2" and row.pp > 1:
+        table["zero"] = 1
     if row.zero_group is not None and row.zero_group != row.dp:
         table["zero_group"] = row.zero_group
     if row.shape.moe is not None and row.etp is not None:
@@ -404,7 +409,8 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
 
 def is_v_shaped(row: Row) -> bool:
     """Whether a row's schedule has two chunks per rank, placed in a V."""
-    family = ALL_SCHEDULES.get(row.schedule or "")
+    name = row.schedule or ""
+    family = ALL_SCHEDULES.get(NEAREST.get(name, name))
     return family is not None and family.placement is Placement.V_SHAPE
 
 

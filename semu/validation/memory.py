@@ -10,7 +10,7 @@ PRINTED_UNIT_BYTES = 10**9
 """Bytes that a runs file writes for one printed GB."""
 GB_BYTES = 10**9
 """What a printed GB is taken for, in all rows: 10^9 bytes."""
-GB_READING = "a printed GB is 10^9 bytes, allocated"
+GB_READING = "a printed GB is 10^9 bytes, reserved by the allocator"
 """The same for people."""
 
 
@@ -26,8 +26,7 @@ def peak_bytes(report: Report | Estimate, scope: Scope, measure: Measure) -> int
     ``activations.activation_bytes``, no peak of an allocator."""
     if measure is Measure.ANALYTIC:
         return None
-    is_allocated = measure not in (Measure.RESERVED, Measure.DEVICE)
-    peaks = report.peak_memory_bytes if is_allocated else report.reserved_memory_bytes
+    peaks = report.peak_memory_bytes if measure is Measure.ALLOCATED else report.reserved_memory_bytes
     outside = report.other_memory_bytes if measure is Measure.DEVICE else 0
     return None if peaks is None else outside + max(peaks[rank] for rank in ranks_of(scope, len(peaks)))
 

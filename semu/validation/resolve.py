@@ -112,7 +112,7 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
     Raises:
         ConfigError, ScheduleError: semu refuses every candidate; the first one's error.
     """
-    best: tuple[tuple[bool, float], Settings, Run] | None = None
+    best: tuple[tuple[bool, int, float], Settings, Run] | None = None
     refusals: list[ConfigError | ScheduleError] = []
     tried = 0
     for (sharding, _, _), family in groupby(candidates(row), key=lambda s: (s.sharding, s.micro_batch, s.vp)):
@@ -143,9 +143,10 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
     return Choice(settings, run, resolved, len(refusals), tried)
 
 
-def _rank(report: Estimate) -> tuple[bool, float]:
-    """Less is better: what fits by its time, then what does not by its memory."""
-    return not report.fits, report.iteration_time_s if report.fits else float(max(report.peak_memory_bytes))
+def _rank(report: Estimate) -> tuple[bool, int, float]:
+    """Less is better: what fits by its time, then what does not by its memory and, of equal memory, by its time."""
+    excess = 0 if report.fits else max(report.peak_memory_bytes)
+    return not report.fits, excess, report.iteration_time_s
 
 
 def _micro_batches(row: Row) -> tuple[int, ...]:

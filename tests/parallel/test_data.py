@@ -75,16 +75,18 @@ def test_frozen_parameters_are_stored_and_nothing_else() -> None:
     assert stored(1000, 400) == StaticBytes(2000, 1600, 4800)
 
 
-@pytest.mark.parametrize(("zero", "dp", "copies"), [(0, 4, 2), (1, 4, 2), (0, 1, 1), (2, 4, 1), (3, 4, 1)])
-def test_gradients_that_are_reduced_whole_lie_in_buckets_once_more(zero: int, dp: int, copies: int) -> None:
-    def _held(has_buckets: bool) -> StaticBytes:
+@pytest.mark.parametrize(("zero", "dp", "is_held"), [(0, 4, True), (1, 4, True), (0, 1, False), (2, 4, False)])
+def test_gradients_that_are_reduced_whole_lie_in_buckets_once_more(zero: int, dp: int, is_held: bool) -> None:
+    def _held(bucket: DType | None) -> StaticBytes:
         return static_bytes(
-            1000, 600, dp=dp, zero=zero, tensor_dtype=DType.BF16, grad_dtype=DType.FP32, has_buckets=has_buckets
+            1000, 600, dp=dp, zero=zero, tensor_dtype=DType.BF16, grad_dtype=DType.FP32, bucket_dtype=bucket
         )
 
-    plain, held = _held(False), _held(True)
-    assert held.gradients == copies * plain.gradients
-    assert (held.parameters, held.optimizer) == (plain.parameters, plain.optimizer)
+    plain = _held(None)
+    for dtype, size in ((DType.BF16, 2), (DType.FP32, 4)):
+        held = _held(dtype)
+        assert held.gradients - plain.gradients == is_held * 600 * size
+        assert (held.parameters, held.optimizer) == (plain.parameters, plain.optimizer)
 
 
 # -- buckets -----------------------------------------------------------------------------------------------------

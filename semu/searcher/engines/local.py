@@ -27,6 +27,8 @@ from semu.searcher.engines.engine import ATTEMPTS, IN_FLIGHT, Result, Task
 
 YOUNG = 500_000
 """In a worker: new objects between two runs of the garbage collector. Tasks leave little, but fill caches."""
+THREAD_ENDS_S = 5.0
+"""How long the thread that hands out tasks may take to see that its processes are gone."""
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _WORK: list[Callable[[Any], Any]] = []
 """In a worker: the function that it runs."""
@@ -80,7 +82,6 @@ class LocalEngine:
                             expected="processes that live; was the machine out of memory?",
                         ) from error
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)
                 _end(pool)
 
 
@@ -131,6 +132,14 @@ def _run(task: Any) -> Any:
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """End every process whose task is no longer waited for."""
-    for process in list((getattr(pool, "_processes", None) or {}).values()):
+    """End every process whose task is no longer waited for, and the thread that hands out tasks.
+
+    Python wakes that thread when it exits, by a pipe that it would just then be closing.
+    """
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    thread = getattr(pool, "_executor_manager_thread", None)
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
         process.terminate()
+    if thread is not None:
+        thread.join(THREAD_ENDS_S)

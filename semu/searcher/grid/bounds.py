@@ -287,7 +287,7 @@ class Floors:
                 state_dtype=training.optimizer_state_dtype,
                 moments=training.optimizer.fewest_moments,
                 shards_are_masters=point.zero >= 3 and job_at(job, point).shards_are_masters,
-                has_buckets=job.has_gradient_buckets,
+                bucket_dtype=job.bucket_dtype,
                 has_two_gradients=job.sums_gradients_twice,
             )
             total = total + found.total

@@ -37,7 +37,7 @@ def rank_static(layout: Layout, rank: int) -> StaticBytes:
             fp8_primary=primary,
             fp8_scale_bytes=scales,
             shards_are_masters=job.shards_are_masters,
-            has_buckets=job.has_gradient_buckets,
+            bucket_dtype=job.bucket_dtype,
             has_two_gradients=job.sums_gradients_twice,
             moments=moments,
         )
