@@ -62,7 +62,7 @@ def costs_of(costed: CostedJob, chunk: int, code: int) -> StageCosts:
 
 
 def split_of(layout: Layout) -> tuple[SplitStage | None, ...]:
-    """Per chunk, its backward stage in two parts; None where there is none."""
+    """Per chunk, and per chunk as it runs in pairs, its backward stage in two parts; None where there is none."""
     return _SPLITS.get(layout.cut, (), lambda: _split(layout))
 
 
@@ -99,7 +99,7 @@ def _idle(program: StageProgram, evaluation: Evaluation) -> StageCosts:
 
 def _split(layout: Layout) -> tuple[SplitStage | None, ...]:
     serial = not layout.job.overlaps_tensor_parallel
-    programs = [chunk.backward for chunk in layout.chunks]
+    programs = [chunk.backward for chunk in (*layout.chunks, *layout.cut.combined)]
     splits = {
         program: split_stage_program(program, layout.library.operators, serial=serial)
         for program in dict.fromkeys(programs)
@@ -117,7 +117,7 @@ def check_split(layout: Layout) -> None:
     Raises:
         ConfigError: a chunk with such a tensor.
     """
-    for chunk, split in zip(layout.chunks, split_of(layout), strict=True):
+    for chunk, split in zip(layout.chunks, split_of(layout), strict=False):
         if split is None or chunk.chunk.gang >= 0:  # backwards of gangs stay whole
             continue
         ranks = [layout.chunks[source].chunk.rank if source >= 0 else -1 for source in chunk.arrivals]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from types import MappingProxyType
 
 from semu import memo
 from semu.errors import ConfigError
@@ -106,12 +107,15 @@ def exposed_exchanges(model: Model, parallel: Parallel, training: Training) -> s
         (training.moe_dispatcher is Dispatcher.ALLGATHER, "Megatron-LM hides no all-gather of tokens"),
         (
             training.schedule not in COMBINED_SCHEDULES or training.schedule_file is not None,
-            f"only {' and '.join(COMBINED_SCHEDULES)} run forwards and backwards in one",
+            f"only {', '.join(COMBINED_SCHEDULES)} run forwards and backwards in one",
         ),
         (parallel.pp > 1 and parallel.vpp == 1, "pipeline ranks need several virtual stages (parallel.vpp >= 2)"),
         (parallel.spreads_vocabulary, "ranks run parts of embedding and head between the others' stages"),
         (parallel.gathers_towers, "ranks run the towers' loss between the others' stages"),
-        (parallel.placement != "circular", "only the circular placement has a steady phase of pairs"),
+        (
+            parallel.placement != COMBINED_SCHEDULES.get(training.schedule),
+            "placements that are not the schedule's own have no steady phase of pairs",
+        ),
         (training.recompute is Recompute.FULL or "moe" in recomputed, "exchanges that are made again stay exposed"),
     ):
         if is_bad:
@@ -119,8 +123,10 @@ def exposed_exchanges(model: Model, parallel: Parallel, training: Training) -> s
     return ""
 
 
-COMBINED_SCHEDULES = ("1f1b", "interleaved")
-"""Schedules in whose steady phase forwards and backwards may run as one."""
+COMBINED_SCHEDULES: Mapping[str, str] = MappingProxyType(
+    {"1f1b": "circular", "interleaved": "circular", "dualpipe-v": "v-shape"}
+)
+"""Schedules in whose steady phase forwards and backwards may run as one -> their placement."""
 
 
 def _check_groups(parallel: Parallel, zero_group: int) -> None:

@@ -70,8 +70,8 @@ class PipelineShape:
             to the chunks of its own rank alone. Empty: there are no gangs.
         chunk_flow, microbatch_flow: per chunk and per microbatch, which copy of the model it is part of or runs
             through (bidirectional pipelines); by default there is one.
-        combines: in the steady phase of 1F1B, interleaved or not, the forward and the backward of a turn run as one
-            (``semu.schedule.rules.combined``); every rank runs one more forward before it.
+        combines: in the steady phase of 1F1B, interleaved or not, and of DualPipe-V, the forward and the backward of a
+            turn run as one (``semu.schedule.rules.combined``); under 1F1B every rank runs one more forward before it.
     """
 
     num_ranks: int
@@ -212,6 +212,12 @@ class PipelineShape:
     def num_slots(self) -> int:
         """Virtual stages per rank."""
         return max(self.chunk_slot, default=0) + 1
+
+    @cached_property
+    def is_v_shaped(self) -> bool:
+        """Whether the second of two virtual stages lies against the order of ranks."""
+        second = [rank for rank, slot in zip(self.chunk_rank, self.chunk_slot, strict=False) if slot == 1]
+        return self.num_slots == 2 and second[0] > second[-1]
 
     @cached_property
     def is_plain(self) -> bool:

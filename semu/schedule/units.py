@@ -194,6 +194,9 @@ class PipelineUnits:
         stages = combined_stages(self.shape)
         units = self.numbers(StageColumns(np.zeros(1, dtype=np.int64), stages.chunk, stages.phase, stages.microbatch))
         first, last = first_and_last(stages)
+        if self.merged is not None:  # backwards that are in two have no forward beside them
+            is_whole = self.codes[np.divmod(units[last], self.size)] == BACKWARD
+            units, first, last = units[is_whole], *(np.cumsum(is_whole)[of[is_whole]] - 1 for of in (first, last))
         return units, units[first], units[last]
 
     @property
@@ -350,7 +353,8 @@ class PipelineUnits:
             end[unit], place_of[stages] = last, np.arange(len(stages))
             behind = place_of[end[stages[sender]]] + 1
         if self.merged:  # the stage in which nothing happens does not wait
-            behind += self.codes[repeat[sender], place[sender]] == BACKWARD
+            repeat, place = np.divmod(stages[behind - 1], self.size)
+            behind += self.codes[repeat, place] == BACKWARD
         end = np.repeat(ptr[1:], np.diff(ptr))[sender]
         return Sends(sender, begin + self.num_stages + number, pair[made], np.where(behind < end, behind, -1))
 

@@ -13,8 +13,8 @@ leaves open follows rules that hold for every row:
   5 a s^2 b of 2205.05198 count), else 0.
 * layers per pipeline chunk: as the row's ``layout`` says (keys of ``[parallel.layout]``), where it has one, else
   equally many; where that does not go, one fewer in the first and the last, which hold the tables (Megatron-LM's
-  ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1); where neither goes, balanced by parameters, as in any
-  run that says nothing.
+  ``account-for-embedding-in-pipeline-split``; 2401.10241 §5.1); where neither goes, balanced by simulated times, which
+  is what those who write a layout by hand aim at (parameters would be wrong by far where a layer has experts).
 * vocabulary: padded as the row says, else with tensor or pipeline parallelism, which is Megatron-LM's, to a multiple
   of 128 tp (its ``make-vocab-size-divisible-by``); FSDP does not pad.
 * gradients: fp32, but fp16 under fp16 unless the row says otherwise (Megatron-LM sets
@@ -43,7 +43,9 @@ leaves open follows rules that hold for every row:
 * transfers between pipeline ranks: not hidden unless the row says so.
 * tensor parallelism without communication overlap: what Megatron-LM of that date always hides stays hidden, whatever
   ``tp_comm`` says of the fused kernels.
-* zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4); zb-v has two
+* DualPipe hides the exchanges of experts' tokens, which is what it is for (2412.19437 §3.2.1).
+* zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4), unless sharded
+  parameters are gathered ahead of the next forward; zb-v has two
   chunks per rank in a V.
 * fp8 with a distributed optimizer or Megatron's FSDP: primary weights in fp8 (``--fp8-param-gather``, what NeMo and
   Megatron-Bridge set); under FSDP not in MXFP8, which semu does not model there.
@@ -66,6 +68,7 @@ from semu.hardware.software import Software
 from semu.nn.layers.activation import Activation
 from semu.parallel.expert_layers import layer_pattern
 from semu.records import dataclass
+from semu.schedule.family import ScheduleFamily
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES, NEAREST
 from semu.validation.row import Measure, Row, Shape
@@ -146,7 +149,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "moe_capacity_factor": 1.0 if row.drops_tokens else None,
         "moe_pad_to_capacity": row.drops_tokens or None,
         "moe_grouped_gemm": grouped if isinstance(grouped, bool) else None,
-        "optimizer_post_validation": True if (row.schedule or "").startswith("zb-") else None,
+        "optimizer_post_validation": True if _steps_apart(row) else None,
         "attention": "unfused" if is_unfused else None,
         "attention_kernel": None if is_unfused else row.attention_kernel,
         "attention_deterministic": row.attention_deterministic,
@@ -182,7 +185,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
             "software": _software(row),
             **{name: value for name, value in decided.items() if value is not None},
         },
-        "overlap": {name: value for name in _OVERLAP if (value := _overlap(row, name)) is not None},
+        "overlap": _overlaps(row),
     }
     if settings.recompute == "selective" and is_torch_fsdp:
         tables["training"] |= {"recompute": "full", "recompute_policy": "every_second_matmul"}
@@ -404,14 +407,20 @@ def _parallel(row: Row, vp: int) -> dict[str, Any]:
         table["layout"] = dict(row.layout)
     elif row.pp > 1 and divides(row.shape.layers, row.pp * vp):
         table["layout"] = {"layers": layers_of_chunks(row.shape.layers, row.pp * vp)}
+    elif row.pp > 1:
+        table["partition"] = "latency"
     return table
 
 
 def is_v_shaped(row: Row) -> bool:
     """Whether a row's schedule has two chunks per rank, placed in a V."""
-    name = row.schedule or ""
-    family = ALL_SCHEDULES.get(NEAREST.get(name, name))
+    family = _family(row)
     return family is not None and family.placement is Placement.V_SHAPE
+
+
+def _family(row: Row) -> ScheduleFamily | None:
+    name = row.schedule or ""
+    return ALL_SCHEDULES.get(NEAREST.get(name, name))
 
 
 def _schedule(row: Row, vp: int) -> str:
@@ -419,6 +428,19 @@ def _schedule(row: Row, vp: int) -> str:
     if row.schedule in (None, "1f1b", "interleaved"):
         return "interleaved" if vp > 1 else "1f1b"
     return str(row.schedule)
+
+
+def _steps_apart(row: Row) -> bool:
+    """Whether ranks step one by one, which needs parameters that are not gathered before the first forwards."""
+    gathers = row.sharding != "none" and _overlap(row, "param_gather") is not False
+    return (row.schedule or "").startswith("zb-") and (row.dp * row.cp == 1 or not gathers)
+
+
+def _overlaps(row: Row) -> dict[str, Any]:
+    table = {name: value for name in _OVERLAP if (value := _overlap(row, name)) is not None}
+    if row.shape.moe is not None and row.ep > 1 and _family(row) is ALL_SCHEDULES["dualpipe-v"]:
+        table["expert_parallel"] = True
+    return table
 
 
 def _overlap(row: Row, name: str) -> object:

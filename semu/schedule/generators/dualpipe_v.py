@@ -6,16 +6,16 @@ chunk beside backwards of the other.
     rank 2 |    F0F1F2f0F3f1F4f2i0w0f3F5b1--f4B0--F6b2--f5B1--F7b3--f6B2--b4--f7  B3--b5--B4--b6--I5i7I6W5I7w7W6..
     rank 3 |      F0f0F1f1F2f2F3f3F4b0--f4B0--F5b1--f5B1--F6b2--f6B2--F7b3--f7B3--b4--B4--b5--B5--i6I6i7I7w6W6w7..
 
-The real one overlaps the communication of a forward with the computation of its backward; here a pair runs one after
-the other. Equal stages with f = i = w and m >= 2 p: makespan 6 m f + (p - 1) f; a rank holds the activations of at most
-2 p + 1 stages, half as large as 1F1B's p.
+A pair of the steady phase runs one after the other, or as one where exchanges of experts' tokens hide
+(``overlap.expert_parallel``), which is what DualPipe is for. Equal stages with f = i = w and m >= 2 p: makespan
+6 m f + (p - 1) f; a rank holds the activations of at most 2 p + 1 stages, half as large as 1F1B's p.
 """
 
 from __future__ import annotations
 
 from semu.schedule.family import Misfit, ScheduleFamily, two_slots
 from semu.schedule.placement import Placement
-from semu.schedule.rules.pattern import Pattern
+from semu.schedule.rules.combined import DUALPIPE_V
 
 
 def _enough(p: int, m: int, v: int) -> Misfit | None:
@@ -25,20 +25,7 @@ def _enough(p: int, m: int, v: int) -> Misfit | None:
 
 dualpipe_v = ScheduleFamily(
     "dualpipe-v",
-    Pattern(
-        (
-            ("2 * (p - r - 1)", "F0"),
-            ("r + 1", "F0 F1"),
-            ("p - r - 1", "I1 W F1"),
-            ("m - 2 * p + r + 1", "F0 B1 F1 B0"),
-            ("p - r - 1", "B1 F1 B0"),
-            ("(r + 1) // 2", "B1 B0"),  # of 2 (r + 1) backwards the first half is whole, the second split
-            ("(r + 1) % 2", "B1 I0"),
-            ("(r + 1) // 2", "I1 I0"),
-            ("p - r - 1", "W I0"),
-            ("r + 1", "W"),
-        )
-    ),
+    DUALPIPE_V,
     "2412.19437 §3.2.1",
     Placement.V_SHAPE,
     doc=__doc__,

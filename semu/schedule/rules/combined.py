@@ -1,11 +1,11 @@
 """``combined_stages``: which forwards and backwards run as one where exchanges of experts' tokens hide (Megatron-LM's
-``combined_1f1b``).
+``combined_1f1b``, DeepSeek's DualPipe).
 
     one rank |F0 [F1|B0][F2|B1][F3|B2] B3|
 
-In the steady phase of 1F1B a forward and the backward behind it run layer by layer in one: both begin when the inputs
-of both are there, and what either sends leaves when both are done. Every rank runs one more forward than 1F1B before
-its steady phase, so that no two of a pair need one another.
+In the steady phase a forward and the backward behind it run layer by layer in one: both begin when the inputs of both
+are there, and what either sends leaves when both are done. Under 1F1B every rank runs one more forward before its
+steady phase, so that no two of a pair need one another; DualPipe-V's pairs are of two chunks of a rank and need not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,29 @@ from numpy.typing import NDArray
 
 from semu.schedule.phases import FORWARD
 from semu.schedule.rules.alternate import Alternate
+from semu.schedule.rules.pattern import Pattern
 from semu.schedule.rules.turns import Turns, turn_stages
 from semu.schedule.shape import PipelineShape
 
 I64 = NDArray[np.int64]
 COMBINED = Alternate(warm_up="min(v, 2) * (p - r - 1) + (v - 1) * p + 1", group="p")
 """1F1B, interleaved where a rank has several virtual stages, with one forward more before its steady phase."""
+DUALPIPE_V = Pattern(
+    (
+        ("2 * (p - r - 1)", "F0"),
+        ("r + 1", "F0 F1"),
+        ("p - r - 1", "I1 W F1"),
+        ("(r + 1) // p", "F0 B1 F1+B0"),  # the last rank's first two follow one another, as F1 needs F0
+        ("m - 2 * p + r + 1 - (r + 1) // p", "F0+B1 F1+B0"),
+        ("p - r - 1", "B1 F1+B0"),
+        ("(r + 1) // 2", "B1 B0"),  # of 2 (r + 1) backwards the first half is whole, the second split
+        ("(r + 1) % 2", "B1 I0"),
+        ("(r + 1) // 2", "I1 I0"),
+        ("p - r - 1", "W I0"),
+        ("r + 1", "W"),
+    )
+)
+"""DeepSeek's DualPipe-V (2412.19437 §3.2.1; ``dualpipev.py`` of github.com/deepseek-ai/DualPipe, steps 1 to 8)."""
 
 
 class CombinedStages(NamedTuple):
@@ -39,7 +56,10 @@ class CombinedStages(NamedTuple):
 
 
 def combined_stages(shape: PipelineShape) -> CombinedStages:
-    """The stages of a pipeline that run in pairs under 1F1B, interleaved or not; none unless ``shape.combines``."""
+    """The stages of a pipeline that run in pairs under 1F1B, interleaved or not, or in a V under DualPipe-V; none
+    unless ``shape.combines``."""
+    if shape.is_v_shaped:
+        return _of_pattern(shape)
     turns, warm_up = COMBINED.turns(shape)
     ranks, count = turns.phase.shape
     is_forward = turns.phase == FORWARD
@@ -50,6 +70,15 @@ def combined_stages(shape: PipelineShape) -> CombinedStages:
     turn, stages = turn_stages(shape, Turns(*(np.broadcast_to(of, turns.phase.shape) for of in turns)))
     mine = np.flatnonzero(pair[turn] >= 0)
     return CombinedStages(stages.chunk[mine], stages.phase[mine], stages.microbatch[mine], pair[turn[mine]])
+
+
+def _of_pattern(shape: PipelineShape) -> CombinedStages:
+    stages, forward = DUALPIPE_V.pairs(shape)
+    if not shape.combines:
+        forward = forward[:0]
+    mine = np.stack((forward, forward + 1), axis=1).ravel()
+    pair = np.repeat(np.arange(len(forward)), 2)
+    return CombinedStages(stages.chunk[mine], stages.phase[mine], stages.microbatch[mine], pair)
 
 
 def first_and_last(stages: CombinedStages) -> tuple[I64, I64]:

@@ -228,7 +228,7 @@ def pipeline_study(sim: SimulatedJob, *, splits: bool = True) -> PipelineStudy:
         result: NDArray[np.float64] = weights @ by_shape[replicas.shape]
         return result
 
-    parts = split_of(sim.layout) if splits else (None,) * num_chunks
+    parts = split_of(sim.layout)[:num_chunks] if splits else (None,) * num_chunks
     for chunk, (stages, split) in enumerate(zip(sim.layout.chunks, parts, strict=True)):
         seconds[FORWARD][chunk] = _mean(costs_of(sim, chunk, FORWARD).latency)
         if stages.backward is None:

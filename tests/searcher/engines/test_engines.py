@@ -76,6 +76,7 @@ def test_processes_give_what_serial_gives() -> None:
     work = partial(power, 3)
     found = list(make_engine("local", workers=2).run(work, range(50)))
     assert sorted(found) == list(SerialEngine().run(work, range(50)))
+    assert threading.active_count() == 1  # Python would wake a thread of the pool when it exits
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
-"""Exchanges of experts' tokens behind another microbatch, against a slow run of Megatron-LM's order.
+"""Exchanges of experts' tokens behind another microbatch, against a slow run of Megatron-LM's and DualPipe-V's order.
 
 The reference runs the nodes of ``TransformerLayerSchedulePlan.run`` and ``TransformerModelChunkSchedulePlan.run``
 (megatron-core 0.16) one by one on a stream of computation and one of communication, and ranks in the order of
-``forward_backward_pipelining_with_interleaving``. It knows exchanges by their paths, and takes from semu only how long
-single operators and transfers last.
+``forward_backward_pipelining_with_interleaving``, or of DeepSeek's ``DualPipeV.step``. It knows exchanges by their
+paths, and takes from semu only how long single operators and transfers last.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def combined_time(f: StageNodes | None, b: StageNodes | None) -> float:
 
 
 Stage = tuple[int, str, int]
-"""Chunk, F or B, microbatch."""
+"""Chunk, F, B, I or W, microbatch."""
 
 
 def megatron_orders(p: int, m: int, v: int) -> list[list[tuple[Stage | None, Stage | None]]]:
@@ -183,51 +183,149 @@ def megatron_orders(p: int, m: int, v: int) -> list[list[tuple[Stage | None, Sta
     return orders
 
 
-def megatron_makespan(checkpoint: JobCheckpoint) -> float:
-    """The end of the last stage under Megatron-LM's order: a rank goes on when what it needs has come, and sends when
+class DualPipeRank:
+    """What one rank of ``DualPipeV`` calls, and the counters that it keeps."""
+
+    def __init__(self, p: int, rank: int) -> None:
+        self.chunk = rank, 2 * p - 1 - rank
+        self.order: list[tuple[Stage | None, Stage | None]] = []
+        self.done = {"F": [0, 0], "B": [0, 0]}
+        self.weights: list[Stage] = []
+
+    def following(self, letter: str, phase: int) -> Stage:
+        count = self.done["F" if letter == "F" else "B"]
+        count[phase] += 1
+        return self.chunk[phase], letter, count[phase] - 1
+
+    def forward(self, phase: int) -> None:
+        self.order.append((self.following("F", phase), None))
+
+    def backward(self, phase: int, zero_bubble: bool = False) -> None:
+        stage = self.following("I" if zero_bubble else "B", phase)
+        self.order.append((None, stage))
+        if zero_bubble:
+            self.weights.append((stage[0], "W", stage[2]))
+
+    def both(self, phase: int) -> None:
+        self.order.append((self.following("F", phase), self.following("B", 1 - phase)))
+
+    def weight(self) -> None:
+        self.order.append((None, self.weights.pop(0)))
+
+
+def dualpipe_v_orders(p: int, m: int) -> list[list[tuple[Stage | None, Stage | None]]]:
+    """Per rank what ``DualPipeV.step`` calls, in its eight steps (dualpipe/dualpipev.py of DeepSeek's DualPipe)."""
+    orders = []
+    for rank in range(p):
+        own = DualPipeRank(p, rank)
+        for _ in range(2 * (p - rank - 1)):
+            own.forward(0)
+        for _ in range(rank + 1):
+            own.forward(0)
+            own.forward(1)
+        for _ in range(p - rank - 1):
+            own.backward(1, zero_bubble=True)
+            own.weight()
+            own.forward(1)
+        for number in range(m - 2 * p + rank + 1):
+            if number == 0 and rank == p - 1:  # not overlapped
+                own.forward(0)
+                own.backward(1)
+            else:
+                own.both(0)
+            own.both(1)
+        for _ in range(p - rank - 1):
+            own.backward(1)
+            own.both(1)
+        zero_bubble = False
+        for number in range(rank + 1):
+            zero_bubble |= number == (rank + 1) // 2 and rank % 2 == 1
+            own.backward(1, zero_bubble)
+            zero_bubble |= number == (rank + 1) // 2 and rank % 2 == 0
+            own.backward(0, zero_bubble)
+        for _ in range(p - rank - 1):
+            own.weight()
+            own.backward(0, zero_bubble=True)
+        for _ in range(rank + 1):
+            own.weight()
+        orders.append(own.order)
+    return orders
+
+
+def half_of(checkpoint: JobCheckpoint, chunk: int, *, weights: bool) -> float:
+    """A chunk's gradients of weights, or all else of its backward, one operator after the other [s]."""
+    program = checkpoint.layout.chunks[chunk].backward
+    assert program is not None
+    library, latency = checkpoint.layout.library, checkpoint.evaluation.by_shape.latency[0]
+    late = [library.operators[row].phase is Phase.WEIGHT_GRADIENT for row in program.rows.tolist()]
+    return sum(
+        float(latency[row]) for row, is_late in zip(program.rows.tolist(), late, strict=True) if is_late == weights
+    )
+
+
+def reference_makespan(checkpoint: JobCheckpoint) -> float:
+    """The end of the last stage under the framework's order: a rank goes on when what it needs has come, and sends when
     it is done; transfers between two ranks follow one another [s]."""
     parallel, m = checkpoint.job.parallel, checkpoint.job.num_microbatches
     chunks = parallel.pp * parallel.vpp
+    is_v = parallel.placement == "v-shape"
+    rank_of = [min(chunk, chunks - 1 - chunk) if is_v else chunk % parallel.pp for chunk in range(chunks)]
+    halves = {
+        (chunk, letter): half_of(checkpoint, chunk, weights=letter == "W") for chunk in range(chunks) for letter in "IW"
+    }
     stages = {
         (chunk, letter): nodes_of(checkpoint, chunk, phase)
         for chunk in range(chunks)
         for letter, phase in (("F", Phase.FORWARD), ("B", Phase.BACKWARD))
     }
-    sends = {
-        checkpoint.units.name(unit).split()[1]: float(checkpoint.nodes.latency[0, unit])
-        for unit in range(checkpoint.units.num_units)
-        if checkpoint.units.name(unit).startswith("send")
-    }
-    orders = [list(order) for order in megatron_orders(parallel.pp, m, parallel.vpp)]
+    checkpoint.timed()  # under the schedule's own whole backwards
+    sends = send_times(checkpoint)
+    orders = dualpipe_v_orders(parallel.pp, m) if is_v else megatron_orders(parallel.pp, m, parallel.vpp)
     clock, links, arrived = [0.0] * parallel.pp, dict[tuple[int, int], float](), dict[Stage, float]()
     while any(orders):
         before = sum(map(len, orders))
         for rank, order in enumerate(orders):
             while order and (came := _came(order[0], arrived, chunks)) is not None:
                 f, b = order.pop(0)
-                both = stages[f[0], "F"] if f else None, stages[b[0], "B"] if b else None
-                clock[rank] = max(clock[rank], came) + combined_time(*both)
-                for stage in filter(None, (f, b)):
-                    chunk, letter, microbatch = stage
-                    reader = chunk + (1 if letter == "F" else -1)
+                if b is not None and b[1] in "IW":
+                    lasts = halves[b[:2]]
+                else:
+                    lasts = combined_time(stages[f[0], "F"] if f else None, stages[b[0], "B"] if b else None)
+                clock[rank] = max(clock[rank], came) + lasts
+                for chunk, letter, microbatch in filter(None, (f, b)):
+                    key = "B" if letter == "I" else letter
+                    reader = chunk + {"F": 1, "B": -1, "W": chunks}[key]
                     ready = clock[rank]
-                    if 0 <= reader < chunks and reader % parallel.pp != rank:
-                        link = rank, reader % parallel.pp
+                    if 0 <= reader < chunks and rank_of[reader] != rank:
+                        link = rank, rank_of[reader]
                         begin = max(ready, links.get(link, 0.0))
-                        ready = links[link] = begin + sends[f"{chunk}{letter}{microbatch}"]
-                    arrived[stage] = ready
+                        ready = links[link] = begin + sends[chunk, key, microbatch]
+                    arrived[chunk, key, microbatch] = ready
         assert sum(map(len, orders)) < before, "a deadlock"
     return max(clock)
 
 
+def send_times(checkpoint: JobCheckpoint) -> dict[Stage, float]:
+    """How long each stage's transfer lasts, gradients under B [s]."""
+    names = [checkpoint.units.name(unit) for unit in range(checkpoint.units.num_units)]
+    found: dict[Stage, float] = {}
+    for unit, name in enumerate(names):
+        if match := re.match(r"send (\d+)([FBI])(\d+)", name):
+            chunk, letter, microbatch = match.groups()
+            stage = int(chunk), "F" if letter == "F" else "B", int(microbatch)
+            found[stage] = float(checkpoint.nodes.latency[0, unit])
+    return found
+
+
 def _came(pair: tuple[Stage | None, Stage | None], arrived: dict[Stage, float], chunks: int) -> float | None:
     """When all that a step needs has come; None: it has not yet."""
-    needs = []
-    for stage in filter(None, pair):
-        chunk, letter, microbatch = stage
+    needs: list[Stage] = []
+    for chunk, letter, microbatch in filter(None, pair):
+        if letter == "W":
+            continue
         if letter == "F" and chunk:
             needs.append((chunk - 1, "F", microbatch))
-        elif letter == "B":
+        elif letter in "BI":
             needs += [(chunk, "F", microbatch), *([(chunk + 1, "B", microbatch)] if chunk + 1 < chunks else [])]
     return max((arrived[need] for need in needs), default=0.0) if all(need in arrived for need in needs) else None
 
@@ -246,7 +344,31 @@ SIZES = [
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: semu.Parallel(**sizes).label())
 def test_the_pipeline_runs_as_megatron_runs_it(sizes: dict[str, Any], links: dict[str, float]) -> None:
     checkpoint = prepare(job_of(sizes, links=links, count=12))
-    assert checkpoint.timed().run.makespan()[0] == pytest.approx(megatron_makespan(checkpoint), rel=1e-12)
+    assert checkpoint.timed().run.makespan()[0] == pytest.approx(reference_makespan(checkpoint), rel=1e-12)
+
+
+@pytest.mark.parametrize("links", LINKS, ids=["plain", "slow", "slower", "half"])
+@pytest.mark.parametrize(("pp", "count"), [(2, 4), (2, 7), (4, 8), (4, 13), (3, 9)])
+def test_dualpipe_v_runs_as_deepseek_runs_it(pp: int, count: int, links: dict[str, float]) -> None:
+    checkpoint = prepare(dualpipe_v_job(pp, count, links=links))
+    assert checkpoint.timed().run.makespan()[0] == pytest.approx(reference_makespan(checkpoint), rel=1e-12)
+
+
+def dualpipe_v_job(pp: int, count: int, **options: Any) -> TrainingJob:
+    """A small mixture in a V."""
+    sizes = {"dp": 2, "pp": pp, "vpp": 2, "ep": 2, "placement": "v-shape"}
+    return job_of(sizes, count=count, schedule="dualpipe-v", **options)
+
+
+def test_dualpipe_v_hides_exchanges() -> None:
+    """Work is the same, and all that is saved is exchanges and what waits for them."""
+    plain, hidden = (semu.simulate(dualpipe_v_job(4, 16, hides=hides)) for hides in (False, True))
+    assert hidden.iteration_time_s < 0.95 * plain.iteration_time_s
+    assert hidden.model_flop == plain.model_flop
+    assert hidden.breakdown_s["compute"] == pytest.approx(plain.breakdown_s["compute"], rel=1e-9)
+    assert sum(_flat(hidden.breakdown_s)) == pytest.approx(hidden.iteration_time_s, rel=1e-9)
+    assert hidden.peak_memory_bytes == pytest.approx(plain.peak_memory_bytes, rel=0.01)  # the order is the same
+    assert not any("expert_parallel" in warning for warning in hidden.warnings)
 
 
 def combined(checkpoint: JobCheckpoint, chunk: int) -> float:
@@ -322,7 +444,8 @@ def test_one_more_microbatch_is_held() -> None:
         ({"dp": 2, "pp": 2, "ep": 2}, {}, "vpp >= 2"),
         ({"dp": 2, "ep": 2}, {"recompute": "full"}, "made again"),
         ({"dp": 2, "ep": 2}, {"moe_dispatcher": "allgather"}, "all-gather"),
-        ({"dp": 2, "ep": 2}, {"schedule": "gpipe"}, "1f1b and interleaved"),
+        ({"dp": 2, "ep": 2}, {"schedule": "gpipe"}, "only 1f1b, interleaved, dualpipe-v"),
+        ({"dp": 2, "pp": 2, "vpp": 2, "ep": 2, "placement": "v-shape"}, {"schedule": "zb-v"}, "only 1f1b"),
     ],
 )
 def test_where_it_hides_nothing_the_report_says_so(
