@@ -7,6 +7,7 @@ leaves open follows rules that hold for every row:
   ``local``, and one that the row does not tell where Megatron-LM trains a model with learned positions in fp16, or in
   bf16 on a device without fp8, as it did before Transformer Engine and FlashAttention (NeMo 23.08 still has
   ``use_flash_attention: False``; not with context parallelism); anything else is semu's default, a fused kernel.
+* recomputed modules that the model has none of are left out, as Megatron-LM does.
 * selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
 * token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
 * dropout, where the row has none: 0.1 with unfused attention (Megatron-LM's default of that time, and what 34 s b h and
@@ -94,6 +95,12 @@ _ZERO: Mapping[str, int] = MappingProxyType({"none": 0, "zero1": 1, "zero2": 2, 
 _FLASH_ATTN = frozenset({"fa2", "fa3"})
 """Attention kernels of the package flash-attn. A framework that calls them is taken to call its other kernels too, as
 nanotron does; HuggingFace's models do not, which their run files say."""
+_KERNELS: Mapping[str, str | None] = MappingProxyType(
+    {"xformers": "fa1", **dict.fromkeys(("flash", "flash-attn", "flash-attention", "flash_attention"))}
+)
+"""What sources call attention kernels -> a word of ``training.attention_kernel``; None: whichever was current."""
+_DISPATCHERS: Mapping[str, str] = MappingProxyType({"hybridep": "deepep"})
+"""Dispatchers that send as another one does: a row once to every node."""
 _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "grad_reduce": ("dp_grad_reduce",),
@@ -145,13 +152,13 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
         "activation_limit": row.activation_limit,
         "workspaces": _workspaces(row),
         "grad_dtype": settings.grad_dtype or _grad_dtype(row),
-        "moe_dispatcher": row.moe_dispatcher,
+        "moe_dispatcher": _DISPATCHERS.get(row.moe_dispatcher or "", row.moe_dispatcher),
         "moe_capacity_factor": 1.0 if row.drops_tokens else None,
         "moe_pad_to_capacity": row.drops_tokens or None,
         "moe_grouped_gemm": grouped if isinstance(grouped, bool) else None,
         "optimizer_post_validation": True if _steps_apart(row) else None,
         "attention": "unfused" if is_unfused else None,
-        "attention_kernel": None if is_unfused else row.attention_kernel,
+        "attention_kernel": None if is_unfused else _attention_kernel(row),
         "attention_deterministic": row.attention_deterministic,
         "software_date": row.software_date,
         "gradient_accumulation_fusion": row.gradient_accumulation_fusion,
@@ -217,8 +224,23 @@ def _links(row: Row, device: str) -> dict[str, Any]:
 
 def _recompute(row: Row, settings: Settings) -> str | list[str]:
     """The mode, or what selective recomputation covers."""
-    is_listed = settings.recompute == "selective" and row.recompute_modules
-    return list(row.recompute_modules) if is_listed else settings.recompute
+    if settings.recompute != "selective" or not row.recompute_modules:
+        return settings.recompute
+    shape = row.shape
+    moe = shape.moe or {}
+    lacks = {
+        "mla_up_proj": not shape.mla,
+        "shared_experts": not moe.get("shared_expert_ffn"),
+        **dict.fromkeys(("moe", "moe_act"), not moe),
+        "mlp": bool(moe) and not moe.get("dense_layers") and moe.get("layer_freq") in (None, 1),
+    }
+    return [module for module in row.recompute_modules if not lacks.get(module)] or "none"
+
+
+def _attention_kernel(row: Row) -> str | None:
+    """The kernel that a row names; None: what its software called at its date."""
+    told = row.attention_kernel
+    return told if told is None else _KERNELS.get(told.lower(), told)
 
 
 def _is_unfused(row: Row) -> bool:
@@ -369,7 +391,7 @@ def _is_padded(row: Row) -> bool:
 
 
 def _workspaces(row: Row) -> str | None:
-    is_megatron = _software(row) == "megatron" and row.measure in (Measure.ALLOCATED, Measure.PRINTED_GB)
+    is_megatron = _software(row) == "megatron" and row.measure is Measure.ALLOCATED
     if row.measure is Measure.ANALYTIC or not (row.attention or is_megatron):
         return None
     return "torch" if row.attention == "local" else "transformer_engine"

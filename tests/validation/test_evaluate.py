@@ -83,11 +83,11 @@ def test_reserved_memory_is_the_reports_or_none() -> None:
     assert (reserved is None) == any("reserved" in note for note in result.notes)
 
 
-def test_printed_gigabytes_are_allocated_bytes() -> None:
+def test_printed_gigabytes_are_reserved_bytes() -> None:
     read = row(PIPELINE, peak_mem_scope="max", peak_mem_measure="printed_gb")
     assert (
         evaluate_row(read, plain_job).compared
-        == evaluate_row(replace(read, measure=Measure.ALLOCATED), plain_job).compared
+        == evaluate_row(replace(read, measure=Measure.RESERVED), plain_job).compared
     )
 
 

@@ -214,9 +214,13 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         ({"precision_kind": "fp16", "sharding_kind": "fsdp", **LEARNED}, "training.attention", None),
         ({"precision_kind": "fp16", "model.position": "rope"}, "training.attention", None),
         ({"precision_kind": "fp16", "cp": 2, "gpus": 4, **LEARNED}, "training.attention", None),
+        ({"attention_kernel": "fa3"}, "training.attention_kernel", "fa3"),
+        ({"attention_kernel": "xFormers"}, "training.attention_kernel", "fa1"),
+        ({"attention_kernel": "flash"}, "training.attention_kernel", None),
+        ({"moe_dispatcher": "hybridep", "model.moe": MOE}, "training.moe_dispatcher", "deepep"),
         ({}, "training.workspaces", None),
         ({"peak_mem_measure": "allocated"}, "training.workspaces", "transformer_engine"),
-        ({"peak_mem_measure": "printed_gb"}, "training.workspaces", "transformer_engine"),
+        ({"peak_mem_measure": "printed_gb"}, "training.workspaces", None),
         ({"peak_mem_measure": "reserved"}, "training.workspaces", None),
         ({"peak_mem_measure": "allocated", "sharding_kind": "fsdp"}, "training.workspaces", None),
         ({"attention": "auto (whatever is there)"}, "training.workspaces", "transformer_engine"),
@@ -261,6 +265,21 @@ def test_what_a_field_means(changes: dict[str, Any], place: str, value: object) 
     for part in path:
         table = table[part]
     assert table.get(key) == value
+
+
+@pytest.mark.parametrize(
+    ("told", "moe", "covered"),
+    [
+        (["moe", "mlp"], None, ["mlp"]),
+        (["moe"], None, "none"),
+        (["moe_act", "mlp", "shared_experts", "layernorm"], MOE, ["moe_act", "layernorm"]),
+        (["moe_act", "mlp"], {**MOE, "dense_layers": 1}, ["moe_act", "mlp"]),
+        (["mla_up_proj", "shared_experts"], {**MOE, "shared_expert_ffn": 256}, ["shared_experts"]),
+    ],
+)
+def test_modules_that_a_model_lacks_are_not_recomputed(told: list[str], moe: object, covered: object) -> None:
+    changes = {"recompute_kind": "selective", "recompute_modules": told, "model.moe": moe}
+    assert tables(changes, recompute="selective")["training"]["recompute"] == covered
 
 
 def test_several_chunks_per_rank_are_interleaved() -> None:
