@@ -120,7 +120,7 @@ def accuracy() -> str:
 {table}
 
 Peak memory: Megatron CI {ci["mape"]:.1f} % ({ci["n"]} rows; last rank, allocated), torchtitan {titan["mape"]:.1f} % \
-({titan["n"]}; reserved), zero-bubble {zero["mape"]:.1f} % ({zero["n"]}; a printed GB read as 10^9 allocated bytes);
+({titan["n"]}; reserved), zero-bubble {zero["mape"]:.1f} % ({zero["n"]}; a printed GB read as 10^9 reserved bytes);
 closed forms of 2205.05198: activations {forms["activation"]["mape"]:.2f} %, static {forms["static"]["mape"]:.2f} % \
 ({forms["static"]["n"]} each). {refused or "No"} row{"s are" if refused > 1 else " is"} refused.
 """

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,9 +23,11 @@ import semu
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
+from semu.runfile import load_run
 from semu.simulation import prepare
 from semu.simulation.checkpoint import JobCheckpoint
 
+RUNS = Path(__file__).parents[3] / "examples" / "runs"
 LINKS = ({}, {"nvlink_bytes_per_s": 2e9}, {"nvlink_bytes_per_s": 3e8}, {"nvlink_bytes_per_s": 5e10})
 """Links: as they are, and slow enough that exchanges show."""
 
@@ -474,3 +477,20 @@ def test_hidden_exchanges_are_launched_all_the_same() -> None:
         for hides in (False, True)
     ]
     assert spans[1] == pytest.approx(spans[0], rel=0.02)
+
+
+@pytest.mark.slow
+def test_deepseek_v3_trains_at_its_published_rate() -> None:
+    """180 thousand GPU hours of H800 per trillion tokens (2412.19437 §1), most of it because of DualPipe's overlap."""
+    published = 1e12 / (180e3 * 3600)
+    run = load_run(RUNS / "deepseek-v3.toml")
+    tokens = run.training.global_batch * run.training.seq_len / 2048
+    hidden, exposed = (
+        tokens
+        / semu.evaluate(
+            replace(run, training=replace(run.training, overlap=semu.Overlap(expert_parallel=hides)))
+        ).iteration_time_s
+        for hides in (True, False)
+    )
+    assert hidden == pytest.approx(published, rel=0.12)
+    assert exposed < 0.8 * published
