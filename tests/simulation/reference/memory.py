@@ -89,7 +89,7 @@ def static_of(model: CutModel, rank: int) -> RankStatic:
     if zero < 2 and training.software.value == "torch" and not training.gradient_as_bucket_view:  # DDP's buckets
         copied = sum(sum(p.values()) for tp, p in by_tp.items() if sharers(job, rank, tp, shards) > 1)
         copied += routed if model.experts.edp > 1 else 0
-        gradients += copied * training.grad_dtype.size_bytes
+        gradients += copied * (training.grad_dtype.size_bytes if training.autocast is not None else tensor_bytes)
     cast = sum(use.numel for use in uses.values() if use.is_fp8) if job.fp8_weights.value != "microbatch" else 0
     whole = elements - (cast if job.fp8_weights.value == "primary" else 0)
     parameters = whole * tensor_bytes + fp8_copies(job) * cast
