@@ -62,11 +62,13 @@ def test_nothing_is_gathered_without_sequence_parallelism(options: dict[str, Any
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("parallel", "copies"), [({"dp": 8}, 1), ({"dp": 8, "zero": 1}, 1), ({"dp": 8, "zero": 2}, 0)])
 def test_gradients_lie_in_buckets_once_more(name: str, parallel: dict[str, Any], copies: int) -> None:
-    """PyTorch, ``gradient_as_bucket_view``: without it the buckets take as much as all gradients."""
-    held, view = run(name, parallel), run(name, parallel, gradient_as_bucket_view=True)
+    """PyTorch, ``gradient_as_bucket_view``: without it the buckets take as much as all gradients of the parameters,
+    which are fp32 under autocast."""
     count = MODELS[name]().num_parameters(trainable_only=True)
-    assert held.static_memory_bytes[0] - view.static_memory_bytes[0] == copies * 4 * count
-    assert held.iteration_time_s == view.iteration_time_s
+    for options, size in (({}, 2), ({"autocast": "fp32_norms"}, 4)):
+        held, view = run(name, parallel, **options), run(name, parallel, gradient_as_bucket_view=True, **options)
+        assert held.static_memory_bytes[0] - view.static_memory_bytes[0] == copies * size * count
+        assert held.iteration_time_s == view.iteration_time_s
 
 
 def test_one_replica_has_no_buckets() -> None:
