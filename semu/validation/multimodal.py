@@ -1,7 +1,7 @@
 """A row's ``multimodal`` object in the words of a run file: ``run_of_multimodal``. It is read for what it holds:
 
 * ``unet``: a U-Net of ``model_channels`` (320), ``channel_mult`` (1 2 4 4), ``num_res_blocks`` (2), ``context_dim``
-  (1024), ``head_channels`` (64) or ``heads``, one ``transformer_depth`` (1) on all levels but the last.
+  (1024), ``head_channels`` (64) or ``heads``, one ``transformer_depth`` (1) on all levels but the last, or one for each.
 * ``llm``: a vision-language model: a CLIP tower of ``vision`` with a projector, behind it that decoder.
 * ``vision`` and a ``text`` with sizes: two towers, compared over all replicas.
 * ``vision``: a ViT with a classifier.
@@ -51,6 +51,11 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "context": ("text_tokens", "seq_len"),
 }
 """Field -> other names by which sources call it."""
+_NETWORKS = frozenset(
+    ("vision", "vit", "image", "text", "unet", "u_net", "llm", "language", "language_model")
+    + ("dit", "transformer", "denoiser", "projector", "vae")
+)
+"""Objects that may be read as networks; another one that has layers is left out, and said."""
 _STREAMS = re.compile("(double|single|dual|joint)(_stream)?_(layers|blocks)")
 """Layers of networks with two kinds of them (FLUX, SD3)."""
 
@@ -106,12 +111,11 @@ class _Object:
                 return _Object(value, f"{self.path}{name}.", self.remarks)
         return None
 
-    def sizes(self, name: str) -> tuple[int, ...]:
-        """A list of integers >= 1; empty where there is none."""
+    def sizes(self, name: str, least: int = 1) -> tuple[int, ...]:
+        """A list of integers that are not too small; empty where there is none."""
         value = self.table.get(name)
-        return (
-            tuple(value) if isinstance(value, list) and value and all(is_integer(v) and v >= 1 for v in value) else ()
-        )
+        is_list = isinstance(value, list) and value and all(is_integer(v) and v >= least for v in value)
+        return tuple(value) if isinstance(value, list) and is_list else ()
 
 
 def run_of_multimodal(table: Mapping[str, object]) -> tuple[Run, tuple[str, ...]]:
@@ -140,6 +144,11 @@ def run_of_multimodal(table: Mapping[str, object]) -> tuple[Run, tuple[str, ...]
         raise ConfigError(
             "says no network", where="multimodal", expected="unet, vision (with text or llm), or layers and hidden"
         )
+    remarks += [
+        f"multimodal.{name} is left out"
+        for name, value in table.items()
+        if isinstance(value, Mapping) and name not in _NETWORKS and _Object(value, "", []).has("layers")
+    ]
     return run, tuple(remarks)
 
 
@@ -234,7 +243,7 @@ def _encoders(
 
 def _unet(item: _Object, unet: _Object) -> Run:
     mult = unet.sizes("channel_mult") or (1, 2, 4, 4)
-    depths = unet.sizes("transformer_depth") or (unet.size("transformer_depth", 1),) * (len(mult) - 1)
+    depths = unet.sizes("transformer_depth", least=0) or (unet.size("transformer_depth", 1),) * (len(mult) - 1)
     depths = (*depths, *(0,) * (len(mult) - len(depths)))[: len(mult)]
     context = unet.size("context_dim", 1024)
     side = item.size("image_size", 512)

@@ -75,6 +75,20 @@ def test_every_kind_runs(kind: str) -> None:
     assert (result.compared[Quantity.TIME].predicted or 0) > 0
 
 
+def test_a_unet_may_have_transformers_of_each_level_s_depth() -> None:
+    """Stable Diffusion XL: none on the first level, ten on the last."""
+    sizes = {"model_channels": 320, "channel_mult": [1, 2, 4], "transformer_depth": [0, 2, 10]}
+    table = tables_of(read({"multimodal": {**UNET, "unet": sizes}, "software": "torch"}))["model"]["unet"]
+    assert (table["depths"], table["middle_depth"]) == ([0, 2, 10], 10)
+
+
+def test_a_network_that_is_left_out_is_said() -> None:
+    audio = {"layers": 32, "hidden": 1280, "heads": 20}
+    row = read({"multimodal": {**UNET, "audio": audio}, "software": "torch"})
+    assert "multimodal.audio is left out" in row.remarks
+    assert not any("left out" in remark for remark in read({"multimodal": UNET, "software": "torch"}).remarks)
+
+
 def test_a_source_s_software_is_read_from_its_words() -> None:
     words = {"attention": "xFormers", "ema": True, "low_precision_norms": True}
     row = read({"multimodal": {**UNET, **words}, "software": "torch", "precision": "fp16 (amp)"})
