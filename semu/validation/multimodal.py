@@ -1,7 +1,8 @@
 """A row's ``multimodal`` object in the words of a run file: ``run_of_multimodal``. It is read for what it holds:
 
 * ``unet``: a U-Net of ``model_channels`` (320), ``channel_mult`` (1 2 4 4), ``num_res_blocks`` (2), ``context_dim``
-  (1024), ``head_channels`` (64) or ``heads``, one ``transformer_depth`` (1) on all levels but the last, or one for each.
+  (1024), ``head_channels`` (64) or ``heads``, one ``transformer_depth`` (1) on all levels but the last, or one for
+  each.
 * ``llm``: a vision-language model: a CLIP tower of ``vision`` with a projector, behind it that decoder.
 * ``vision`` and a ``text`` with sizes: two towers, compared over all replicas.
 * ``vision``: a ViT with a classifier.
@@ -52,8 +53,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Field -> other names by which sources call it."""
 _NETWORKS = frozenset(
-    ("vision", "vit", "image", "text", "unet", "u_net", "llm", "language", "language_model")
-    + ("dit", "transformer", "denoiser", "projector", "vae")
+    "vision vit image text unet u_net llm language language_model dit transformer denoiser projector vae".split()
 )
 """Objects that may be read as networks; another one that has layers is left out, and said."""
 _STREAMS = re.compile("(double|single|dual|joint)(_stream)?_(layers|blocks)")
