@@ -53,7 +53,22 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Field -> other names by which sources call it."""
 _NETWORKS = frozenset(
-    "vision vit image text unet u_net llm language language_model dit transformer denoiser projector vae".split()
+    [
+        "vision",
+        "vit",
+        "image",
+        "text",
+        "unet",
+        "u_net",
+        "llm",
+        "language",
+        "language_model",
+        "dit",
+        "transformer",
+        "denoiser",
+        "projector",
+        "vae",
+    ]
 )
 """Objects that may be read as networks; another one that has layers is left out, and said."""
 _STREAMS = re.compile("(double|single|dual|joint)(_stream)?_(layers|blocks)")
