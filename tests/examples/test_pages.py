@@ -24,6 +24,7 @@ MEGATRON = ROOT / "tests" / "imports" / "megatron" / "files"
 EXIT_CODES = {
     "semu simulate llama3-70b --cluster h100:1x8 --parallel tp8": 3,
     "semu simulate RUN --strict-interval 20": 5,
+    "semu simulate examples/runs/deepseek-v3.toml": 3,
 }
 """Commands whose text says that they do not end with 0 (the interval of vlm-s, more than text, is wider than 20 %)."""
 WORDS = {
@@ -36,6 +37,7 @@ WORDS = {
     "path/to/config.json": "config.json",
     "../shared/data/runs/runs.json": "runs.json",
     "examples/mixtral_8x7b.sh": "pretrain.sh",
+    "examples/runs/deepseek-v3.toml": "deepseek-v3.toml",
     "--iterations 100": "--iterations 2",
     "--iterations 20": "--iterations 2",
     "--iterations N": "--iterations 2",
@@ -89,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("reader") / "own"
     shutil.copytree(INSTANCES, place)
     shutil.copy(ROOT / "examples" / "mixtral_8x7b.sh", place / "pretrain.sh")
+    shutil.copy(ROOT / "examples" / "runs" / "deepseek-v3.toml", place)
     shutil.copy(MEGATRON / "gpt_7b.log", place / "train.log")
     shutil.copy(MEGATRON / "gpt_7b.log", place / "training.log")
     kernels = [("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", 1000 * number, 800) for number in range(20)]
