@@ -47,11 +47,9 @@ def to_replicas(
         order: int64[n]. load: int64[n, num_columns]. base: int64[num_columns], of every bin.
         count: microbatches of a replica. slowness: int64[dp], of replicas that are not alike.
     """
-    from semu.searcher.assignment.kernels.bins import deal
-
-    first, bin_of = np.zeros_like(order), np.empty_like(order)
     cap = -1 if problem.limit is None else problem.limit * count
-    if deal(order, first, problem.dp, load, base, problem.tokens, cap, slowness, bin_of):
+    bin_of = _dealt(order, np.zeros_like(order), problem.dp, load, base, problem.tokens, cap, slowness)
+    if bin_of is None:
         return None
     held = np.bincount(bin_of, minlength=problem.dp)
     while held.min() < count <= problem.num_samples // problem.dp:  # the last, smallest one of the fullest replica
@@ -70,11 +68,22 @@ def to_microbatches(
     Args:
         replica: int64[n]. order, load, base, count: as ``to_replicas``.
     """
+    order = order[sorted_by(replica[order])]
+    return _dealt(order, replica * count, count, load, base, problem.tokens, problem.cap, ALIKE)
+
+
+def _dealt(
+    order: I64, first_bin: I64, num_bins: int, load: I64, base: I64, tokens: I64, limit: int, slowness: I64
+) -> I64 | None:
+    """As the kernel; None: an item finds no room. Items are laid in order first, as many do not fit into a cache."""
     from semu.searcher.assignment.kernels.bins import deal
 
-    bin_of, order = np.empty_like(order), order[sorted_by(replica[order])]
-    lost = deal(order, replica * count, count, load, base, problem.tokens, problem.cap, ALIKE, bin_of)
-    return None if lost else bin_of
+    number, found, bin_of = np.arange(len(order)), np.empty_like(order), np.empty_like(order)
+    own = np.take(load, order, axis=0)
+    if deal(number, first_bin[order], num_bins, own, base, tokens[order], limit, slowness, found):
+        return None
+    bin_of[order] = found
+    return bin_of
 
 
 def improved(problem: AssignmentProblem, bins: I64, count: int, load: I64, base: I64) -> I64:

@@ -406,8 +406,9 @@ def unit_latencies(
         for unit in range(len(column)):
             own, kind, total, runs = table[replica, column[unit]], row[unit], 0.0, column[unit] < first
             for name in range(len(own)):
-                runs = runs or own[name] != 0
                 if slope[kind, name] != 0:
                     total += own[name] * slope[kind, name]
+            for name in range(0 if runs else len(own)):
+                runs = runs or own[name] != 0
             total = max(total + fixed[kind], 0.0) if runs else 0.0
             latency[replica, unit] = total * slowdown[replica] if is_stage[unit] else total
