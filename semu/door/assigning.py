@@ -1,10 +1,13 @@
 """``assign``: samples to replicas and microbatches; ``assignment_study``: by several methods; ``workload_study``: what
-samples ask of modules. Of a job, or of a run. ``assigned_iteration``: one iteration as options say."""
+samples ask of modules. Of a job, or of a run. ``assigned_iteration``: one iteration as options say; ``assigned_run``:
+as a run file does."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from semu.checks import check_count, check_number
 from semu.door.runs import of_runs
@@ -21,6 +24,9 @@ from semu.searcher.assignment.reordering import assigned_iterations
 from semu.searcher.assignment.study import AssignmentStudy, study_methods
 from semu.searcher.assignment.workload import WorkloadStudy, study_workload
 from semu.validation.traces.stages import read_stages
+
+if TYPE_CHECKING:
+    from semu.runfile.config import RunConfig
 
 __all__ = ["assign", "assignment_study", "refit_costs", "workload_study"]
 
@@ -103,6 +109,41 @@ def assigned_iteration(job: TrainingJob, samples: str, options: AssignmentOption
     seed, speeds, costs = options.seed, options.speeds, options.costs
     assigner = make_assigner(job, source, options.methods[0], seed=seed, speeds=speeds, costs=costs)
     return next(assigned_iterations(assigner, source, options.window, iteration))[1]
+
+
+def assigned_run(
+    run: RunConfig, job: TrainingJob, progress: Callable[[str], None] | None = None
+) -> tuple[RunConfig, Assignment | None]:
+    """What ``[assignment]`` of a run file makes of the samples that it names, and the run with a note that says so.
+
+    Args:
+        run, job: of the same file. progress: called with what is done.
+    Returns:
+        None beside the run as it is, where it names no samples.
+    Raises:
+        ConfigError: as ``assigned_iteration``; replicas that are not equally fast; a schedule from a file.
+    """
+    with run.places.located():
+        options = AssignmentOptions.of(run.config.get("assignment", {}))
+        if options.samples is None:
+            return run, None
+        if job.training.schedule_file is not None:
+            raise ConfigError(
+                "a schedule from a file beside samples that are assigned by costs of any number of microbatches",
+                where="training.schedule_file",
+                expected="none; semu.simulate(found.job, plan=found.plan) of what semu.search found",
+                got=str(job.training.schedule_file),
+            )
+        if progress is not None:
+            progress("assigning samples")
+        found = assigned_iteration(job, options.samples, options, options.iteration)
+        found.check_alike()
+    deferred = int(found.dealt.is_deferred.sum())
+    note = (
+        f"assignment.samples: {len(found.ids):,} samples of {options.samples}, assigned by {found.method}, in place of "
+        f"[batch]" + (f"; {deferred} of them are deferred" if deferred else "")
+    )
+    return replace(run, notes=(*run.notes, note)), found
 
 
 def _workload(

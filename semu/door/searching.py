@@ -64,7 +64,23 @@ def _job_to_vary(
     )[1]
 
 
-search = of_runs(search_job)
+def _job_to_search(
+    job: TrainingJob | RunName,
+    overrides: Sequence[str],
+    cluster: str | None,
+    parallel: str | None,
+    options: dict[str, Any],
+) -> TrainingJob:
+    """The job; samples that a run file names become ``assigned`` of the options, where they are not given."""
+    found, run = job_of(job, overrides, cluster, parallel)
+    if run is not None and options.get("assigned") is None:
+        from semu.door.assigning import assigned_run
+
+        options["assigned"] = assigned_run(run, found, options.get("progress"))[1]
+    return found
+
+
+search = of_runs(search_job, _job_to_search)
 grid = of_runs(grid_search.grid, _job_to_vary)
 what_if = of_runs(sensitivity.what_if)
 compare_schedules = of_runs(comparing.compare_schedules)

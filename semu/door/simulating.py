@@ -42,7 +42,8 @@ def simulate(
 
     Args:
         job: what to train, on what, how; or a run as ``semu.load_run`` reads it: the name of a model or setup, a run
-            file, a config.json, a script of Megatron-LM. The report of a run has its ``settings`` and notes.
+            file, a config.json, a script of Megatron-LM. The report of a run has its ``settings`` and notes. Where a
+            run file names samples (``[assignment]``), they are what is trained.
         overrides, cluster, parallel: of a run, as ``semu.load_run`` has them.
         advice: simulate changes too: ``reasons`` and ``advice`` of the report, or ``nearest_fit`` where the job does
             not fit. It takes as long as some ten simulations.
@@ -56,6 +57,12 @@ def simulate(
         ScheduleError: the schedule cannot order this pipeline.
     """
     job, run = job_of(job, overrides, cluster, parallel)
+    if run is not None and plan is None and run.config.get("assignment", {}).get("samples") is not None:
+        from semu.door.assigning import assigned_run
+
+        run, assigned = assigned_run(run, job, progress)
+        assert assigned is not None
+        job, plan = assigned.assigned_job, assigned.recipe
     other = {"latency_rules": latency_rules, "samples": samples, "contention": contention, "plan": plan}
     given = [key for key, value in {**other, "schedule": schedule}.items() if value]
     if advice and given:

@@ -125,6 +125,7 @@ def _write_shown(arguments: argparse.Namespace, plan: ExecutionPlan) -> None:
 
 
 def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
+    from semu.door.assigning import assigned_run
     from semu.plan.compile import compile_plan
     from semu.plan.text import check_rank
 
@@ -135,6 +136,12 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
         run, job = read_job(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
+        run, assigned = assigned_run(run, job, progress)
+        if assigned is not None:
+            say(run.notes[-1])
+            if arguments.schedule is not None:
+                expected = "a run without assignment.samples, or --search"
+                raise ConfigError("a schedule of assigned samples", where="--schedule", expected=expected)
         found = None
         with run.places.located():
             if searched:
@@ -142,6 +149,7 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
 
                 found = search(
                     job,
+                    assigned=assigned,
                     rollouts=arguments.rollouts,
                     time_s=arguments.time,
                     seed=arguments.seed or 0,
@@ -152,7 +160,10 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
                 progress("compiling the plan")
                 plan = compile_plan(found)
             else:
-                checkpoint, order = _prepared(job, arguments.schedule, progress)
+                if assigned is not None:
+                    checkpoint, order = assigned.checkpoint, None
+                else:
+                    checkpoint, order = _prepared(job, arguments.schedule, progress)
                 progress("simulating the schedule")
                 report = checkpoint.report(order)
                 progress("compiling the plan")

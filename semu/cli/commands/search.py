@@ -61,6 +61,9 @@ def search_command(arguments: argparse.Namespace) -> int:
             for flag in given_flags(arguments, ("samples", "assign", "count", "iteration")):
                 expected = "a RUN without --batches; --iteration I is another batch of samples"
                 raise ConfigError(f"{flag} is an option of one search", where=flag, expected=expected)
+            if run.config.get("assignment", {}).get("samples") is not None:
+                expected = "a run without assignment.samples; semu plan RUN --stream FILE --assign METHOD"
+                raise ConfigError("many batches of assigned samples", where="--batches", expected=expected)
             return search_batches(arguments, progress, options)
         if arguments.engine != "serial" or arguments.processes is not None or arguments.address is not None:
             raise ConfigError("an engine is for many batches", where="--engine", expected="--batches N beside it")
@@ -129,14 +132,15 @@ def _slower(progress: Progress) -> Callable[[str], None]:
 
 
 def _assigned(arguments: argparse.Namespace, run: RunConfig, job: TrainingJob, progress: Progress) -> Assignment | None:
-    """The samples of ``--samples``, or of ``[assignment]`` where ``--assign`` says how; None: the run's own batch.
+    """The samples of ``--samples``, or of ``[assignment]``; None: the run's own batch.
 
     Raises:
         ConfigError: options of samples without any, or beside what is for the run's batch alone.
     """
     from semu.cli.commands.samples.asked import asked_of
 
-    if arguments.samples is None and arguments.assign is None:
+    is_named = run.config.get("assignment", {}).get("samples") is not None
+    if arguments.samples is None and arguments.assign is None and not is_named:
         for flag in given_flags(arguments, ("count", "iteration")):
             raise ConfigError(f"{flag} is an option of samples", where=flag, expected="--samples FILE beside it")
         return None
@@ -148,12 +152,12 @@ def _assigned(arguments: argparse.Namespace, run: RunConfig, job: TrainingJob, p
     from semu.door.assigning import assigned_iteration
 
     with run.places.located():
-        return assigned_iteration(job, samples, options, arguments.iteration or 0)
+        return assigned_iteration(job, samples, options, options.iteration)
 
 
 def _say_again(found: SearchReport, folder: Path) -> None:
     """How a schedule that was written runs again."""
-    if found.assigned is not None:  # a run file has no word for assigned samples
+    if found.assigned is not None:  # a schedule from a file does not go with samples of a run file
         say(f"{folder / 'assignment.jsonl'} has the samples of every microbatch, for a data loader")
         return
     without = [key for key, value in found.changes.items() if value is None]

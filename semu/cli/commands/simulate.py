@@ -41,8 +41,11 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     check_place("--html", arguments.html)
     with Progress() as progress:
         run = read_run(arguments, progress)
-        job, order = run.job(), None
+        job, order, plan, is_assigned = run.job(), None, None, _has_samples(run)
         _check_snapshots(arguments, job)
+        if is_assigned and arguments.baseline is not None:
+            expected = "a run without assignment.samples: a baseline trains the run's own batch"
+            raise ConfigError("a baseline of assigned samples", where="--baseline", expected=expected)
         if arguments.baseline is not None:
             progress(f"planning as {arguments.baseline}")
             run, baseline = _as_baseline(run, arguments.baseline)
@@ -51,6 +54,14 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             say_notes(run)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
+        if is_assigned:
+            from semu.door.assigning import assigned_run
+
+            run, assigned = assigned_run(run, job, progress)
+            assert assigned is not None
+            job, plan = assigned.assigned_job, assigned.recipe
+            if arguments.json:
+                say(run.notes[-1])
         from semu.door.simulating import advised, of_run
         from semu.simulation import simulate
 
@@ -61,6 +72,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             report = simulate(
                 job,
                 schedule=order,
+                plan=plan,
                 progress=progress,
                 cache=cache,
                 samples=arguments.samples,
@@ -72,14 +84,15 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             refuse_defaults(report)
         if arguments.strict_interval is not None:
             refuse_wide(report, arguments.strict_interval)
-        report = advised(
-            job,
-            report,
-            progress=progress,
-            cache=cache,
-            contention=arguments.contention,
-            has_reasons=arguments.samples == 0 and not arguments.contention,
-        )
+        if not is_assigned:  # changes would have to assign anew
+            report = advised(
+                job,
+                report,
+                progress=progress,
+                cache=cache,
+                contention=arguments.contention,
+                has_reasons=arguments.samples == 0 and not arguments.contention,
+            )
         budget = _budget(arguments, run)
         if arguments.out is not None or arguments.html is not None:
             progress("drawing the timeline and the memory")
@@ -102,6 +115,11 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     if report.nearest_fit and arguments.baseline is None:  # a baseline decides settings itself
         say(f"it fits with: {shlex.join(['semu', *_set_anew(arguments.typed, report.nearest_fit[0].label().split())])}")
     return MemoryLimitError.exit_code
+
+
+def _has_samples(run: RunConfig) -> bool:
+    """Whether ``[assignment]`` names what is trained."""
+    return run.config.get("assignment", {}).get("samples") is not None
 
 
 def _set_anew(typed: Sequence[str], settings: Sequence[str]) -> list[str]:

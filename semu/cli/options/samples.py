@@ -22,17 +22,16 @@ examples:
     --set training.global_batch=8 --method all --exact
   semu assign qwen3-8b --cluster h100:4x8 --parallel tp2-pp4 --samples documents.jsonl --out out
 
-In a run file: [assignment] with samples, method, count, window, seed, speeds, costs.
+In a run file: [assignment] with samples, method, count, iteration, window, seed, speeds, costs. semu simulate, search
+and plan of such a file train these samples, assigned by one method, in place of [batch].
 
 exit codes: 0 ok, 2 bad input, 3 the assigned iteration does not fit in memory, 70 a defect in semu
 """
 
 
-def _add_iteration(asked: argparse._ArgumentGroup, default: int | None = 0) -> None:
+def _add_iteration(asked: argparse._ArgumentGroup) -> None:
     asked.add_argument("--count", type=int, metavar="N", help="samples of an iteration (default: as many as it packs)")
-    asked.add_argument(
-        "--iteration", type=int, metavar="I", default=default, help="which iteration of the file (default: 0)"
-    )
+    asked.add_argument("--iteration", type=int, metavar="I", help="which iteration of the file (default: 0)")
 
 
 def add_assigned(asked: argparse._ArgumentGroup) -> None:
@@ -41,7 +40,7 @@ def add_assigned(asked: argparse._ArgumentGroup) -> None:
         "--samples", metavar="FILE", help="JSONL, a sample a line: assigned, then looked at (semu assign)"
     )
     asked.add_argument("--assign", metavar="METHOD", help="how they are assigned (default: entrain)")
-    _add_iteration(asked, None)
+    _add_iteration(asked)
 
 
 def _add(parser: argparse.ArgumentParser) -> None:

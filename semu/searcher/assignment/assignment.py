@@ -191,20 +191,28 @@ class Assignment:
         Raises:
             ConfigError: a job with another number of replicas; replicas that are not equally fast.
         """
-        slowdown = self.problem.slowdown
-        if (slowdown != 1.0).any():
-            raise ConfigError(
-                "schedules are made for replicas that are equally fast",
-                where="assignment.speeds",
-                expected="none beside a search or a plan",
-                got=[float(f"{1 / each:.6g}") for each in slowdown],
-            )
+        self.check_alike()
         dp, training = job.parallel.replicas, job.training
         if dp != self.dp:
             expected = f"{self.dp} data-parallel replicas"
             raise ConfigError("samples assigned to another job", where="assigned", expected=expected, got=dp)
         size = self.num_microbatches * dp * training.micro_batch
         return replace(job, batch=batch, training=replace(training, global_batch=size))
+
+    def check_alike(self) -> None:
+        """Refuse replicas that are not equally fast.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        slowdown = self.problem.slowdown
+        if (slowdown != 1.0).any():
+            raise ConfigError(
+                "schedules are made for replicas that are equally fast",
+                where="assignment.speeds",
+                expected="none beside a simulation, a search or a plan; semu assign simulates slow replicas",
+                got=[float(f"{1 / each:.6g}") for each in slowdown],
+            )
 
     @cached_property
     def checkpoint(self) -> JobCheckpoint:

@@ -17,10 +17,14 @@ ALL = "all"
 class AssignmentOptions:
     """What ``semu assign``, ``semu workload`` and ``semu plan --assign`` are asked; a command line's words come first.
 
+    Where ``samples`` stands in a run file, ``semu simulate``, ``semu search`` and ``semu plan`` train them, assigned,
+    in place of ``[batch]``.
+
     Attributes:
         samples: path of a JSONL file of samples, from the current folder; None: the command line says it.
         method: a word of ``METHODS``, several with commas, or ``all``.
         count: samples of an iteration; None: as many as the job's packed sequences hold.
+        iteration: which one of the file.
         window: iterations among which samples may change places; 1: none.
         seed: of the random order, and of packs and draws.
         speeds: of replicas, of usual ones 1; None: all are alike.
@@ -32,6 +36,7 @@ class AssignmentOptions:
     samples: str | None = None
     method: str = "entrain"
     count: int | None = None
+    iteration: int = 0
     window: int = 1
     seed: int = 0
     speeds: tuple[float, ...] | None = None
@@ -44,6 +49,7 @@ class AssignmentOptions:
             find_named("method of assignment", word.strip(), METHODS, where="assignment.method")
         if self.count is not None:
             check_count(self.count, "assignment.count")
+        check_count(self.iteration, "assignment.iteration", least=0)
         check_count(self.window, "assignment.window")
         check_seed(self.seed, "assignment.seed")
         if self.speeds is not None:

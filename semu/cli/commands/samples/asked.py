@@ -91,7 +91,7 @@ def asked_of(
     """
     from semu.searcher.assignment.options import AssignmentOptions
 
-    words = ("samples", "method", "count", "window", "seed", "costs")
+    words = ("samples", "method", "count", "iteration", "window", "seed", "costs")
     given = {name: getattr(arguments, name, None) for name in words} | {"speeds": _speeds(arguments)}
     given["method"] = method if method is not None else given["method"]
     with run.places.located():

@@ -31,7 +31,7 @@ def assign_command(arguments: argparse.Namespace) -> int:
             samples,
             options.methods,
             per_iteration=options.count,
-            iteration=arguments.iteration,
+            iteration=options.iteration,
             window=options.window,
             seed=options.seed,
             speeds=options.speeds,
