@@ -186,20 +186,21 @@ class Tree:
     def near(self, name: str, source: str, line: int) -> list[str]:
         """Test files that share rare words with a line: its own, those of the functions around it, its module's name.
 
-        A word counts the more the fewer test files have it; a file that imports the module has one word more.
+        A word counts the more the fewer test files have it; a file that imports the module has one word more, and one
+        in the folder of the module's tests, or of its name, counts as a rare word each.
         """
         module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        wanted = {
-            *WORD.findall(source.splitlines()[line - 1]),
-            *around(source, line),
-            module.rpartition(".")[2],
-            module,
-        }
+        *folders, stem = module.split(".")[1:]
+        wanted = {*WORD.findall(source.splitlines()[line - 1]), *around(source, line), stem, module}
         scores: dict[str, float] = defaultdict(float)
         for word in sorted(wanted):
             having = [test for test, words in self.words.items() if word in words]
             for test in having:
                 scores[test] += 1 / len(having)
+        for test in self.words:
+            path = test.removesuffix(".py").split("/")[1:]
+            scores[test] += sum(one == two for one, two in zip(folders, path, strict=False)) / max(len(folders), 1)
+            scores[test] += stem in path[-1].removeprefix("test_")
         return [test for test, _ in sorted(scores.items(), key=lambda one: (-one[1], one[0]))[:NEAR]]
 
     @cached_property
