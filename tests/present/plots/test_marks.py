@@ -13,7 +13,7 @@ from matplotlib.image import AxesImage
 from present.plots.artists import color_of, figure_of, points_of
 
 from semu.present.plots import ScheduleRow, draw_schedules, style
-from semu.present.plots.goodput import draw_against_mtbf
+from semu.present.plots.goodput import GoodputPicture, RunCurve, draw_against_mtbf, draw_goodput
 from semu.present.plots.mask import MaskPanel, MaskPicture, draw_mask
 from semu.present.plots.planner import draw_iterations
 from semu.schedule.compare import compare_schedules
@@ -55,6 +55,75 @@ def test_searches_cut_short_are_marked_on_the_last_schedule(count: int) -> None:
     ]
 
 
+@pytest.mark.parametrize("missed", [[], [11]])
+def test_the_legend_speaks_of_cut_searches_where_there_are_some(missed: list[int]) -> None:
+    figure = figure_of(
+        lambda: draw_iterations(
+            PATH, times={"a": [1.0, 2.0]}, latency=[0.1, 0.2], items=[1, 2], counted="images", missed=missed, first=10,
+            title="a loop", said="of two",
+        )
+    )  # fmt: skip
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == ["a", "time to plan", *["search cut short"] * bool(missed)]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["iteration [s]", "planning [s]", "images"]
+    assert [axes.get_xlabel() != "" for axes in figure.axes] == [False, False, True]
+    assert all(axes.get_ylim()[0] == 0 for axes in figure.axes)
+
+
+def test_bars_of_a_long_run_are_its_shares() -> None:
+    """Beside one another from 0 to 1; what no strategy spends time on is left out."""
+    shares = {
+        "restart": {"work": 0.5, "lost": 0.3, "saving": 0.0, "idle": 0.2},
+        "go on": {"work": 0.75, "lost": 0.0, "saving": 0.0, "idle": 0.25},
+    }
+    curves = tuple(
+        RunCurve(name, np.array([0.0, 1.0, 3.0]), np.array([fast, 0.5]), np.array([4, 3]))
+        for name, fast in (("a", 1.0), ("b", 2.0))
+    )
+    figure = figure_of(lambda: draw_goodput(PATH, GoodputPicture("goodput", "of two", shares, curves, 4)))
+    first, *others = figure.axes
+    bars = sorted((round(bar.get_y() + bar.get_height() / 2), bar.get_x(), bar.get_width()) for bar in first.patches)
+    expected = [(0, 0.0, 0.5), (0, 0.5, 0.3), (0, 0.8, 0.2), (1, 0.0, 0.75), (1, 0.75, 0.0), (1, 0.75, 0.25)]
+    assert np.allclose(bars, expected)
+    assert first.get_xlim() == (0.0, 1.0)
+    assert first.get_ylim()[0] > first.get_ylim()[1], "the first strategy is on top"
+    assert [label.get_text() for label in first.get_yticklabels()] == list(shares)
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == ["work", "lost", "idle", "nodes alive, over the job's"]
+    colors = [to_hex(handle.get_facecolor()) for handle in legend.legend_handles[:3]]
+    assert len(set(colors)) == 3
+    assert [to_hex(bar.get_facecolor()) for bar in first.patches] == [color for color in colors for _ in range(2)]
+    for axes, curve in zip(others, curves, strict=True):
+        speed, alive = [one.get_data() for one in axes.patches]
+        assert (speed.values.tolist(), speed.edges.tolist()) == (curve.speed.tolist(), curve.days.tolist())
+        assert (alive.values.tolist(), alive.edges.tolist()) == ([1.0, 0.75], curve.days.tolist())
+        assert axes.get_xlim() == (0.0, 3.0)
+        low, high = axes.get_ylim()
+        assert low == 0 and high > 1.0 and curve.speed.max() < high < 1.2 * max(1.0, curve.speed.max())
+        assert axes.get_title(loc="left") == curve.name
+    assert [axes.get_xlabel() for axes in others] == ["", "day"]
+
+
+def test_colours_of_a_long_run_s_parts_begin_again_paler() -> None:
+    names = [f"part {k}" for k in range(2 * len(style.PALETTE))]
+    shares = {"one": dict.fromkeys(names, 1 / len(names))}
+    figure = figure_of(lambda: draw_goodput(PATH, GoodputPicture("goodput", "of many parts", shares)))
+    colors = [to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches]
+    assert len(set(colors)) == len(names)
+    assert colors[: len(style.PALETTE)] == [one.lower() for one in style.PALETTE]
+
+
+def test_goodput_over_failures_has_an_axis_that_holds_every_curve() -> None:
+    curves = {"a": [(3600.0, 0.25), (36000.0, 0.5)], "b": [(3600.0, 0.9), (36000.0, 1.0)]}
+    axes = figure_of(lambda: draw_against_mtbf(PATH, "goodput", "of two", curves, 7200.0)).axes[0]
+    low, high = axes.get_ylim()
+    assert low == 0.0 and 1.0 < high < 1.1
+    assert axes.get_xlim()[0] <= 1.0 and axes.get_xlim()[1] >= 10.0
+    assert any(set(line.get_xdata()) == {2.0} for line in axes.lines), "the time that was asked for"
+
+
 def test_curves_of_many_strategies_look_different() -> None:
     names = [f"strategy {k}" for k in range(3 * len(style.PALETTE))]
     curves = {name: [(3600.0 * hour, 0.5 + k / 100) for hour in (1, 2, 4)] for k, name in enumerate(names)}
@@ -78,6 +147,30 @@ def test_tiles_have_the_colour_of_their_rank_s_bar(ranks: int) -> None:
     assert [bar.get_height() for bar in bars] == work.tolist()
     assert [to_hex(bar.get_facecolor()) for bar in bars] == tiles
     assert len(set(tiles)) == ranks
+    squares, below = figure.axes
+    assert squares.get_title() == f"policy: busiest rank {work.max() / work.mean():.3f} x the mean"
+    assert {line.get_ydata()[0] for line in below.lines} == {work.mean()}
+    assert below.get_ylim()[0] == 0 and work.max() < below.get_ylim()[1] < 1.2 * work.max()
+
+
+def test_policies_beside_one_another_share_an_axis_and_do_not_overlap() -> None:
+    state = np.array([[2, 0], [1, 2]], dtype=np.int8)
+    panels = (
+        MaskPanel("a", np.array([0, 1]), np.array([1.0, 3.0])),
+        MaskPanel("b", np.array([1, 0]), np.array([2.0, 2.0])),
+    )
+    figure = figure_of(lambda: draw_mask(PATH, MaskPicture("mask", "of tiles", state, panels, 2)))
+    frames = [axes.get_position() for axes in figure.axes]
+    assert all(0 <= one.x0 < one.x1 <= 1 and 0 <= one.y0 < one.y1 <= 1 for one in frames)
+    assert not any(one.overlaps(two) for i, one in enumerate(frames) for two in frames[:i])
+    first, bars, second, others = figure.axes
+    assert bars.get_ylim() == others.get_ylim() and bars.get_ylim()[1] > 3
+    for axes, panel in ((first, panels[0]), (second, panels[1])):
+        image = np.asarray(axes.images[0].get_array())
+        assert to_hex(image[0, 1]) == "#ffffff", "skipped"
+        full = [to_hex(image[0, 0]), to_hex(image[1, 1])]
+        assert full == [style.PALETTE[rank].lower() for rank in panel.owner]
+        assert to_hex(image[1, 0]) not in (*full, "#ffffff"), "a cut tile is paler"
 
 
 def test_boxes_of_schedules_stand_at_their_times() -> None:
