@@ -24,7 +24,7 @@ from tests.proof.doors import RUN
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SEMU_FAULTS"
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 """For a command that takes seconds on a quiet machine."""
 GONE_S = 15.0
 """Within which everything that a command started has ended."""
