@@ -18,7 +18,12 @@ from semu.present.plots.mask import MaskPanel, MaskPicture, draw_mask
 from semu.present.plots.planner import draw_iterations
 from semu.schedule.compare import compare_schedules
 
-PATH = Path("unused.png")
+PATH = Path("picture.png")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
