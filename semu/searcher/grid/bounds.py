@@ -100,6 +100,7 @@ class Floors:
         self._tables: dict[tuple[object, ...], BlockTable] = {}
         self._cuts: dict[tuple[object, ...], _Cut | None] = {}
         self._outer: dict[tuple[object, ...], _Outer] = {}
+        self._parallels: dict[tuple[object, ...], Parallel] = {}
         self._floors: dict[tuple[object, ...], dict[int, Floor]] = {}
         names = [module.name for module in job.model.modules]
         self._is_chain = all(names[k] in module.sources for k, module in enumerate(job.model.modules[1:]))
@@ -138,7 +139,7 @@ class Floors:
     def _places_s(self, point: Point, table: BlockTable, costs: MicrobatchCosts) -> F64:
         """What the busiest ranks of a place work at least, wherever its blocks are cut, as far as shares are known:
         float64[num_sizes] [s]."""
-        shares = job_at(self._job, point).parallel.shares
+        shares = self._parallel(point).shares
         if point.segments not in OWN_RANKS or not shares:
             return np.zeros(len(costs.all_s))
         model = self._job.model
@@ -150,8 +151,15 @@ class Floors:
         return cast("F64", np.max(each, axis=0))
 
     # -- what is shared ------------------------------------------------------------------------------------------
+    def _parallel(self, point: Point) -> Parallel:
+        """The parallelism of a configuration."""
+        key = point[:6], point[9:]  # whatever the microbatches, recomputation and schedule
+        if key not in self._parallels:
+            self._parallels[key] = replace(self._job.parallel, **parallel_of(point))
+        return self._parallels[key]
+
     def _table(self, point: Point) -> BlockTable:
-        etp = job_at(self._job, point).parallel.expert_tensor_ranks  # follows dp where it is left open
+        etp = self._parallel(point).expert_tensor_ranks  # follows dp where it is left open
         context = point.attention_split, point.cp_kind, *_policy(point)
         is_replicated = point.segments == "replicated" and point.pp > 1
         widths = tuple((own["tp"], own["cp"]) for own in sizes_of(point.modules).values())
@@ -187,7 +195,7 @@ class Floors:
         bounded = ALL_SCHEDULES[point.schedule].is_bounded
         key = (*point[:6], point.zero, point.placement, point.segments, point.partition, bounded, *point[-2:])
         if key not in self._outer:
-            parallel = replace(self._job.parallel, **parallel_of(point))
+            parallel = self._parallel(point)
             trained = cut.of_ranks(cut.of_chunks(table.trained)).astype(np.int64)
             none = np.zeros(point.pp)
             known = not parallel.modules
