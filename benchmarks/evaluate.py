@@ -3,8 +3,8 @@
 Every evaluation is of another configuration than the one before: a grid of micro batch, recomputation, ZeRO, virtual
 stages, data, tensor and pipeline parallelism of one model. Warm means that all of them have been evaluated before in
 this process, so that nothing is traced or compiled; ``same job`` is one configuration again and again. ``each for the
-first time`` is what a sweep over new configurations pays, all but the first of the model. References are measured in the
-same run: the first evaluation of each configuration, and ``semu.simulate``, which gives tables and a timeline too.
+first time`` is what a sweep over new configurations pays, all but the first of the model. References are measured in
+the same run: the first evaluation of each configuration, and ``semu.simulate``, which gives tables and a timeline too.
 """
 
 from __future__ import annotations

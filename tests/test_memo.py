@@ -163,6 +163,13 @@ def test_a_scope_is_one_thing_in_a_copy_of_what_holds_it() -> None:
     assert one is not scope
 
 
+def test_the_same_objects_are_one_key_and_equal_ones_are_not() -> None:
+    table, one, other = memo.Table[int]("t", 4), [1], [1]
+    keys = [memo.Same([one, one]), memo.Same((one, one)), memo.Same([one, other]), memo.Same([one])]
+    assert [table.get(key, lambda n=n: n) for n, key in enumerate(keys)] == [0, 0, 2, 3]  # type: ignore[misc]
+    assert keys[0] != (one, one)
+
+
 def test_every_table_says_what_it_holds() -> None:
     """Two tables of one name could not be told apart; a bound of nothing would never remember."""
     for room in ("searcher", "simulation", "workload"):

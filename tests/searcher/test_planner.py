@@ -286,6 +286,27 @@ def test_a_deadline_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_legal(step) <= semu.simulate(step.job, plan=step.heuristic).iteration_time_s
 
 
+@pytest.mark.parametrize(("prepare_s", "left_s"), [(1.0, 7.0), (3.0, 5.0), (7.0, 4.0)])
+def test_a_time_counts_from_the_batch(prepare_s: float, left_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search has of 8 s what preparing left, and half at least."""
+    clock, given = Clock(), list[float | None]()
+    with Planner(vision_job(), vision_stream(1), time_s=8.0, patience_s=None, clock=clock) as planner:
+        prepared, search = planner.batches.prepared, planner.batches.search
+
+        def late(*arguments: Any) -> Any:
+            clock.now_s += prepare_s
+            return prepared(*arguments)
+
+        def told(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None) -> Any:
+            given.append(budget.time_s)
+            return search(begun, default, level, Budget(rollouts=1, workers=1), keep)
+
+        monkeypatch.setattr(planner.batches, "prepared", late)
+        monkeypatch.setattr(planner.batches, "search", told)
+        assert [step.outcome for step in planner] == [Outcome.PLANNED]
+    assert given == [left_s]
+
+
 @pytest.mark.parametrize(("slow", "outcome"), [("prepared", Outcome.FALLBACK), ("heuristic", Outcome.HEURISTIC)])
 def test_a_deadline_before_the_search(slow: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
