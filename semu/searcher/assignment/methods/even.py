@@ -7,8 +7,9 @@ import numpy as np
 from semu.searcher.assignment.methods.coupled import dealt_by, ordered
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
 
-_BACKBONE = 0.97
-"""Weight of the backbone's loads; encoders come first. Chosen so that goals of 1.02 and 1.05 are met."""
+_BACKBONE = 0.975
+"""Weight of the backbone's loads; encoders come first. Chosen so that goals of 1.02 and 1.05 are met in 20 batches
+of each of eight models; in 40 others of each the worst were 1.024 and 1.050."""
 
 
 def deal_even(problem: AssignmentProblem) -> Dealt:
