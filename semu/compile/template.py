@@ -26,7 +26,7 @@ from semu.records import dataclass
 
 COMPUTE_STREAM = "compute"
 MOST_BYTES = 1 << 50
-"""Of a storage, and of what an operator moves: 2^13 of them still make an int64."""
+"""Of a storage: 2^13 of them still make an int64."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,8 @@ class TemplateLibrary:
             symbols: symbol -> int64[num_shapes]; those that the rows need.
             rows, size_rows: operators and storages to evaluate, in this order; None: all.
         Raises:
-            ConfigError: an operator of the library has more than ``LARGEST`` FLOP or ``MOST_BYTES``.
+            ConfigError: an operator of the library has more than ``LARGEST`` FLOP or bytes, a storage more than
+                ``MOST_BYTES``.
         """
         self._check(symbols)
 
@@ -278,8 +279,8 @@ class TemplateLibrary:
         """Costs must stay within 64 bits, also those of operators that are not asked for where symbols tell them."""
         largest = {name: int(column.max()) for name, column in symbols.items() if column.size}
         values = {names: math.prod(largest.get(name, 1) for name in names) for names in self._monomials}
-        check_largest(self._flop.highest(values), LARGEST)
-        check_largest(max(t.highest(values) for t in (self._mem_bytes, self._net_bytes, self._sizes)), MOST_BYTES)
+        check_largest(max(t.highest(values) for t in (self._flop, self._mem_bytes, self._net_bytes)), LARGEST)
+        check_largest(self._sizes.highest(values), MOST_BYTES)
 
 
 def stream_names(library: TemplateLibrary) -> tuple[str, ...]:

@@ -237,6 +237,6 @@ def check_largest(value: int, most: int) -> None:
         raise ConfigError(
             "sizes of the model and its batch are too large to be counted",
             where="model",
-            expected=f"at most {most:.1e} FLOP or bytes in an operator",
+            expected=f"at most {most:.1e} FLOP or bytes in an operator or a tensor",
             got=f"up to {float(value):.1e}" if value.bit_length() < 1000 else "far more",
         )
