@@ -144,7 +144,7 @@ class DeviceProfile:
     def __post_init__(self) -> None:
         for name in PEAKS:
             if name != "memory_margin":
-                check_number(getattr(self, name).value, name, is_above=True)
+                check_number(getattr(self, name).value, name, least=1)  # times of anything stay finite
         check_number(self.memory_margin.value, "memory_margin", most=1.0)
         for name in ("nvlink_gpus", "socket_gpus"):
             count = getattr(self, name).value
@@ -156,7 +156,7 @@ class DeviceProfile:
             )
         check_number(self.training_products.value, "training_products", least=1)
         for dtype, number in self.flop_per_s.items():
-            check_number(number.value, f"flop_per_s.{dtype.value}", is_above=True)
+            check_number(number.value, f"flop_per_s.{dtype.value}", least=1)
         if DType.BF16 not in self.flop_per_s:
             raise ConfigError("no bf16 peak", where="flop_per_s.bf16", expected="a number > 0")
         for kind in OpKind:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from semu.records import dataclass
@@ -37,8 +38,17 @@ class ReadingRow:
 
     def to_json(self) -> dict[str, Any]:
         """A row of the JSON document."""
-        row = {"key": self.key, "value": self.value, "meaning": self.meaning}
+        row = {"key": self.key, "value": _json_value(self.value), "meaning": self.meaning}
         return row if self.line is None else {**row, "line": self.line}
+
+
+def _json_value(value: object) -> object:
+    """A value of a file as JSON has it: infinity and NaN, which YAML and TOML know, are words."""
+    if isinstance(value, Mapping):
+        return {key: _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 @dataclass(frozen=True)
