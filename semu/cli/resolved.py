@@ -58,22 +58,28 @@ def asked_cluster(arguments: argparse.Namespace) -> str | None:
     return f"{cluster or ''}:{gpus}"
 
 
-def read_job(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:
+def read_job(
+    arguments: argparse.Namespace, progress: Progress, *, assigns: bool = False
+) -> tuple[RunConfig, TrainingJob]:
     """The run of a command line and its job; notes on the run go to stderr.
 
+    Args:
+        assigns: as for ``say_notes``.
     Raises:
         ConfigError: as ``read_run``, or a run that is not legal.
     """
     run = read_run(arguments, progress)
     job = run.job()
-    say_notes(run)
+    say_notes(run, assigns=assigns)
     return run, job
 
 
-def say_notes(run: RunConfig) -> None:
-    """Write to stderr what was decided for a run."""
+def say_notes(run: RunConfig, *, assigns: bool = False) -> None:
+    """Write to stderr what was decided for a run. ``assigns``: the command trains the samples of ``[assignment]``."""
     for note in run.notes:
         say(note)
+    if not assigns and run.config.get("assignment", {}).get("samples") is not None:
+        say("assignment.samples: not used here, where [batch] is trained; simulate, search and plan assign samples")
 
 
 def dump_run(run: RunConfig, *, is_json: bool) -> int:

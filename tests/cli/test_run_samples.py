@@ -104,3 +104,14 @@ def test_bad_input_is_named(
     write_run(tmp_path, "vlm-s", **assignment)
     assert main([words[0], "run.toml", *words[1:]]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["grid", "schedules"])
+def test_commands_that_train_the_batch_say_so(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path, "llama3-8b", count=20)
+    for file, is_said in (("run.toml", True), ("bare.toml", False)):
+        assert main([command, file, "--dump-config"]) == 0
+        assert ("assignment.samples: not used here" in capsys.readouterr().err) == is_said

@@ -27,7 +27,7 @@ def export_command(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         run = read_run(arguments, progress)
         run.job()
-        say_notes(run)
+        say_notes(run, assigns=True)
         progress(f"writing it for {arguments.to}")
         from semu.exports import difference, export
 

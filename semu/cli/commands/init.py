@@ -48,7 +48,7 @@ def init_command(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         run = _generic(arguments) if arguments.run is None else read_run(arguments, progress)
         run.job()
-        say_notes(run)
+        say_notes(run, assigns=True)
     from semu.files import write_text
     from semu.runfile.commented import commented_run
 

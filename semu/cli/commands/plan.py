@@ -133,7 +133,7 @@ def _compile(arguments: argparse.Namespace, *, searched: bool) -> int:
     for flag in ("picture", "torch_csv", "html"):
         check_place(f"--{flag.replace('_', '-')}", getattr(arguments, flag))
     with Progress() as progress:
-        run, job = read_job(arguments, progress)
+        run, job = read_job(arguments, progress, assigns=True)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         run, assigned = assigned_run(run, job, progress)

@@ -42,7 +42,7 @@ def stream_command(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     with Progress() as progress:
-        run, job = read_job(arguments, progress)
+        run, job = read_job(arguments, progress, assigns=True)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         with run.places.located():

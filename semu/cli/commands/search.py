@@ -53,7 +53,7 @@ def search_command(arguments: argparse.Namespace) -> int:
     check_export(arguments.export)
     check_place("--html", arguments.html)
     with Progress() as progress:
-        run, job = read_job(arguments, progress)
+        run, job = read_job(arguments, progress, assigns=True)
         check_export(arguments.export, run)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)

@@ -51,7 +51,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
             run, baseline = _as_baseline(run, arguments.baseline)
             job, order = baseline.job, baseline.order
         if arguments.dump_config or arguments.json:
-            say_notes(run)
+            say_notes(run, assigns=True)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         if is_assigned:

@@ -50,7 +50,7 @@ def look_at(
             dump_run(run, is_json=arguments.json)
             return None
         job = run.job()
-        say_notes(run)
+        say_notes(run, assigns=True)
         options, samples = asked_of(arguments, run)
         with run.places.located():
             found = study(job, samples, options, progress)
