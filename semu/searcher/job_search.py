@@ -148,7 +148,7 @@ def search(
     if beside is None or found.result.ended_by == "interrupt":
         return found
     if progress is not None:
-        progress("searching the same samples without deferral")
+        progress(f"searching the same samples as {beside.method} has them")
     return min(found, _search_once(job, beside, **options), key=lambda one: one.report.iteration_time_s)
 
 

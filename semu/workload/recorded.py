@@ -178,7 +178,7 @@ class FileBatch(AbstractBatch):
             where=self.metadata.place(first),
             expected=f"<= {limit} {unit}",
             got=int(sizes[first]),
-            nearest=largest / self.tokenizer.fps if key == "max_seconds" else largest,
+            nearest=f"{key} = {largest / self.tokenizer.fps if key == 'max_seconds' else largest}",
         )
 
     def _check_enough(self, have: int, count: int, micro_batch: int, what: str) -> None:

@@ -193,3 +193,21 @@ def test_iterations_of_a_window_are_those_of_a_loader(tmp_path, capsys):
     assert ids == [set(found.ids) for (_, found), _ in zip(dealt, ids, strict=False)]
     code, found = run(capsys, *VLM, "--samples", str(path), "--count", "100", "--window", "2", "--exact", "1")
     assert (code, found["error"]["where"].endswith("assignment.window"), found["error"]["nearest"]) == (2, True, 1)
+
+
+def test_methods_are_not_compared_within_a_window(tmp_path, capsys):
+    """Each would deal other samples to the iteration."""
+    path = write_samples(tmp_path / "s.jsonl", draw_vlm(300, 1))
+    words = [*VLM, "--samples", str(path), "--count", "100", "--window", "2"]
+    code, found = run(capsys, *words, "--method", "order,coupled")
+    assert (code, found["error"]["where"].endswith("assignment.window")) == (2, True)
+    code, found = run(capsys, *words, "--method", "coupled")
+    assert code in (0, 3)
+
+
+def test_speeds_stand_in_the_heading(tmp_path, capsys):
+    path = write_samples(tmp_path / "s.jsonl", draw_vlm(100, 1))
+    main(["assign", *VLM, "--samples", str(path), "--count", "50", "--speeds", "1,0.8", "--method", "coupled"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "speeds of replicas 1, 0.8" in text
+    assert "nor, by fitted costs, below" in text

@@ -191,23 +191,23 @@ def test_a_sample_larger_than_the_context_names_line_and_nearest(tmp_path: Path)
     path = write(tmp_path / "v.jsonl", [{"text_tokens": 5}, "", {"images": 3}, {"text_tokens": 600}])
     with pytest.raises(ConfigError) as caught:
         file_batch(path).microbatches(1, 1, seq_len=500)
-    assert (caught.value.where, caught.value.got, caught.value.nearest) == (f"{path}:3", 507, 600)
+    assert (caught.value.where, caught.value.got, caught.value.nearest) == (f"{path}:3", 507, "seq_len = 600")
     assert file_batch(path).microbatches(1, 1, seq_len=600)[0].samples == 2
     with pytest.raises(ConfigError) as caught:
         file_batch(path, images_max=2).microbatches(1, 1)
-    assert (caught.value.where, caught.value.nearest) == (f"{path}:3", 3)
+    assert (caught.value.where, caught.value.nearest) == (f"{path}:3", "images_max = 3")
 
 
 def test_a_clip_longer_than_a_group_names_line_and_nearest(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", [{"text_tokens": 5, "video_seconds": s} for s in (2, 16.5, 20)])
     with pytest.raises(ConfigError) as caught:
         file_batch(path).microbatches(1, 1)
-    assert (caught.value.where, caught.value.nearest) == (f"{path}:2", 20.0)
+    assert (caught.value.where, caught.value.nearest) == (f"{path}:2", "max_seconds = 20.0")
     batch = file_batch(path, max_seconds=20)
     assert sorted(m.video_seconds for m in batch.microbatches(2, 1)) == [18.5, 20.0]
     with pytest.raises(ConfigError) as caught:
         batch.microbatches(1, 1, seq_len=10_000)
-    assert (caught.value.where, caught.value.nearest) == (f"{path}:3", 10240)
+    assert (caught.value.where, caught.value.nearest) == (f"{path}:3", "seq_len = 10240")
 
 
 def test_too_few_samples_says_how_many_are_needed(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--window", type=int, metavar="M", help="samples may change places among M iterations (default: 1)"
     )
     asked.add_argument(
-        "--speeds", metavar="X,X,...", help="of replicas, usual ones 1: a straggler gets less (default: 1)"
+        "--speeds", metavar="X,X,...", help="of replicas: 0.8 takes 1 / 0.8 as long as 1, and gets less (default: 1)"
     )
     asked.add_argument("--costs", metavar="FILE", help="of samples, that semu validate --costs wrote (default: fitted)")
     asked.add_argument(

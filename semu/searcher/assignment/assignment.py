@@ -180,10 +180,13 @@ class Assignment:
 
     @property
     def beside(self) -> Assignment | None:
-        """The same samples without deferral, where the method has decided for it by the job's own schedule: under
-        another schedule they may be faster; None: nothing is deferred, or the method always defers."""
-        other = METHODS[self.method].beside if self.defers and self.method in METHODS else None
-        return None if other is None else replace(self, method=other, dealt=METHODS[other].deal(self.problem))
+        """The same samples as the method that a search looks at too has them, where this one has decided by the job's
+        own schedule: under another one they may be faster; None: it has them alike, or there is no other method."""
+        other = METHODS[self.method].beside if self.method in METHODS else None
+        if other is None:
+            return None
+        found = replace(self, method=other, dealt=METHODS[other].deal(self.problem))
+        return None if found.dealt.is_like(self.dealt) else found
 
     def given_to(self, job: TrainingJob, batch: ListedBatch) -> TrainingJob:
         """A job with a batch of this assignment.

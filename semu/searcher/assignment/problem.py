@@ -46,6 +46,12 @@ class Dealt:
         """Every sample whole in one microbatch."""
         return cls(replica, microbatch, microbatch, num_microbatches)
 
+    def is_like(self, other: Dealt) -> bool:
+        """Whether every sample is in the same replica and microbatches."""
+        mine, theirs = ((own.replica, own.microbatch, own.reader) for own in (self, other))
+        is_same = all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        return is_same and self.num_microbatches == other.num_microbatches
+
     @property
     def is_deferred(self) -> NDArray[np.bool_]:
         """bool[n], samples that the backbone reads in a later microbatch."""

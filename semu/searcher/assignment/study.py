@@ -125,14 +125,22 @@ def study_methods(
         window: iterations among which samples may change places, as ``assigned_iterations``.
         exact_s: time for the exact solver, on its own deterministic clock [s]; None: it is not asked.
     Raises:
-        ConfigError: a method that is asked for by name and cannot be used; too many samples for the exact solver, or a
-            window beside it.
+        ConfigError: a method that is asked for by name and cannot be used; too many samples for the exact solver; a
+            window beside it, or beside several methods.
     """
     if window != 1 and exact_s is not None:
         raise ConfigError(
             "the exact solver assigns the samples of one iteration as the file has them",
             where="assignment.window",
             expected="1 beside --exact",
+            got=window,
+            nearest=1,
+        )
+    if window != 1 and (methods is None or len(methods) > 1):
+        raise ConfigError(
+            "methods side by side in an iteration to which each deals other samples of a window",
+            where="assignment.window",
+            expected="1 beside several methods, or one method",
             got=window,
             nearest=1,
         )
@@ -178,6 +186,8 @@ def _text(study: AssignmentStudy) -> str:
         f"replicas x {best.job.num_microbatches} microbatches, iteration {study.iteration} of "
         f"{study.source.num_iterations}"
     )
+    if (slowdown := best.problem.slowdown).size and (slowdown != 1.0).any():
+        head += "; speeds of replicas " + ", ".join(f"{1 / value:.3g}" for value in slowdown.ravel().tolist())
     heads = (
         "method",
         "iteration s",
@@ -208,7 +218,7 @@ def _text(study: AssignmentStudy) -> str:
         lines.append(f"{best.method} takes {gain:.1f} % less time than the order of the file")
     bounds = ", ".join(f"{name} {value:.3f}" for name, value in best.balance_bound.items())
     lines.append(f"no assignment of these samples is below max/mean of {bounds} (the largest sample)")
-    lines.append(f"nor below {best.bound_s:.4f} s for the pipeline (mean work of the busiest rank)")
+    lines.append(f"nor, by fitted costs, below {best.bound_s:.4f} s for the pipeline (mean work of the busiest rank)")
     if study.exact is not None:
         exact, count = study.exact, best.job.num_microbatches
         proven = "which is optimal" if exact.is_optimal else "not proven optimal; --exact takes more seconds"

@@ -23,7 +23,7 @@ class Method:
 
     Attributes:
         deal: decides. doc: in a line. needs_encoder: whether it is for models with encoders only.
-        beside: the method that a search looks at too where this one defers: it chose deferral under the job's own
+        beside: the method that a search looks at too where it deals otherwise: this one chose under the job's own
             schedule; None: it makes no such choice.
     """
 
