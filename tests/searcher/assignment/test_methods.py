@@ -201,3 +201,18 @@ def test_entrain_is_the_shortest_of_all_candidates(kind: str, dp: int) -> None:
             alone, own = problem.of_replica(candidates[-1], replica)
             assert alone.worst_s(own) == problem.times(candidates[-1])[replica]
     assert len(chosen) > 1 or kind == "text"
+
+
+def test_entrain_tries_a_drawn_order_where_sequences_are_full() -> None:
+    """Samples are hard to move there, and the other candidates begin at the order of the file."""
+    assigner, seconds = vlm_assigner(2, 8), []
+    for seed in range(8):
+        samples = draw_vlm(1000, 90 + seed)
+        count = 0
+        for _ in range(16):  # as many as fit, packed in order
+            count += int((np.cumsum(samples.lengths[count:]) <= assigner.job.training.seq_len).sum())
+        full = samples.taken(np.arange(count))
+        found, drawn, coupled = (assigner(full, method=name) for name in ("entrain", "random", "coupled"))
+        seconds.append([one.problem.worst_s(one.dealt) for one in (found, drawn, coupled)])
+        assert seconds[-1][0] <= min(seconds[-1])
+    assert any(drawn < coupled for _, drawn, coupled in seconds)

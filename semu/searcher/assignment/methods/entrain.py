@@ -3,7 +3,8 @@
 Balance does not decide: microbatches that deferral has made even can take longer, as encoders run their backwards in
 two parts and late. So the slowest replica under fitted costs does; deferral must gain more than these costs are off,
 as it asks something of a data loader. Candidates are ``coupled``, ``disttrain``, ``even``, the text's own rules,
-stratified samples without deferral, and coupled samples with pairs that defer.
+stratified samples without deferral, and coupled samples with pairs that defer. Where sequences are nearly full, samples
+are hard to move, most of these begin at the order of the file, and a drawn order is a candidate too.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from semu.searcher.assignment.methods.coupled import dealt_by, ordered
 from semu.searcher.assignment.methods.disttrain import deal_disttrain
 from semu.searcher.assignment.methods.even import dealt_evenly
 from semu.searcher.assignment.methods.literal import deferred
+from semu.searcher.assignment.methods.shuffled import deal_at_random
 from semu.searcher.assignment.methods.stratified import deal_stratified
 from semu.searcher.assignment.problem import AssignmentProblem, Dealt
 
 LEAST_GAIN = 2e-3
 """Of the iteration, below which nothing is deferred: pipelines of fitted costs are 0.04 to 0.4 % off the simulated ones
 (DECISIONS 141)."""
+FULL = 0.9
+"""Share of their tokens from which microbatches count as full."""
 FEW_REPLICAS = 4
 """Below which all replicas of a candidate are looked at together."""
 Finish = Callable[[AssignmentProblem, Dealt], tuple[Dealt, float]]
@@ -43,6 +47,11 @@ def deal_entrain(problem: AssignmentProblem) -> Dealt:
         stratified = deal_stratified(problem)
         even = dealt_evenly(problem), ordered
         candidates += [even, (stratified, _as_dealt), (stratified, _deferred), (coupled, _deferred)]
+    if (
+        problem.limit is not None
+        and problem.tokens.sum() > FULL * problem.limit * problem.dp * problem.num_microbatches
+    ):
+        candidates.append((deal_at_random(problem), ordered))
     best = coupled
     for dealt, finish in candidates:
         try:
