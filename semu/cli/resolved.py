@@ -78,7 +78,7 @@ def say_notes(run: RunConfig, *, assigns: bool = False) -> None:
     """Write to stderr what was decided for a run. ``assigns``: the command trains the samples of ``[assignment]``."""
     for note in run.notes:
         say(note)
-    if not assigns and run.config.get("assignment", {}).get("samples") is not None:
+    if not assigns and run.names_samples:
         say("assignment.samples: not used here, where [batch] is trained; simulate, search and plan assign samples")
 
 

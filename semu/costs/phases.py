@@ -117,7 +117,7 @@ def check_split(layout: Layout) -> None:
     Raises:
         ConfigError: a chunk with such a tensor.
     """
-    for chunk, split in zip(layout.chunks, split_of(layout), strict=False):
+    for chunk, split in zip(layout.chunks, split_of(layout)[: len(layout.chunks)], strict=True):
         if split is None or chunk.chunk.gang >= 0:  # backwards of gangs stay whole
             continue
         ranks = [layout.chunks[source].chunk.rank if source >= 0 else -1 for source in chunk.arrivals]

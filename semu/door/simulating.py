@@ -57,7 +57,7 @@ def simulate(
         ScheduleError: the schedule cannot order this pipeline.
     """
     job, run = job_of(job, overrides, cluster, parallel)
-    if run is not None and plan is None and run.config.get("assignment", {}).get("samples") is not None:
+    if run is not None and plan is None and run.names_samples:
         from semu.door.assigning import assigned_run
 
         run, assigned = assigned_run(run, job, progress)

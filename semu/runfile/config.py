@@ -43,6 +43,11 @@ class RunConfig:
     reading: Reading | None = field(default=None, repr=False, compare=False)
     written: frozenset[str] = frozenset()
 
+    @property
+    def names_samples(self) -> bool:
+        """Whether ``[assignment]`` names samples, which simulate, search and plan train in place of ``[batch]``."""
+        return self.config.get("assignment", {}).get("samples") is not None
+
     def job(self) -> TrainingJob:
         """The training job.
 

@@ -32,8 +32,7 @@ leaves open follows rules that hold for every row:
 * FSDP under a pipeline keeps parameters gathered from the first forward on and reduces once (torchtitan): the traffic
   and the memory of ZeRO-1.
 * ZeRO-2 in a pipeline reduces gradients once, behind the last microbatch, and is ZeRO-1: a reduction per microbatch is
-  what its definition asks for, and what nobody runs (DeepSpeed refuses it; Llama 3's 405 B, 2407.21783 §3.3.2, would
-  take 1.7 times its printed time).
+  what its definition asks for, and what nobody runs (DeepSpeed refuses it).
 * ZeRO-2 of PyTorch's FSDP is its SHARD_GRAD_OP: parameters are sharded too, and stay gathered until the backward.
 * software: the row's; where it has none, PyTorch's where parameters are sharded by FSDP (or gradients, ZeRO-2), unless
   the row tells ``dp_grad_reduce``, which is Megatron-LM's word (its own FSDP); else Megatron-LM's.

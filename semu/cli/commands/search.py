@@ -61,7 +61,7 @@ def search_command(arguments: argparse.Namespace) -> int:
             for flag in given_flags(arguments, ("samples", "assign", "count", "iteration")):
                 expected = "a RUN without --batches; --iteration I is another batch of samples"
                 raise ConfigError(f"{flag} is an option of one search", where=flag, expected=expected)
-            if run.config.get("assignment", {}).get("samples") is not None:
+            if run.names_samples:
                 expected = "a run without assignment.samples; semu plan RUN --stream FILE --assign METHOD"
                 raise ConfigError("many batches of assigned samples", where="--batches", expected=expected)
             return search_batches(arguments, progress, options)
@@ -139,8 +139,7 @@ def _assigned(arguments: argparse.Namespace, run: RunConfig, job: TrainingJob, p
     """
     from semu.cli.commands.samples.asked import asked_of
 
-    is_named = run.config.get("assignment", {}).get("samples") is not None
-    if arguments.samples is None and arguments.assign is None and not is_named:
+    if arguments.samples is None and arguments.assign is None and not run.names_samples:
         for flag in given_flags(arguments, ("count", "iteration")):
             raise ConfigError(f"{flag} is an option of samples", where=flag, expected="--samples FILE beside it")
         return None

@@ -41,7 +41,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     check_place("--html", arguments.html)
     with Progress() as progress:
         run = read_run(arguments, progress)
-        job, order, plan, is_assigned = run.job(), None, None, _has_samples(run)
+        job, order, plan, is_assigned = run.job(), None, None, run.names_samples
         _check_snapshots(arguments, job)
         if is_assigned and arguments.baseline is not None:
             expected = "a run without assignment.samples: a baseline trains the run's own batch"
@@ -115,11 +115,6 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     if report.nearest_fit and arguments.baseline is None:  # a baseline decides settings itself
         say(f"it fits with: {shlex.join(['semu', *_set_anew(arguments.typed, report.nearest_fit[0].label().split())])}")
     return MemoryLimitError.exit_code
-
-
-def _has_samples(run: RunConfig) -> bool:
-    """Whether ``[assignment]`` names what is trained."""
-    return run.config.get("assignment", {}).get("samples") is not None
 
 
 def _set_anew(typed: Sequence[str], settings: Sequence[str]) -> list[str]:
