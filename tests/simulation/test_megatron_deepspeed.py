@@ -17,6 +17,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
+from semu.simulation.memory.communicators import communicators_bytes
 from semu.simulation.memory.reserved import device_room, step_requests
 from semu_models.text.gpt import GPT, GPTConfig
 
@@ -112,23 +113,42 @@ def test_what_summing_a_weights_gradient_moves(precision: str, kept: int, passes
 
 
 def test_what_lies_outside_the_allocator() -> None:
-    """The context before kernels were loaded lazily, and communicators of all ranks and of both neighbours."""
-    mib = 1 << 20
+    """The context before kernels were loaded lazily; communicators with the connections of rings and trees, and what
+    DeepSpeed's engine has beside those of the axes: all ranks, either neighbour, a replica's ranks, and once more the
+    tensor-parallel ones. One node: 24 channels with three connections of 12 MiB each."""
+    mib, switched = 1 << 20, 24 * 3 * 12
     parallel = Parallel(dp=2, tp=2, pp=2)
-    assert device_room(job(parallel)).other_bytes == (1343 + 5 * 128) * mib
-    assert device_room(job(parallel, "megatron")).other_bytes == (1343 + 3 * 128) * mib
-    assert device_room(job(parallel, "megatron", software_date="2022-10")).other_bytes == (512 + 3 * 128) * mib
-    assert device_room(job(Parallel())).other_bytes == (1343 + 128) * mib
+    assert device_room(job(parallel)).other_bytes == (1343 + 7 * switched) * mib
+    assert device_room(job(parallel, "megatron")).other_bytes == (1343 + 3 * switched) * mib
+    assert device_room(job(parallel, "megatron", software_date="2022-10")).other_bytes == (512 + 3 * switched) * mib
+    assert device_room(job(parallel, "megatron", software_date="2025-04")).other_bytes == (512 + 3 * 128) * mib
+    assert device_room(job(Parallel())).other_bytes == 1343 * mib
+
+
+@pytest.mark.parametrize(
+    "device, sizes, node, mebibytes",
+    [
+        ("a100-80g", Parallel(dp=4, tp=8, pp=2), 8, 24 * 36 + 2 * 12 * 18.375),  # replicas and stages: a rank a node
+        ("h100", Parallel(dp=16, tp=2), 8, 24 * 36 + 16 * 36),  # four replicas' ranks a node
+        ("a40", Parallel(dp=2, tp=4, pp=2), 8, 4 * 36 + 4 * 36 + 12 * 18.375),  # NVLink joins pairs
+    ],
+)
+def test_what_communicators_of_several_nodes_hold(device: str, sizes: Parallel, node: int, mebibytes: float) -> None:
+    """A connection across nodes has 2 x (0.5 + 4.6875 + 4) MiB, in a node 12 MiB; three to a channel."""
+    training = Training(global_batch=64, seq_len=128, software="megatron", software_date="2023-05")
+    cluster = Cluster(device, nodes=8, gpus_per_node=node)
+    assert communicators_bytes(training, sizes, cluster) == mebibytes * 2**20
 
 
 def test_what_a_step_asks_for() -> None:
-    """fp16: a bucket, the shard's gradients in 2 and 4 bytes, a bucket; bf16, whose fp32 gradients are there: one
-    bucket. No bucket is larger than all parameters."""
+    """fp16: a bucket, the largest gradient in 4 and in 8 bytes, the shard's gradients in 2 and 4 bytes, a bucket; bf16,
+    whose fp32 gradients are there: one bucket. No bucket is larger than all parameters."""
     half = semu.simulation.prepare(job(Parallel(dp=2, zero=1), precision="fp16", grad_dtype="fp16")).layout
     shard = half.stepped_elements(0)
-    assert step_requests(half, 0) == [4 * shard, 2 * shard, 4 * shard, 4 * shard]
+    largest = 4 * HIDDEN * HIDDEN
+    assert step_requests(half, 0) == [[4 * shard], [4 * largest], [8 * largest], [2 * shard, 4 * shard], [4 * shard]]
     both = semu.simulation.prepare(job(Parallel(dp=2, zero=1))).layout
-    assert step_requests(both, 0) == [4 * shard]
+    assert step_requests(both, 0) == [[4 * shard]]
     for other in (job(Parallel(dp=2, zero=1), "megatron"), job(Parallel(dp=2, zero=0)), job(Parallel())):
         assert step_requests(semu.simulation.prepare(other).layout, 0) == []
     with_step, without = simulate(job(Parallel(dp=2, zero=1))), simulate(job(Parallel(dp=2, zero=1), "megatron"))

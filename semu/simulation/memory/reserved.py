@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import field, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +21,14 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.layout import Layout
 from semu.engine.allocator import AllocationTrace, reserve
+from semu.hardware.cluster import Cluster
 from semu.hardware.software import Software
 from semu.job import Training, TrainingJob
 from semu.present.estimate import DeviceRoom
 from semu.records import dataclass
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.allocation_tape import AllocationTape
+from semu.simulation.memory.communicators import GpuAxes, communicators_bytes
 from semu.simulation.memory.static import rank_static
 from semu.simulation.memory.unsharded import unsharded_bytes
 from semu.simulation.memory.workspaces import CUBLAS_HANDLES, cublas_bytes
@@ -40,29 +41,8 @@ EARLY_CONTEXT_BYTES = 1343 << 20
 element on the device (HuggingFace's *Model training anatomy*)."""
 LAZY_SINCE = "2022-10"
 """Month of PyTorch 1.13, which loads a kernel when it is first called (``CUDA_MODULE_LOADING=LAZY``)."""
-COMMUNICATOR_BYTES = 32 * (4 << 20)
-"""Buffers of one NCCL communicator, outside the allocator: NCCL_BUFFSIZE = 4 MiB (its default) for each of at most 32
-channels (NCCL user guide, environment variables)."""
-
-
 DEEPSPEED_BUCKET = 500_000_000
 """DeepSpeed's default ``reduce_bucket_size`` and ``allgather_bucket_size`` [elements]."""
-
-
-class GpuAxes(Protocol):
-    """Sizes of the axes whose ranks need a communicator."""
-
-    @property
-    def dp(self) -> int:
-        """Data-parallel ranks."""
-
-    @property
-    def tp(self) -> int:
-        """Tensor-parallel ranks."""
-
-    @property
-    def pp(self) -> int:
-        """Pipeline ranks."""
 
 
 def device_room(job: TrainingJob, sizes: GpuAxes | None = None) -> DeviceRoom:
@@ -74,17 +54,13 @@ def device_room(job: TrainingJob, sizes: GpuAxes | None = None) -> DeviceRoom:
     if sizes is None and job.parallel.has_own_gpus:  # as many communicators as any rank has
         modules = [job.parallel.of_module(name) for name in job.parallel.modules]
         own = replace(job.parallel, modules={}, tp=max(m.tp for m in modules), dp=max(m.dp for m in modules))
-    return DeviceRoom(capacity, outside_bytes(job.training, own), margin)
+    return DeviceRoom(capacity, outside_bytes(job.training, own, job.cluster), margin)
 
 
-def outside_bytes(training: Training, parallel: GpuAxes) -> int:
-    """Device memory that the allocator never sees: context and communicators. DeepSpeed's engine has two beside those
-    of the axes: of all ranks, and of a pipeline rank with either neighbour, since it sends one message at a time."""
+def outside_bytes(training: Training, sizes: GpuAxes, cluster: Cluster) -> int:
+    """Device memory that the allocator never sees: context and communicators."""
     is_early = training.software_date is not None and training.software_date < LAZY_SINCE
-    communicators = sum(size > 1 for size in (parallel.tp, parallel.pp, parallel.dp))
-    if training.software is Software.MEGATRON_DEEPSPEED:
-        communicators += 1 + (parallel.pp > 1)
-    return (EARLY_CONTEXT_BYTES if is_early else CONTEXT_BYTES) + COMMUNICATOR_BYTES * communicators
+    return (EARLY_CONTEXT_BYTES if is_early else CONTEXT_BYTES) + communicators_bytes(training, sizes, cluster)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,17 +110,17 @@ def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
     static = _STATIC.get(layout.place, rank, lambda: np.array(static_requests(layout, rank), dtype=np.int64))
     slot, size = AllocationTape(timed, rank, replica).record()
     unsharded = np.array(unsharded_bytes(layout, rank) if layout.job.gathers_once else [], dtype=np.int64)
-    step = np.array(step_requests(layout, rank), dtype=np.int64)
     behind = len(static) + int(slot.max(initial=-1)) + 1
-    whole, buffers = behind + np.arange(len(unsharded)), behind + len(unsharded) + np.arange(len(step))
-    pieces = (
+    whole = behind + np.arange(len(unsharded))
+    pieces = [
         (np.arange(len(static)), static),
         (whole, unsharded),
         (slot + len(static), size),
         (whole, np.zeros_like(unsharded)),
-        (buffers, step),
-        (buffers, np.zeros_like(step)),
-    )
+    ]
+    for together in step_requests(layout, rank):
+        buffers = behind + len(unsharded) + np.arange(len(together))
+        pieces += [(buffers, np.array(together, dtype=np.int64)), (buffers, np.zeros(len(together), dtype=np.int64))]
     slots, sizes = (np.concatenate(column) for column in zip(*pieces, strict=True))
     return AllocationTrace(slots, sizes, len(static))
 
@@ -175,11 +151,12 @@ def static_requests(layout: Layout, rank: int) -> list[int]:
     return [size for size in requests if size > 0]
 
 
-def step_requests(layout: Layout, rank: int) -> list[int]:
-    """What the optimizer step of a rank allocates and frees [bytes]. Under DeepSpeed's ZeRO-1 a bucket of gradients,
-    the reduced gradients of its shard and, where they are no fp32, their copies; then a bucket of gathered parameters.
+def step_requests(layout: Layout, rank: int) -> list[list[int]]:
+    """What the optimizer step of a rank allocates and frees [bytes], in order: what is held together. Under DeepSpeed's
+    ZeRO-1 a bucket of gradients; where they are no fp32, the largest gradient of its shard in fp32 (is it finite?) and
+    in fp64 (its norm), then those of the shard as they are and in fp32; a bucket of gathered parameters.
 
-    Source: DeepSpeed's ``stage_1_and_2.py`` (``ipg_buffer``, ``averaged_gradients``,
+    Source: DeepSpeed's ``stage_1_and_2.py`` (``ipg_buffer``, ``_has_inf_or_nan``, ``get_grad_norm_direct``,
     ``single_partition_of_fp32_groups``, ``all_gather_dp_groups``), with its default bucket sizes.
     """
     training, parallel = layout.job.training, layout.job.parallel
@@ -187,10 +164,11 @@ def step_requests(layout: Layout, rank: int) -> list[int]:
         return []
     size, shard = training.precision.tensor_dtype.size_bytes, layout.stepped_elements(rank)
     bucket = min(DEEPSPEED_BUCKET, shard * parallel.shard_ranks) * size
-    if layout.job.sums_gradients_twice:  # its fp32 gradients are reduced where they are
-        return [bucket]
-    reduced = [shard * size, shard * training.master_dtype.size_bytes]
-    return [bucket, *[asked for asked in reduced if asked], bucket]
+    if layout.job.sums_gradients_twice or not shard:  # its fp32 gradients are reduced where they are
+        return [[bucket]] if bucket else []
+    trained = (entry[2] for entry in layout.held_by(rank))
+    largest = min(shard, max(item.elements for item in trained if item.parameter.requires_grad))
+    return [[bucket], [4 * largest], [8 * largest], [shard * size, shard * training.master_dtype.size_bytes], [bucket]]
 
 
 def shared_out(total: int, weights: Sequence[int]) -> list[int]:
