@@ -43,7 +43,8 @@ leaves open follows rules that hold for every row:
 * transfers between pipeline ranks: not hidden unless the row says so.
 * tensor parallelism without communication overlap: what Megatron-LM of that date always hides stays hidden, whatever
   ``tp_comm`` says of the fused kernels.
-* DualPipe hides the exchanges of experts' tokens, which is what it is for (2412.19437 §3.2.1).
+* exchanges of experts' tokens: DualPipe hides them, which is what it is for (2412.19437 §3.2.1); else they hide where
+  the row says so (``moe_a2a``), and where it says nothing and Megatron-LM could (``may_hide_exchanges``), as is faster.
 * zero-bubble schedules (zb-*): ranks step apart, as their authors' implementation does (2401.10241 §4), unless sharded
   parameters are gathered ahead of the next forward; zb-v has two
   chunks per rank in a V.
@@ -87,6 +88,8 @@ DEADLOCKS_UNTIL, DEADLOCKS_FROM_GPUS = "2023-01", 384
 FUSED_LOSS_SINCE = "2025-05"
 """Megatron-Core 0.12, whose ``--cross-entropy-fusion-impl te`` is Transformer Engine's kernel; the recipes of
 Megatron-Bridge, which came after it, set it."""
+HIDES_SINCE = "2025-10"
+"""Megatron-Core 0.14."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
 _TORCH = frozenset(item.value for item in Software if item.kernels is Software.TORCH)
@@ -106,6 +109,7 @@ _OVERLAP: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "param_gather": ("dp_param_gather", "fsdp_prefetch"),
         "tensor_parallel": ("tp_comm",),
         "pipeline": ("pp_p2p",),
+        "expert_parallel": ("moe_a2a",),
     }
 )
 """Key of ``[overlap]`` -> the row's switches that say it; the first that the row has counts."""
@@ -119,6 +123,7 @@ class Settings:
         micro_batch: sequences. vp: model chunks per pipeline rank. recompute: a word of ``training.recompute``.
         grad_dtype: of the gradient buffers; None: semu's default. layers: recomputed of each chunk; None: all.
         sharding: a word of ``sharding_kind``; None: that of the row. fp8_gates: as in ``[training]``.
+        hides_exchanges: of experts' tokens, behind another microbatch.
     """
 
     micro_batch: int
@@ -128,6 +133,7 @@ class Settings:
     layers: int | None = None
     sharding: str | None = None
     fp8_gates: bool = False
+    hides_exchanges: bool = False
 
 
 def run_tables(row: Row, settings: Settings, device: str) -> Tables:
@@ -191,7 +197,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
             "software": _software(row),
             **{name: value for name, value in decided.items() if value is not None},
         },
-        "overlap": _overlaps(row),
+        "overlap": _overlaps(row, settings),
     }
     if settings.recompute == "selective" and is_torch_fsdp:
         tables["training"] |= {"recompute": "full", "recompute_policy": "every_second_matmul"}
@@ -457,11 +463,20 @@ def _steps_apart(row: Row) -> bool:
     return (row.schedule or "").startswith("zb-") and (row.dp * row.cp == 1 or not gathers)
 
 
-def _overlaps(row: Row) -> dict[str, Any]:
+def _overlaps(row: Row, settings: Settings) -> dict[str, Any]:
     table = {name: value for name in _OVERLAP if (value := _overlap(row, name)) is not None}
-    if row.shape.moe is not None and row.ep > 1 and _family(row) is ALL_SCHEDULES["dualpipe-v"]:
+    is_dual = row.shape.moe is not None and row.ep > 1 and _family(row) is ALL_SCHEDULES["dualpipe-v"]
+    if is_dual or settings.hides_exchanges:
         table["expert_parallel"] = True
     return table
+
+
+def may_hide_exchanges(row: Row, vp: int) -> bool:
+    """Whether exchanges of experts' tokens may have been hidden without the row's saying so: Megatron-LM can since
+    ``HIDES_SINCE`` (``--overlap-moe-expert-parallel-comm``), in a pipeline with virtual stages, which it asks for."""
+    is_open = _overlap(row, "expert_parallel") is None and row.software == Software.MEGATRON.value
+    is_new = row.software_date is None or row.software_date >= HIDES_SINCE
+    return is_open and is_new and row.shape.moe is not None and row.ep > 1 < min(row.pp, vp)
 
 
 def _overlap(row: Row, name: str) -> object:

@@ -5,8 +5,9 @@ try: a micro batch of 1, 2, 4 or 8 sequences; 1 to 6 model chunks per pipeline r
 ZeRO-1, and FSDP where neither fits; recomputation none with fp32 gradients, none with 16-bit ones (as NeMo's recipes),
 selective, full, or, where the row says of some layers and not of how many, 1, 2, 4, ... of each chunk; the first that
 fits is the fastest. Under fp8, Megatron-LM can keep the inputs of gated activations in fp8, of which rows do not tell:
-this is looked at where nothing fits without. A value that semu refuses is passed over, and said so; where nothing fits,
-the one that needs the least memory is taken.
+this is looked at where nothing fits without. Exchanges of experts' tokens hide behind another microbatch or do not,
+where virtual stages let Megatron-LM of that date hide them and the row does not tell. A value that semu refuses is
+passed over, and said so; where nothing fits, the one that needs the least memory is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from semu.present.estimate import Estimate
 from semu.records import dataclass
 from semu.simulation import JobCheckpoint
 from semu.simulation.results.lived import LivedIteration
-from semu.validation.jobs import PARTIAL, Settings, divides, is_v_shaped
+from semu.validation.jobs import PARTIAL, Settings, divides, is_v_shaped, may_hide_exchanges
 from semu.validation.row import Row
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -92,11 +93,12 @@ def _of_sharding(row: Row) -> Iterator[Settings]:
                 yield from (Settings(micro_batch, vp, "full", layers=count) for count in _doubling(chunk))
                 continue
             recomputes = RECOMPUTES if row.recompute == UNKNOWN else ((row.recompute, None),)
-            for recompute, grad_dtype in recomputes:
-                yield Settings(micro_batch, vp, recompute, grad_dtype)
-            if row.precision == "fp8" and row.shape.gated_mlp and row.software == "megatron":
-                recompute, grad_dtype = recomputes[-1]
-                yield Settings(micro_batch, vp, recompute, grad_dtype, fp8_gates=True)
+            for hides in (False, True) if may_hide_exchanges(row, vp) else (False,):
+                for recompute, grad_dtype in recomputes:
+                    yield Settings(micro_batch, vp, recompute, grad_dtype, hides_exchanges=hides)
+                if row.precision == "fp8" and row.shape.gated_mlp and row.software == "megatron":
+                    recompute, grad_dtype = recomputes[-1]
+                    yield Settings(micro_batch, vp, recompute, grad_dtype, fp8_gates=True, hides_exchanges=hides)
 
 
 def _doubling(most: int) -> list[int]:
@@ -115,7 +117,7 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
     best: tuple[tuple[bool, int, float], Settings, Run] | None = None
     refusals: list[ConfigError | ScheduleError] = []
     tried = 0
-    for (sharding, _, _), family in groupby(candidates(row), key=lambda s: (s.sharding, s.micro_batch, s.vp)):
+    for (sharding, *_), family in groupby(candidates(row), key=_apart_from_memory):
         if sharding == LAST_RESORT and best is not None and best[2].report.fits and best[1].sharding != sharding:
             break
         for settings in family:
@@ -138,9 +140,16 @@ def choose(row: Row, simulate: Callable[[Settings], Run]) -> Choice:
         resolved["grad_dtype"] = settings.grad_dtype
     if settings.fp8_gates:
         resolved["fp8_gates"] = True
+    if settings.hides_exchanges:
+        resolved["overlap.moe_a2a"] = True
     if settings.layers is not None:
         resolved["recompute_layers"] = settings.layers
     return Choice(settings, run, resolved, len(refusals), tried)
+
+
+def _apart_from_memory(settings: Settings) -> tuple[str | None, int, int, bool]:
+    """What candidates share of which the first that fits is the fastest."""
+    return settings.sharding, settings.micro_batch, settings.vp, settings.hides_exchanges
 
 
 def _rank(report: Estimate) -> tuple[bool, int, float]:

@@ -185,7 +185,7 @@ class _Fields:
         return value
 
 
-_OVERLAPS = ("dp_grad_reduce", "dp_param_gather", "tp_comm", "pp_p2p", "fsdp_prefetch")
+_OVERLAPS = ("dp_grad_reduce", "dp_param_gather", "tp_comm", "pp_p2p", "fsdp_prefetch", "moe_a2a")
 
 
 def _row(fields: _Fields) -> Row:

@@ -85,6 +85,50 @@ def test_inputs_in_fp8_are_looked_at_where_nothing_fits_without() -> None:
     assert "fp8_gates" not in run_tables(fp8, without, "h100")["training"]
 
 
+EXPERTS = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 256, "shared_expert_ffn": None, "layer_freq": 1}
+STAGES = {
+    "model.moe": EXPERTS,
+    "model.bias_linear": False,
+    "gpus": 4,
+    "ep": 2,
+    "pp": 2,
+    "vp": 2,
+    "schedule_kind": "interleaved",
+    "software": "megatron",
+    "software_date": "2025-10",
+}
+
+
+def test_exchanges_hide_where_that_is_faster_and_megatron_could() -> None:
+    beside, hidden = candidates(row(STAGES))
+    assert (beside.hides_exchanges, hidden) == (False, replace(beside, hides_exchanges=True))
+    for faster in (beside, hidden):
+        found = choose(row(STAGES), lambda s: Outcome(1.0 + (s != faster), 1).run(1))  # noqa: B023
+        assert found.settings == faster
+        assert found.resolved == ({"overlap.moe_a2a": True} if faster is hidden else {})
+    tables = run_tables(row(STAGES), hidden, "h100"), run_tables(row(STAGES), beside, "h100")
+    assert [table["overlap"].get("expert_parallel") for table in tables] == [True, None]
+    for told in (True, False):
+        told_row = row({**STAGES, "overlap": {"moe_a2a": told}})
+        assert list(candidates(told_row)) == [beside]
+        assert run_tables(told_row, beside, "h100")["overlap"]["expert_parallel"] is told
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"software": "torch"},
+        {"software_date": "2025-09"},
+        {"vp": 1, "schedule_kind": "1f1b"},
+        {"ep": 1},
+        {"pp": 1, "vp": 1, "gpus": 2, "schedule_kind": None},
+        {"model.moe": None, "ep": 1},
+    ],
+)
+def test_exchanges_that_could_not_hide(change: dict[str, Any]) -> None:
+    assert [settings.hides_exchanges for settings in candidates(row({**STAGES, **change}))] == [False]
+
+
 @pytest.mark.parametrize(("layers", "pp", "counts"), [(12, 1, [1, 2, 4, 8, 12]), (8, 2, [1, 2, 4]), (6, 2, [1, 2, 3])])
 def test_some_layers_are_ever_more_of_each_chunk(layers: int, pp: int, counts: list[int]) -> None:
     found = list(candidates(row({"recompute_kind": "partial", "model.layers": layers, "pp": pp, "gpus": 2 * pp})))
