@@ -88,8 +88,8 @@ DEADLOCKS_UNTIL, DEADLOCKS_FROM_GPUS = "2023-01", 384
 FUSED_LOSS_SINCE = "2025-05"
 """Megatron-Core 0.12, whose ``--cross-entropy-fusion-impl te`` is Transformer Engine's kernel; the recipes of
 Megatron-Bridge, which came after it, set it."""
-HIDES_SINCE = "2025-10"
-"""Megatron-Core 0.14."""
+HIDES_SINCE = "2025-09"
+"""Megatron-Core 0.14, which NeMo's container 25.09 has."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
 _TORCH = frozenset(item.value for item in Software if item.kernels is Software.TORCH)

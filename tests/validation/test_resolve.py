@@ -95,7 +95,7 @@ STAGES = {
     "vp": 2,
     "schedule_kind": "interleaved",
     "software": "megatron",
-    "software_date": "2025-10",
+    "software_date": "2025-09",
 }
 
 
@@ -118,7 +118,7 @@ def test_exchanges_hide_where_that_is_faster_and_megatron_could() -> None:
     "change",
     [
         {"software": "torch"},
-        {"software_date": "2025-09"},
+        {"software_date": "2025-08"},
         {"vp": 1, "schedule_kind": "1f1b"},
         {"ep": 1},
         {"pp": 1, "vp": 1, "gpus": 2, "schedule_kind": None},
