@@ -5,7 +5,7 @@
 What must hold for every input: an exit code that DESIGN §6 knows (never 1 or 70), no traceback, an answer within ten
 seconds, and no answer with a number that is none (NaN, infinite) or a negative time or number of bytes. What fails is
 kept in the state's folder, as the file and the words to try it again; ``--state`` goes on where it stopped. Inputs are
-the same for the same seed, door and number.
+the same for the same seed, door and number; every door gets the same time, so that quick ones try more of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,21 @@ def input_of(door: Door, seed: int, number: int) -> bytes:
     return damaged(draw, draw.choice(door.seeds))
 
 
+def ready() -> None:
+    """Do once in this process what a command does each time and no file changes: the parser of the command line, and
+    which kernels are compiled."""
+    from semu import ahead
+    from semu.cli.options import every
+
+    every.build_parser = cache(every.build_parser)
+    ahead.missing_kernels = lambda command: []
+
+
 def _child(pipe: Connection, folder: str, number: int, names: list[str]) -> None:
     """Try inputs as they are asked for, until the pipe ends; first a real file of each door, to compile kernels."""
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_BYTES, LARGEST_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ready()
     every = doors(Path(folder) / "real")
     mine = Path(folder) / f"process{number}"
     mine.mkdir(exist_ok=True)
@@ -169,17 +181,22 @@ class Workplace:
 
 @dataclass
 class Outcome:
-    """What was tried. Attributes: codes: exit codes by door. faults: (door, number, fault)."""
+    """What was tried. Attributes: codes: exit codes by door. faults: (door, number, fault). seconds: by door."""
 
     codes: dict[str, Counter[int]]
     faults: list[tuple[str, int, str]]
     slowest_s: float = 0.0
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def count(self) -> int:
+        """Inputs that were tried."""
+        return sum(map(sum, (codes.values() for codes in self.codes.values())))
 
 
 def fuzz(
     *, seed: int, count: int, seconds: float, state: Path, names: list[str] | None = None, is_loud: bool = True
 ) -> Outcome:
-    """Try inputs of all doors in turn.
+    """Try inputs of all doors, next of the one that has had the least time.
 
     Args:
         seed: of the inputs. count: inputs of a door at most. seconds: end after so long; the input under way is
@@ -197,28 +214,30 @@ def fuzz(
         try:
             place.start()
             begin = said = time.monotonic()
-            while any(progress.get(door.name, 0) < count for door in chosen):
-                for door in chosen:
-                    number = progress.get(door.name, 0)
-                    if number >= count:
-                        continue
-                    data = input_of(door, seed, number)
-                    verdict = place.run(door, data)
-                    outcome.codes[door.name][verdict.code] += 1
-                    outcome.slowest_s = max(outcome.slowest_s, verdict.seconds)
-                    progress[door.name] = number + 1
-                    if verdict.fault:
-                        outcome.faults.append((door.name, number, verdict.fault))
-                        (state / f"{door.name}-{seed}-{number}{door.suffix}").write_bytes(data)
-                        if is_loud:
-                            print(f"{door.name} {number}: {verdict.fault}", flush=True)
-                    now = time.monotonic()
-                    if is_loud and now > said + 30:
-                        said = now
-                        done = sum(map(sum, (one.values() for one in outcome.codes.values())))
-                        print(f"{done:,} inputs, {len(outcome.faults)} faults, {now - begin:.0f} s", file=sys.stderr)
-                    if now - begin > seconds:
-                        return outcome
+            while left := [door for door in chosen if progress.get(door.name, 0) < count]:
+                door = min(left, key=lambda one: outcome.seconds[one.name])
+                number = progress.get(door.name, 0)
+                data = input_of(door, seed, number)
+                at = time.monotonic()
+                verdict = place.run(door, data)
+                now = time.monotonic()
+                outcome.seconds[door.name] += now - at
+                outcome.codes[door.name][verdict.code] += 1
+                outcome.slowest_s = max(outcome.slowest_s, verdict.seconds)
+                progress[door.name] = number + 1
+                if verdict.fault:
+                    outcome.faults.append((door.name, number, verdict.fault))
+                    (state / f"{door.name}-{seed}-{number}{door.suffix}").write_bytes(data)
+                    if is_loud:
+                        print(f"{door.name} {number}: {verdict.fault}", flush=True)
+                if now > said + 30:
+                    said = now
+                    progress_path.write_text(json.dumps(progress))
+                    if is_loud:
+                        said_text = f"{outcome.count():,} inputs, {len(outcome.faults)} faults, {now - begin:.0f} s"
+                        print(said_text, file=sys.stderr, flush=True)
+                if now - begin > seconds:
+                    return outcome
         finally:
             place.stop()
             progress_path.write_text(json.dumps(progress))
@@ -245,7 +264,8 @@ def main() -> int:
     )
     for name, codes in outcome.codes.items():
         print(f"{name:28} " + ", ".join(f"exit {code}: {number:,}" for code, number in sorted(codes.items())))
-    total = sum(map(sum, (codes.values() for codes in outcome.codes.values())))
+    total, seconds = outcome.count(), sum(outcome.seconds.values())
+    print(f"{total / max(seconds, 1e-9):.1f} inputs a second")
     print(f"{total:,} inputs, {len(outcome.faults)} faults, slowest {outcome.slowest_s:.1f} s of a processor")
     return 1 if outcome.faults else 0
 

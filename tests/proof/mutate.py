@@ -1,10 +1,13 @@
 """Puts one fault at a time into semu and asks the default suite whether it notices.
 
-    python -m tests.proof.mutate [--count 400] [--seed 0] [--state FILE] [--workers 2] [--whole] [AREA ...]
+    python -m tests.proof.mutate [--count 400] [--seed 0] [--state FILE] [--workers 2] [--whole] [--lines FOLDER]
+                                 [AREA ...]
 
 A fault is drawn from an area (``AREAS``), the areas in turn, the files of an area by their length. The test files that
 share rare words with the fault's line run first, then those of its room, until one fails; with ``--whole``, what they
-miss is tried by the whole default suite. A test that fails counts when it passes without the fault. Results are lines
+miss is tried by the whole default suite. With ``--lines`` (``tests/proof/covered.py``) instead: the quickest tests that
+execute the line, for ``NEAR_S``, then the files that hold such tests, for ``ROOM_S`` of measured time; a line that no
+test executes has its near files alone. A test that fails counts when it passes without the fault. Results are lines
 of JSON in the state file, with which the same command goes on where it stopped.
 Survivors are read in ``tests/proof/survivors.json``: those proved equivalent have a reason there and do not count.
 """
@@ -15,9 +18,11 @@ import argparse
 import ast
 import hashlib
 import json
+import math
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -25,12 +30,15 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from queue import Queue
 
+from tests.proof.covered import Covered, is_kernel
 from tests.proof.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +53,10 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "engine": (("semu/engine/**/*.py",), ("engine", "simulation")),
     "simulation": (("semu/simulation/**/*.py",), ("simulation",)),
     "searcher": (("semu/searcher/**/*.py",), ("searcher",)),
+    "bounds": (("semu/searcher/**/bounds.py", "semu/schedule/bounds.py"), ("searcher", "schedule")),
+    "interleave": (("semu/searcher/orders/*.py", "semu/searcher/kernels/interleaving.py"), ("searcher",)),
+    "memory choice": (("semu/searcher/memory.py", "semu/searcher/kernels/memory_choice.py"), ("searcher",)),
+    "planner": (("semu/searcher/planner/*.py",), ("searcher",)),
     "grid": (("semu/searcher/grid/**/*.py", "semu/grid/**/*.py"), ("searcher",)),
     "assignment": (("semu/searcher/assignment/**/*.py",), ("searcher/assignment",)),
     "plan": (("semu/plan/**/*.py",), ("plan",)),
@@ -63,11 +75,18 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "workload": (("semu/workload/**/*.py",), ("workload",)),
     "models": (("semu/nn/**/*.py", "semu_models/**/*.py", "semu/graph/**/*.py"), ("nn", "semu_models", "graph")),
     "reports": (("semu/present/**/*.py",), ("present",)),
+    "pictures": (("semu/present/plots/*.py",), ("present",)),
     "commands": (("semu/cli/**/*.py", "semu/door/**/*.py"), ("cli",)),
 }
 """Files of an area, and the folders of tests of its room."""
-ROOM_S = 900.0
+NEAR_S = 20.0
+ROOM_S = 120.0
+"""Measured times of tests that execute a fault's line, and of the files that hold them."""
+LIMIT_S = 900.0
 WHOLE_S = 3600.0
+CPU_FACTOR, CPU_S = 8.0, 120.0
+"""Processor time of tests whose times are known: so many times as long as they took, and so much besides."""
+UNDECIDED = ("too slow", "endless")
 NO_TESTS = 5
 """pytest's exit code where none was selected."""
 
@@ -81,9 +100,12 @@ NEAR = 12
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a fault: caught by a test file that shares words with it (``near``), by its ``room`` or by the
-    ``whole`` suite, or ``survived``; ``too slow``: tests that did not end are no verdict (a fault may loop for ever, or
-    the machine has other work). ``by``: the test that failed, or the tests that did not end."""
+    """What came of a fault: caught by tests ``near`` it, in its ``room`` or of the ``whole`` suite, or ``survived``.
+
+    ``too slow``: tests that did not end are no verdict (a fault may loop for ever, or the machine has other work);
+    ``endless``: they took ``CPU_FACTOR`` times the processor time that they take. ``by``: the test that failed, or the
+    tests that did not end.
+    """
 
     key: str
     area: str
@@ -93,6 +115,10 @@ class Result:
     outcome: str
     seconds: float
     by: str = ""
+
+
+class Endless(Exception):
+    """Tests took many times the processor time that they take without a fault."""
 
 
 def key_of(path: str, source: str, mutant: Mutant) -> str:
@@ -134,25 +160,41 @@ def around(source: str, line: int) -> set[str]:
     }
 
 
-class Tree:
-    """A copy of the repository in which faults are put."""
+def _forget(path: Path) -> None:
+    """Remove what Python compiled of a file."""
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        compiled.unlink()
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+
+class Tree:
+    """A copy of the repository in which faults are put.
+
+    Args:
+        folder: of the copy, and of the kernels that are compiled in it; what is there stays. covered: which tests
+            execute which lines.
+    """
+
+    def __init__(self, folder: Path, covered: Covered | None = None) -> None:
+        self.folder, self.covered = folder / "repository", covered
+        self.kernels = folder / "kernels"
+        self.kernels.mkdir(parents=True, exist_ok=True)
         names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
         for name in names.decode().split("\0"):
-            if name and (ROOT / name).is_file():
-                target = folder / name
+            source, target = ROOT / name, self.folder / name
+            if name and source.is_file() and (not target.exists() or source.read_bytes() != target.read_bytes()):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, target)
-
+                shutil.copyfile(source, target)
         self._sound: dict[str, bool] = {}
 
-    def failed(self, tests: list[str], limit_s: float, skipped: list[str]) -> str | None:
+    def failed(self, tests: list[str], limit_s: float, skipped: list[str], kernels: Path | None = None) -> str | None:
         """The first test that fails, None where all pass; an empty name where pytest says none.
+
+        Args:
+            kernels: where compiled kernels are looked for and kept; None: of this tree.
 
         Raises:
             subprocess.TimeoutExpired: they take too long.
+            Endless: they take too much of a processor; only where it is known how long they take.
         """
         data = os.environ.get("SEMU_DATA", str(ROOT.parent / "shared" / "data"))
         environment = {
@@ -160,24 +202,34 @@ class Tree:
             "PYTHONPATH": str(self.folder),
             "SEMU_DATA": data,
             "CI": "true",
-            "NUMBA_CACHE_DIR": str(self.folder / ".numba"),
+            "NUMBA_CACHE_DIR": str(kernels or self.kernels),
         }
+        chosen = [test for test in tests if test not in skipped]
+        known = self.covered.seconds if self.covered else {}
+        usual_s = sum(known[test] for test in chosen) if all(test in known for test in chosen) else math.inf
+        most_s = int(CPU_FACTOR * usual_s + CPU_S) if chosen and usual_s < math.inf else resource.RLIM_INFINITY
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
-        process = subprocess.Popen(
-            [*words, *(f"--deselect={name}" for name in skipped), *tests],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            text, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:  # longer than a command may be
+            names.write("\n".join(chosen))
+            names.flush()
+            process = subprocess.Popen(
+                [*words, *(f"--deselect={name}" for name in skipped), f"@{names.name}"],
+                cwd=self.folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s)),
+            )
+            try:
+                text, _ = process.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                raise
+        if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            raise Endless
         if process.returncode in (0, NO_TESTS):
             return None
         found = FAILED.search(text)
@@ -215,20 +267,16 @@ class Tree:
 
     def outcome(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> tuple[str, str]:
         """What the tests say of a fault, and which; the file is as it was afterwards."""
-        path = self.folder / name
-        source = path.read_text()
-        rooms = [f"tests/{room}" for room in AREAS[area][1] if (self.folder / "tests" / room).exists()]
-        steps = [("near", self.near(name, source, mutant.line), ROOM_S), ("room", rooms, ROOM_S)]
-        for outcome, tests, limit_s in [*steps, *([("whole", ["tests"], WHOLE_S)] if is_whole else [])]:
+        for outcome, tests, limit_s in self._steps(area, name, mutant, is_whole):
             skipped = [one for one, is_sound in self._sound.items() if not is_sound]
             while tests:
-                path.write_text(mutant.text(source))
                 try:
-                    failed = self.failed(tests, limit_s, skipped)
+                    with self.fault(name, mutant) as kernels:
+                        failed = self.failed(tests, limit_s, skipped, kernels)
                 except subprocess.TimeoutExpired:
                     return "too slow", outcome
-                finally:
-                    path.write_text(source)
+                except Endless:
+                    return "endless", outcome
                 if failed is None:
                     break
                 if self._is_sound(failed or tests[0]):
@@ -236,17 +284,89 @@ class Tree:
                 skipped.append(failed)
         return "survived", ""
 
+    def _steps(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> Iterator[tuple[str, list[str], float]]:
+        """Tests that are asked one after another: the step's name, the tests, and how long they may take."""
+        near = self.near(name, (self.folder / name).read_text(), mutant.line)
+        executing = self.covered.tests_of(name, mutant.line) if self.covered else set()
+        if self.covered is None or not executing:
+            yield "near", near, LIMIT_S
+        if self.covered is None:
+            yield (
+                "room",
+                [f"tests/{room}" for room in AREAS[area][1] if (self.folder / "tests" / room).exists()],
+                LIMIT_S,
+            )
+        elif executing:
+            first = self._within(sorted(executing, key=lambda one: self._place(one, near)), NEAR_S)
+            yield "near", first, LIMIT_S
+            files = {test.split("::")[0] for test in executing}
+            others = [one for one in self.covered.seconds if one.split("::")[0] in files and one not in set(first)]
+            others.sort(key=lambda one: (one not in executing, self._place(one, near)))
+            yield "room", self._within(others, ROOM_S), LIMIT_S
+        if is_whole:
+            yield "whole", ["tests"], WHOLE_S
+
+    def _place(self, test: str, near: list[str]) -> tuple[float, str]:
+        """The quickest tests of the nearest files are asked first."""
+        assert self.covered is not None
+        file = test.split("::")[0]
+        rank = near.index(file) if file in near else NEAR
+        return (0.05 + self.covered.seconds[test]) * (1 + rank), test
+
+    def _within(self, tests: list[str], seconds: float) -> list[str]:
+        """The first tests of a list that take no longer than so many seconds together; one at least."""
+        assert self.covered is not None
+        total, chosen = 0.0, list[str]()
+        for test in tests:
+            total += self.covered.seconds[test]
+            if chosen and total > seconds:
+                break
+            chosen.append(test)
+        return chosen
+
+    @contextmanager
+    def fault(self, name: str, mutant: Mutant) -> Iterator[Path]:
+        """The tree with a fault; yields where its compiled kernels are.
+
+        Python and numba take a file that has the time and size of one that they compiled for that one: the time of the
+        file comes back with its text, and kernels of a fault are kept apart.
+        """
+        path = self.folder / name
+        source, stat = path.read_text(), path.stat()
+        with tempfile.TemporaryDirectory(dir=self.kernels.parent) as temporary:
+            kernels = self.kernels
+            if is_kernel(name):
+                kernels = Path(temporary) / "kernels"
+                shutil.copytree(self.kernels, kernels)
+            _forget(path)
+            path.write_text(mutant.text(source))
+            try:
+                yield kernels
+            finally:
+                path.write_text(source)
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+                _forget(path)
+
     def _is_sound(self, test: str) -> bool:
         """Whether a test passes without a fault."""
         if test not in self._sound:
-            self._sound[test] = self.failed([test], ROOM_S, []) is None
+            self._sound[test] = self.failed([test], LIMIT_S, []) is None
             if not self._sound[test] and "::" not in test:
                 raise SystemExit(f"{test} fails without a fault")
         return self._sound[test]
 
 
 def run(
-    *, count: int, seed: int, areas: list[str], state: Path, workers: int, is_whole: bool, seconds: float
+    *,
+    count: int,
+    seed: int,
+    areas: list[str],
+    state: Path,
+    workers: int,
+    is_whole: bool,
+    seconds: float,
+    folder: Path | None = None,
+    lines: Path | None = None,
 ) -> list[Result]:
     """Try faults; see the module's text. Returns all results of the state file that belong to them."""
     done = {}
@@ -258,10 +378,11 @@ def run(
     for area, name, mutant in drawn(areas, seed)[:count]:
         wanted.append((area, name, mutant, key_of(name, (ROOT / name).read_text(), mutant)))
     end = time.monotonic() + seconds
+    covered = Covered(lines) if lines else None
     with tempfile.TemporaryDirectory() as temporary:
         trees: Queue[Tree] = Queue()
         for number in range(workers):
-            trees.put(Tree(Path(temporary) / f"tree{number}"))
+            trees.put(Tree((folder or Path(temporary)) / f"tree{number}", covered))
 
         def work(task: tuple[str, str, Mutant, str]) -> None:
             area, name, mutant, key = task
@@ -294,6 +415,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no more after so long")
     parser.add_argument("--state", type=Path, default=Path(".mutants.jsonl"))
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="keep copies of the repository and compiled kernels here")
+    parser.add_argument("--lines", type=Path, metavar="FOLDER", help="what tests/proof/covered.py wrote")
     parser.add_argument("--whole", action="store_true", help="what a room misses is tried by the whole default suite")
     arguments = parser.parse_args()
     for area in arguments.areas:
@@ -307,16 +430,18 @@ def main() -> int:
         workers=arguments.workers,
         is_whole=arguments.whole,
         seconds=arguments.seconds,
+        folder=arguments.folder,
+        lines=arguments.lines,
     )
     equivalent = json.loads(SURVIVORS.read_text())
     outcomes = Counter("equivalent" if one.key in equivalent else one.outcome for one in found)
-    real = sum(number for outcome, number in outcomes.items() if outcome not in ("equivalent", "too slow"))
+    real = sum(number for outcome, number in outcomes.items() if outcome not in ("equivalent", *UNDECIDED))
     caught = outcomes["near"] + outcomes["room"] + outcomes["whole"]
     for one in found:
         if one.outcome == "survived" and one.key not in equivalent:
             print(f"survived {one.key} {one.path}:{one.line}: {one.what}")
     share = f"{100 * caught / max(real, 1):.0f} %"
-    others = f"{outcomes['equivalent']} equivalent, {outcomes['too slow']} undecided"
+    others = f"{outcomes['equivalent']} equivalent, {sum(outcomes[one] for one in UNDECIDED)} undecided"
     print(f"{real} faults, {caught} caught ({share}); {others}")
     return 0
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+from pathlib import Path
 
+from tests.proof.covered import callers
 from tests.proof.mutants import mutants_of
-from tests.proof.mutate import AREAS, ROOT, SURVIVORS, drawn, key_of
+from tests.proof.mutate import AREAS, ROOT, SURVIVORS, Tree, drawn, key_of
 
 SOURCE = '''\
 """A text."""
@@ -45,7 +47,7 @@ def test_every_fault_can_be_read() -> None:
         assert any((ROOT / "tests" / room).exists() for room in rooms), area
         path = max(paths, key=lambda one: one.stat().st_size)
         source = path.read_text()
-        for mutant in mutants_of(source)[::7]:
+        for mutant in mutants_of(source)[::15]:
             changed = mutant.text(source)
             assert changed != source
             ast.parse(changed)
@@ -61,3 +63,35 @@ def test_faults_are_drawn_alike_and_survivors_exist() -> None:
         source = (ROOT / name).read_text()
         keys |= {key_of(name, source, mutant) for mutant in mutants_of(source)}
     assert set(known) <= keys, "a proof of equivalence stands for code that has changed: prove it again"
+
+
+def test_lines_that_call_a_kernel_stand_for_it() -> None:
+    sources = {
+        "semu/a/kernels.py": "def outer(x):\n    return _inner(x)\n\n\ndef _inner(x):\n    return x + 1\n",
+        "semu/a/used.py": "from semu.a.kernels import outer\n\n\ndef use():\n    return outer(1)\n",
+        "semu/a/other.py": "def outermost():\n    return 1\n",
+    }
+    assert callers("semu/a/kernels.py", 6, sources) == [("semu/a/used.py", 5)]
+
+
+def test_a_file_is_as_it_was_after_a_fault(tmp_path: Path) -> None:
+    tree = object.__new__(Tree)
+    tree.folder, tree.kernels = tmp_path, tmp_path / "kernels"
+    path, compiled = tmp_path / "kernels.py", tmp_path / "__pycache__" / "kernels.cpython-311.pyc"
+    path.write_text(SOURCE)
+    before = path.stat()
+    compiled.parent.mkdir()
+    tree.kernels.mkdir()
+    for mutant in mutants_of(SOURCE)[:2]:
+        compiled.write_text("of the file before")
+        with tree.fault("kernels.py", mutant) as kernels:
+            assert path.read_text() == mutant.text(SOURCE)
+            assert not compiled.exists()
+            assert kernels == tree.kernels
+            compiled.write_text("of the fault")
+        assert path.read_text() == SOURCE and not compiled.exists()
+        assert path.stat().st_mtime_ns == before.st_mtime_ns
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "kernels.py").write_text(SOURCE)
+    with tree.fault("a/kernels.py", mutants_of(SOURCE)[0]) as kernels:
+        assert kernels != tree.kernels and kernels.is_dir()
