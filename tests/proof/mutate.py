@@ -80,7 +80,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Files of an area, and the folders of tests of its room."""
 NEAR_S = 20.0
-ROOM_S = 120.0
+ROOM_S = 60.0
 """Measured times of tests that execute a fault's line, and of the files that hold them."""
 LIMIT_S = 900.0
 WHOLE_S = 3600.0
@@ -96,6 +96,8 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$", re.MUL
 WORD = re.compile(r"[A-Za-z_]\w{3,}")
 NEAR = 12
 """Test files that run first, at most."""
+SLOW = ("examples", "proof")
+"""Folders of tests that are near everything, and take long."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,8 @@ class Tree:
         """Words of each test file, and the modules that it imports."""
         found = {}
         for path in sorted((self.folder / "tests").rglob("test_*.py")):
+            if path.relative_to(self.folder).parts[1] in SLOW:
+                continue
             text = path.read_text()
             words = {*WORD.findall(text), *re.findall(r"^\s*(?:from|import) (semu[\w.]*)", text, re.MULTILINE)}
             found[path.relative_to(self.folder).as_posix()] = frozenset(words)

@@ -41,13 +41,15 @@ def test_faults_of_a_file() -> None:
 
 
 def test_every_fault_can_be_read() -> None:
+    largest = set()
     for area, (patterns, rooms) in AREAS.items():
         paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
         assert paths, area
         assert any((ROOT / "tests" / room).exists() for room in rooms), area
-        path = max(paths, key=lambda one: one.stat().st_size)
+        largest.add(max(paths, key=lambda one: one.stat().st_size))
+    for path in sorted(largest):
         source = path.read_text()
-        for mutant in mutants_of(source)[::15]:
+        for mutant in mutants_of(source)[::60]:
             changed = mutant.text(source)
             assert changed != source
             ast.parse(changed)

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ def test_numbers_of_a_long_run(report: GoodputReport) -> None:
         outcome = one.outcomes[0]
         assert float(hours[-1].replace(",", "")) == pytest.approx(24.0 * outcome.gpus, abs=0.06)
         assert sum(float(cell.replace(",", "")) for cell in hours[1:-1]) == pytest.approx(24.0 * outcome.gpus, abs=0.6)
+    assert f"<dt>cost</dt><dd>{report.best.budget(1e9, 2.0)['usd']:.2f} USD</dd>" in html
+    assert "<dt>cost</dt>" not in goodput_page(replace(report, gpu_hour_usd=None)).to_html()
     speed, nodes, against = (charts[f"chart{k}"] for k in range(3))
     for picture, drawn, alive in zip(goodput_picture(report).curves, speed["series"], nodes["series"], strict=True):
         assert drawn["name"] == alive["name"] == picture.name

@@ -359,6 +359,14 @@ def test_templates_of_unequal_stages_are_timed_by_the_engine() -> None:
     assert time_s is not None and time_s == mixed.report(mixed.iterations()).iteration_time_s
 
 
+def test_a_set_fits_where_each_of_its_kinds_does() -> None:
+    """Weights, gradients and Adam's states of 7e9 parameters, 16 bytes each, need two of 80 GB and no less."""
+    found = simulate_pipelines(*a_set(a_job(3), 32, ([16, 16], 1, 16), ([32], 1, 16)))
+    fits = {len(one.template.stages): one.report.fits for one in found.pipelines}
+    assert fits == {1: False, 2: True}
+    assert not found.fits
+
+
 def test_the_command_and_another_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["gpt2-xl", "--cluster", "a40:5x1", "--parallel", "pp5", "--set", "parallel.zero=0"]
     more = ["--set", "training.recompute=full", "--set", "training.global_batch=16", "--set", "training.seq_len=1024"]
