@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -143,8 +144,9 @@ class DeviceProfile:
 
     def __post_init__(self) -> None:
         for name in PEAKS:
-            if name != "memory_margin":
-                check_number(getattr(self, name).value, name, least=1)  # times of anything stay finite
+            if name != "memory_margin":  # times of anything stay finite, and sums of bytes within 64 bits
+                most = LARGEST_MEMORY_BYTES if name == "memory_bytes" else math.inf
+                check_number(getattr(self, name).value, name, least=1, most=most)
         check_number(self.memory_margin.value, "memory_margin", most=1.0)
         for name in ("nvlink_gpus", "socket_gpus"):
             count = getattr(self, name).value
@@ -407,6 +409,8 @@ class DeviceProfile:
 
 OVERRIDE_SOURCE = "override"
 """Source of numbers that ``override`` puts into a profile."""
+LARGEST_MEMORY_BYTES = float(1 << 60)
+"""Of a device: sums of what is on it stay within 64 bits."""
 PEAKS = (
     "memory_bytes",
     "mem_bytes_per_s",

@@ -14,6 +14,7 @@ from semu.hardware.number import Number
 from semu.hardware.software import Software, has_aggregated_trees
 from semu.job.experts import check_experts, exposed_exchanges, mixtures
 from semu.job.kinds import Fp8Weights, GatheredInputs, Optimizer, ParameterSync, Precision, RecomputeMethod
+from semu.job.microbatches import check_microbatches
 from semu.job.modules import check_modules, named_modules
 from semu.job.training import Training
 from semu.nn.model import Model
@@ -79,7 +80,7 @@ class TrainingJob:
         object.__setattr__(self, "training", training if training is not None else Training())
         object.__setattr__(self, "batch", batch if batch is not None else text_batch())
         self._check_cluster()
-        self._check_batch()
+        check_microbatches(self.training, self.parallel.replicas)
         self._check_recompute()
         self._check_virtual_stages()
         check_vocabulary(self.model, self.parallel)
@@ -126,18 +127,6 @@ class TrainingJob:
                 expected=f"a product of {have} (cluster {self.cluster.label()})",
                 got=need,
                 nearest=nearest,
-            )
-
-    def _check_batch(self) -> None:
-        per_step = self.parallel.replicas * self.training.micro_batch
-        if self.training.global_batch % per_step:
-            below = self.training.global_batch // per_step * per_step
-            raise ConfigError(
-                "the global batch does not divide into microbatches",
-                where="training.global_batch",
-                expected=f"a multiple of dp x micro_batch = {self.parallel.replicas} x {self.training.micro_batch}",
-                got=self.training.global_batch,
-                nearest=max(per_step, below),
             )
 
     def _check_recompute(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -17,6 +18,7 @@ from semu.hardware.cluster import Cluster
 from semu.hardware.efficiency import CollectiveEfficiency, LinkEfficiency
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import ALGORITHMS, COEFFICIENTS, PIPELINE, CommGroup, wire_factor
+from semu.hardware.network.algorithm import Fit
 from semu.hardware.network.cost import (
     collective_cost,
     collective_latency,
@@ -447,3 +449,12 @@ def test_more_nodes_are_never_faster(kind: OpKind, nodes: int, size: int) -> Non
         times.append(collective_latency(H100, kind, group, net_bytes))
     if nodes > 1:
         assert times[0] <= times[1] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("needs_switch", [False, True])
+def test_a_coefficient_is_fitted_where_every_count_suffices(needs_switch: bool) -> None:
+    """Of message sizes, group sizes and rows each, and with a switch where one is needed; one too few is too few."""
+    fit = Fit(1.0, 0.0, 2.0, min_sizes=3, min_ranks=2, min_rows=5, needs_switch=needs_switch)
+    for sizes, ranks, rows, has_switch in itertools.product((2, 3, 4), (1, 2, 3), (4, 5, 6), (False, True)):
+        lacking = [sizes == 2, ranks == 1, rows == 4, needs_switch and not has_switch]
+        assert fit.is_determined(sizes, ranks, rows, has_switch=has_switch) == (sum(lacking) == 0)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import semu
+import semu_models
 from semu.errors import ConfigError
 from semu.job import Training
 from semu.job.declare import Influence, ValueKind
@@ -78,3 +80,22 @@ def test_an_option_that_says_nothing_of_its_influence_counts_everywhere() -> Non
     unshared = {row.name for row in OPTIONS if row.influence is Influence.STAGES}
     assert {"seq_len", "precision", "recompute", "software", "launch"} <= unshared
     assert not {"micro_batch", "jitter", "overhead_s", "workspaces"} & unshared
+
+
+@pytest.mark.parametrize(("tp", "replicas"), [(2, 4), (8, 1)])
+def test_as_many_microbatches_as_can_be_simulated(tp: int, replicas: int) -> None:
+    """Of each replica 2^17; the nearest legal batch is legal, also of one that does not divide."""
+    model, cluster, parallel = semu_models.build("gpt2"), semu.Cluster("h100", 1, 8), semu.Parallel(dp=replicas, tp=tp)
+
+    def job(batch: int) -> semu.TrainingJob:
+        return semu.TrainingJob(model, cluster, parallel, semu.Training(global_batch=batch, micro_batch=3))
+
+    most = 3 * replicas * 2**17
+    assert job(most).num_microbatches == 2**17
+    for batch in (most + 3 * replicas, most + 1):
+        with pytest.raises(ConfigError) as caught:
+            job(batch)
+        assert caught.value.where == "training.global_batch" and caught.value.nearest == most
+    with pytest.raises(ConfigError) as caught:
+        job(3 * replicas + 1)
+    assert caught.value.nearest == 3 * replicas

@@ -6,9 +6,9 @@
 A fault is drawn from an area (``AREAS``), the areas in turn, the files of an area by their length. The test files that
 share rare words with the fault's line run first, then those of its room, until one fails; with ``--whole``, what they
 miss is tried by the whole default suite. With ``--lines`` (``tests/proof/covered.py``) instead: the quickest tests that
-execute the line, for ``NEAR_S``, then the files that hold such tests, for ``ROOM_S`` of measured time; a line that no
-test executes has its near files alone. A test that fails counts when it passes without the fault. Results are lines
-of JSON in the state file, with which the same command goes on where it stopped.
+execute the line, for ``NEAR_S``, then the nearest files, and those that hold such tests, for ``ROOM_S`` of measured
+time; a line that no test executes has its near files alone. A test that fails counts when it passes without the fault.
+Results are lines of JSON in the state file, with which the same command goes on where it stopped.
 Survivors are read in ``tests/proof/survivors.json``: those proved equivalent have a reason there and do not count.
 """
 
@@ -79,8 +79,8 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "commands": (("semu/cli/**/*.py", "semu/door/**/*.py"), ("cli",)),
 }
 """Files of an area, and the folders of tests of its room."""
-NEAR_S = 20.0
-ROOM_S = 60.0
+NEAR_S = 8.0
+ROOM_S = 30.0
 """Measured times of tests that execute a fault's line, and of the files that hold them."""
 LIMIT_S = 900.0
 WHOLE_S = 3600.0
@@ -96,8 +96,10 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$", re.MUL
 WORD = re.compile(r"[A-Za-z_]\w{3,}")
 NEAR = 12
 """Test files that run first, at most."""
-SLOW = ("examples", "proof")
-"""Folders of tests that are near everything, and take long."""
+NEAREST = 4
+"""Of them, those that are asked even where others execute the line: caches hide who would."""
+SLOW = ("examples", "proof", "test_ahead.py", "test_packaging.py", "test_readme.py", "test_stored.py")
+"""Of tests, what is near everything, and takes long."""
 
 
 @dataclass(frozen=True)
@@ -303,10 +305,7 @@ class Tree:
         elif executing:
             first = self._within(sorted(executing, key=lambda one: self._place(one, near)), NEAR_S)
             yield "near", first, LIMIT_S
-            files = {test.split("::")[0] for test in executing}
-            others = [one for one in self.covered.seconds if one.split("::")[0] in files and one not in set(first)]
-            others.sort(key=lambda one: (one not in executing, self._place(one, near)))
-            yield "room", self._within(others, ROOM_S), LIMIT_S
+            yield "room", list(dict.fromkeys([*near[:NEAREST], *self._files(executing, near)])), LIMIT_S
         if is_whole:
             yield "whole", ["tests"], WHOLE_S
 
@@ -316,6 +315,21 @@ class Tree:
         file = test.split("::")[0]
         rank = near.index(file) if file in near else NEAR
         return (0.05 + self.covered.seconds[test]) * (1 + rank), test
+
+    def _files(self, executing: set[str], near: list[str]) -> list[str]:
+        """Files that hold tests which execute a line, near ones first, of so much measured time: with all their cases,
+        of which only the first were measured."""
+        assert self.covered is not None
+        files = {test.split("::")[0] for test in executing}
+        seconds = Counter[str]()
+        for test, took_s in self.covered.seconds.items():
+            seconds[test.split("::")[0]] += took_s
+        chosen, total = list[str](), 0.0
+        for file in sorted(files, key=lambda one: (near.index(one) if one in near else NEAR, seconds[one], one)):
+            if total + seconds[file] <= ROOM_S or not chosen:
+                chosen.append(file)
+                total += seconds[file]
+        return chosen
 
     def _within(self, tests: list[str], seconds: float) -> list[str]:
         """The first tests of a list that take no longer than so many seconds together; one at least."""
