@@ -10,14 +10,16 @@ import pytest
 import semu
 from semu.compile.template import Template, TemplateLibrary, compile_template
 from semu.costs.roofline import CostModel
+from semu.errors import ConfigError
 from semu.graph.dim import Poly
 from semu.graph.graph import Graph
 from semu.graph.operator import Phase
 from semu.hardware.capabilities import DeviceProfile
 from semu.hardware.cluster import Cluster
-from semu.hardware.device import Device, DeviceKind, Stream
+from semu.hardware.device import Device, DeviceKind, Direction, Stream
 from semu.hardware.efficiency import Efficiency
-from semu.hardware.kinds import DType, OpKind, Provenance
+from semu.hardware.kinds import DType, OpKind, Port, Provenance
+from semu.hardware.network import CommGroup
 from semu.job import Training, TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
@@ -132,3 +134,22 @@ def test_the_optimizer_step_pays_its_fixed_time_once() -> None:
 
     added = 2.0**-10
     assert iteration_s(added) - iteration_s(0.0) == added
+
+
+def test_a_transfer_of_an_unnamed_communicator_is_within_a_node() -> None:
+    """On a stream that no group belongs to: as one between two ranks of a node; a collective must say of how many."""
+    link = Stream(Device(DeviceKind.LINK, port=Port.NVLINK, direction=Direction.OUT), "pp")
+    profile = Cluster("h100", 1, 8).profile
+
+    def model_of(kind: OpKind) -> CostModel:
+        graph = Graph()
+        tokens = Poly.symbol("text.tokens")
+        x = graph.add_input((8 * tokens,), DType.BF16, name="x")
+        y = graph.add_tensor((8 * tokens,), DType.BF16)
+        graph.add_operator(kind, link, net_bytes=16 * tokens, inputs=[x], outputs=[y])
+        traced = compile_template(graph, 1, inputs=[x], outputs=[y], output_gradients=[], input_gradients=[], groups={})
+        return CostModel(TemplateLibrary([traced]), profile)
+
+    assert model_of(OpKind.P2P).link_of(0) == CommGroup("pp", 2, 1)
+    with pytest.raises(ConfigError, match="unknown communicator"):
+        model_of(OpKind.ALL_REDUCE)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import semu
+from semu.engine.timeline import IterationTimeline
 from semu.frames import Tabular
 from semu.present.report import Report
 from semu.present.summary import seconds_of_parts
@@ -41,6 +42,9 @@ def test_report_and_timeline(report: Report) -> None:
     html = report.timeline._repr_html_()
     assert is_static(html) and f"bubble {report.bubble_ratio:.1%}" in html
     assert html.count("<tr>") == 1 + len(report.timeline.ranks)
+    idle = tuple(replace(rank, stages=()) for rank in report.timeline.ranks)
+    empty = IterationTimeline(idle, report.iteration_time_s, 0.0)._repr_html_()
+    assert is_static(empty) and empty.count(">0.0%<") == len(idle)
     assert len(repr(report.timeline)) < 200 and f"on {len(report.timeline.ranks)} ranks" in repr(report.timeline)
 
 
