@@ -182,6 +182,7 @@ class ModelTracer:
             bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,
             casts_parameters=training.autocast is not None and not job.shards_are_masters,
+            has_dtensor=training.software.kernels is Software.TORCH and job.parallel.zero >= 2,
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,

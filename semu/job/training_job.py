@@ -401,10 +401,10 @@ class TrainingJob:
         """Whether products for weight gradients add into the gradient buffers themselves.
 
         Autograd makes a tensor of every gradient and adds it (``AccumulateGrad``), or DistributedDataParallel copies
-        it into its bucket; under FSDP it is new in every microbatch, and only shards are added. So does DeepSpeed.
+        it into its bucket; under FSDP only shards are added, unless they are reduced once. So does DeepSpeed.
         """
         software = self.training.software
-        is_added = software.kernels is Software.TORCH and self.parallel.zero < 3
+        is_added = software.kernels is Software.TORCH and (self.parallel.zero < 3 or self.gathers_once)
         is_added |= software is Software.MEGATRON_DEEPSPEED
         return self.training.gradient_accumulation_fusion and not is_added
 

@@ -270,6 +270,7 @@ OTHER_OPTIONS: dict[str, object] = {
     "separate_softmax": True,
     "bias_kernels": True,
     "head_dims": (64, 128),
+    "has_dtensor": True,
     "keeps_gathered": True,
 }
 OTHER_PLAN: dict[str, object] = {"tp": 2, "sequence_parallel": True}

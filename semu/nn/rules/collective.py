@@ -2,6 +2,13 @@
 
 Wire bytes per rank are f x buffer, the buffer as nccl-tests counts it (DESIGN §2). Gathers, scatters and all-reduces
 append operators only; the layer rules that call them record the backward.
+
+NCCL gathers along the first axis, rank after rank. Under DTensor tokens lie on the second, behind the sequences of a
+microbatch: what was gathered is copied so that every sequence's parts are neighbours, what is to be scattered so that
+every rank's are (``has_dtensor``; PyTorch, ``torch/distributed/_functional_collectives.py``: ``torch.cat`` of
+``torch.chunk`` in ``all_gather_tensor`` and ``reduce_scatter_tensor`` wherever the axis is not the first). Its
+asynchronous tensor parallelism moves the axis for nothing, but sums what the ranks sent in a kernel of its own
+(``torch/distributed/_symmetric_memory``: ``stacked_partials`` of ``fused_matmul_reduce_scatter``).
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ from semu.graph.operator import OpKind
 from semu.graph.tensor import Role
 from semu.hardware.kinds import DType
 from semu.hardware.network import CommGroup, wire_factor
+from semu.nn.rules.views import copy_like
 from semu.nn.trace.tensor import Tensor
 
 
@@ -137,5 +145,13 @@ def _spread_anew(kind: OpKind, x: Tensor, token_shards: int, role: Role) -> Tens
     if x.ndim == 0:
         raise GraphError("a scalar has no tokens to gather or scatter", where=x.trace.where)
     like = replace(x, shards=(token_shards, *x.shards[1:]))
-    whole = x.size_bytes * x.shards[0]
-    return communicate(kind, [x], whole, x.trace.options.tp_group, kind.value, like=like, role=role)
+    options, whole = x.trace.options, x.size_bytes * x.shards[0]
+    is_scatter, copies = kind is OpKind.REDUCE_SCATTER, options.has_dtensor and not options.overlap_tp
+    if copies and is_scatter:
+        x = copy_like(x, [x], 2 * x.size_bytes, f"{kind.value}.copy")
+    y = communicate(kind, [x], whole, options.tp_group, kind.value, like=like, role=role)
+    if copies and not is_scatter:
+        y = copy_like(y, [y], 2 * y.size_bytes, f"{kind.value}.copy")
+    if options.has_dtensor and options.overlap_tp and is_scatter:
+        y = copy_like(y, [y], x.size_bytes + y.size_bytes, f"{kind.value}.sum")
+    return y

@@ -47,6 +47,8 @@ class TraceOptions:
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.trace.keep``.
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
+        has_dtensor: sequence parallelism is DTensor's, whose kernels around collectives ``semu.nn.rules.collective``
+            counts.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
         eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
         eager_kernels: whose kernels these modules then call.
@@ -87,6 +89,7 @@ class TraceOptions:
     bias_kernels: bool = False
     autocast: Autocast | None = None
     casts_parameters: bool = False
+    has_dtensor: bool = False
     keeps_gathered: bool = False
     cross_entropy: str = "in_place"
     fused_accumulation: bool = True

@@ -14,6 +14,7 @@ from simulation.reference.costs import on_grid, symbols_of
 from simulation.reference.expansion import HOST, Expansion, Key, Replica, StageName, attribute, expand
 from simulation.reference.held import Whole, gather, reduce, sharing, spans
 from simulation.reference.memory import memory_of
+from simulation.reference.model import holds_all
 from simulation.reference.modules import (
     block_of,
     busiest_port,
@@ -28,7 +29,7 @@ from simulation.reference.modules import (
     shares_cards,
 )
 from simulation.reference.network import latency_seconds
-from simulation.reference.sharding import REPLICATE, Sharding, holds_all
+from simulation.reference.sharding import REPLICATE, Sharding
 from simulation.reference.tail import Slice, collective, gather_times, parts_of, shared_buckets, trainable, worst_group
 
 from semu.hardware.kinds import OpKind, Port, Provenance

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from simulation.reference.costs import ATTENTION, latency_of, on_grid, symbols_of, value
 from simulation.reference.memory import Curve, RankStatic, memory_of, static_of
-from simulation.reference.model import Block, CutModel, is_eager
+from simulation.reference.model import Block, CutModel, holds_all, is_eager
 from simulation.reference.modules import (
     busiest_port,
     card_parts,
@@ -24,7 +24,7 @@ from simulation.reference.modules import (
     shares_cards,
 )
 from simulation.reference.network import collective_seconds
-from simulation.reference.sharding import COPY, GATHER, IN, OUT, REDUCE, REPLICATE, SHARD, Sharding, Unit, holds_all
+from simulation.reference.sharding import COPY, GATHER, IN, OUT, REDUCE, REPLICATE, SHARD, Sharding, Unit
 
 from semu.graph.operator import Operator
 from semu.hardware.kinds import OpKind

@@ -142,7 +142,7 @@ class CutModel:
             stop_early=job.stops_recomputation_early,
             cross_entropy=job.training.cross_entropy.value,
             fused_accumulation=job.training.gradient_accumulation_fusion
-            and not (job.training.software.value == "torch" and job.parallel.zero < 3)
+            and not (job.training.software.value == "torch" and (job.parallel.zero < 3 or holds_all(job)))
             and job.training.software.value != "megatron-deepspeed",
             sums_gradients_twice=job.training.software.value == "megatron-deepspeed"
             and job.training.grad_dtype is not job.training.precision.tensor_dtype,
@@ -158,6 +158,7 @@ class CutModel:
             casts_parameters=job.training.autocast is not None
             and not (job.training.software.value == "torch" and job.parallel.zero == 3),
             head_dims=_HEAD_DIMS.get(job.attention_kernel.value, ()) if job.attention_kernel is not None else (),
+            has_dtensor=job.training.software.value == "torch" and job.parallel.zero > 1,
             keeps_gathered=(
                 job.training.software.value == "torch"
                 if job.training.gathered_inputs is None
@@ -502,6 +503,12 @@ class CutModel:
                 other = self.home(maker, maker.trace.graph.tensors[there].storage)
                 if own != other:
                     self._same[own] = other
+
+
+def holds_all(job: TrainingJob) -> bool:
+    """Whether ZeRO-3 keeps parameters gathered for the whole iteration, while several microbatches are under way."""
+    several = job.parallel.pp > 1 or (job.training.schedule == "gpipe" and job.num_microbatches > 1)
+    return several and job.parallel.zero == 3 and not job.parallel.reshard_after_forward
 
 
 def _reads_replicas(job: TrainingJob) -> bool:

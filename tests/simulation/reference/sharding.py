@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from simulation.reference.costs import on_grid
-from simulation.reference.model import Block, CutModel
+from simulation.reference.model import Block, CutModel, holds_all
 from simulation.reference.network import collective_seconds, wire_bytes
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup
-from semu.job import TrainingJob
 
 if TYPE_CHECKING:
     from simulation.reference.expansion import Replica
@@ -54,12 +53,6 @@ class Unit:
             for use in block.trace.parameters
             if id(use.parameter) in self.parameters
         )
-
-
-def holds_all(job: TrainingJob) -> bool:
-    """Whether ZeRO-3 keeps parameters gathered for the whole iteration, while several microbatches are under way."""
-    several = job.parallel.pp > 1 or (job.training.schedule == "gpipe" and job.num_microbatches > 1)
-    return several and job.parallel.zero == 3 and not job.parallel.reshard_after_forward
 
 
 def _kernels(block: Block, phase: str) -> list[object]:

@@ -10,10 +10,9 @@ from simulation.reference.costs import on_grid
 from simulation.reference.expansion import Expansion
 from simulation.reference.interference import lost_s
 from simulation.reference.memory import scales
-from simulation.reference.model import CutModel, fp8_copies
+from simulation.reference.model import CutModel, fp8_copies, holds_all
 from simulation.reference.modules import block_of, group_of, has_own, most_spread, sharers
 from simulation.reference.network import collective_seconds, wire_bytes
-from simulation.reference.sharding import holds_all
 
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup
