@@ -47,8 +47,8 @@ class TraceOptions:
         keep_products: blocks that are recomputed keep some outputs, see ``semu.nn.trace.keep``.
         stop_early: recomputation ends with the last kernel whose output the backward needs, see
             ``semu.nn.trace.early_stop``.
-        has_dtensor: sequence parallelism is DTensor's, whose kernels around collectives ``semu.nn.rules.collective``
-            counts.
+        has_dtensor: sequence and context parallelism are DTensor's, whose kernels around collectives
+            ``semu.nn.rules.collective`` and ``semu.nn.rules.attention.torch_ring`` count.
         keeps_gathered: column-split linears keep their gathered inputs for the weight gradient; false: gather again.
         eager_modules: norms, gated activations and rotations run operator by operator, see ``semu.nn.trace.eager``.
         eager_kernels: whose kernels these modules then call.

@@ -27,6 +27,7 @@ from semu.nn.rules.attention.context_collective import (
     tokens_for_heads,
 )
 from semu.nn.rules.attention.fused import AttentionKernel, fused_attention
+from semu.nn.rules.attention.torch_ring import fp32_ring, repeat_heads
 from semu.nn.rules.views import copy_both
 from semu.nn.trace.parameter_use import ParameterUse
 from semu.nn.trace.sharding import ContextKind
@@ -59,15 +60,21 @@ def context_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sinks: P
 def _ring(
     q: Tensor, k: Tensor, v: Tensor, group: CommGroup, *, causal: bool, sinks: ParameterUse | None = None
 ) -> Tensor:
-    """Keys and values go around (Ring Attention, 2310.01889 §3), as in Transformer Engine's ``AttnFuncWithCPAndKVP2P``.
+    """Keys and values go around (Ring Attention, 2310.01889 §3), as in Transformer Engine's ``AttnFuncWithCPAndKVP2P``;
+    under PyTorch's FSDP as in ``fp32_ring``.
 
     Forward: K and V are joined into one buffer; in each of cp steps the buffer is sent on beside the kernel that reads
     it, and the step's output is merged into the sum by its log-sum-exp. Saves q, the last K and V to arrive, the output
     and its log-sum-exp. Backward: starts with the saved K and V and ends with those of this rank; dK and dV follow one
     step behind. Each way moves K and V cp - 1 times, the backward also dK and dV.
     """
+    is_torch = q.trace.options.has_dtensor
+    if is_torch:
+        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
     own, other = _ring_kernels(q, k, v, group.num_ranks, causal=causal)
     own = replace(own, sinks=sinks)
+    if is_torch:
+        return fp32_ring(q, k, v, group, own, other)
     return recorded(q, k, v, around_ring(q, k, v, group, lambda step: other if step else own, is_halved=causal))
 
 
