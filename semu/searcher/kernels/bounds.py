@@ -44,12 +44,12 @@ def gather_sets(
     for stage in topological:
         num_ranks = max(num_ranks, rank[stage] + 1)
     sums, shortest = zeros(num_ranks, np.float64), zeros(num_ranks, np.float64)
-    before, key = zeros(size, np.int64), zeros(size, np.float64)
+    by_head = zeros(size, np.int64)
     for at in range(size):
         place[topological[at]] = at
     for at in range(size):
         stage = topological[at]
-        for other in range(size):
+        for other in range(at):
             way[at, other] = -np.inf
         for e in range(pred_ptr[stage], pred_ptr[stage + 1]):
             source = place[pred[e]]
@@ -60,23 +60,20 @@ def gather_sets(
                 way[at, other] = max(way[at, other], way[source, other] + further)
         if len(away) > 0 and stage & 1:
             away[stage >> 1] = max(0.0, way[at, place[stage - 1]])
-        count = 0
-        for other in range(at):
-            if way[at, other] > -np.inf:
-                spot, value = count, head[topological[other]]
-                while spot > 0 and key[spot - 1] < value:
-                    key[spot], before[spot] = key[spot - 1], before[spot - 1]
-                    spot -= 1
-                key[spot], before[spot] = value, other
-                count += 1
         sums[:] = 0.0
         shortest[:] = np.inf
-        for spot in range(count):  # by falling head
-            source = topological[before[spot]]
-            r = rank[source]
-            sums[r] += time[source]
-            shortest[r] = min(shortest[r], way[at, before[spot]])
-            head[stage] = max(head[stage], key[spot] + sums[r] + shortest[r])
+        for spot in range(at):
+            source = topological[by_head[spot]]
+            if way[at, by_head[spot]] > -np.inf:
+                r = rank[source]
+                sums[r] += time[source]
+                shortest[r] = min(shortest[r], way[at, by_head[spot]])
+                head[stage] = max(head[stage], head[source] + sums[r] + shortest[r])
+        spot, value = at, head[stage]
+        while spot > 0 and head[topological[by_head[spot - 1]]] < value:
+            by_head[spot] = by_head[spot - 1]
+            spot -= 1
+        by_head[spot] = at  # places so far by falling head; of equal ones the earlier first
 
 
 @kernel
