@@ -7,6 +7,7 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.errors import ScheduleError
 from semu.graph.operator import Phase
 from semu.schedule.gangs.barriers import with_barriers
@@ -16,23 +17,28 @@ from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
 
 I64 = NDArray[np.int64]
+_CHECKED = memo.ScopedTable[bool]("schedules that order a pipeline, by its shape", 4)
 
 
 def check_schedule(schedule: Schedule, shape: PipelineShape) -> None:
     """See ``Schedule.validate``."""
-    if len(schedule.orders) != shape.num_ranks:
-        raise ScheduleError(
-            "wrong number of ranks", where=schedule.name, expected=str(shape.num_ranks), got=len(schedule.orders)
-        )
-    arrays = graph_of(shape)
+    num_ranks = len(schedule.columns.ptr) - 1
+    if num_ranks != shape.num_ranks:
+        raise ScheduleError("wrong number of ranks", where=schedule.name, expected=str(shape.num_ranks), got=num_ranks)
+    _CHECKED.get(schedule, shape, lambda: _check(schedule, graph_of(shape)))
+
+
+def _check(schedule: Schedule, arrays: PipelineGraph) -> bool:
+    """True; or an error."""
     _check_stages(schedule, arrays)
     numbers = arrays.numbers(schedule)
     _check_missing(schedule, arrays, numbers)
-    if shape.chunk_gang:
+    if arrays.shape.chunk_gang:
         arrays = arrays.with_predecessors(*with_barriers(arrays, schedule.columns.ptr, numbers)[:2])
     cursor = dry_run(arrays, schedule.columns.ptr, numbers)
     if cursor.sum() < len(numbers):
         raise _deadlock(schedule, arrays, cursor.tolist())
+    return True
 
 
 def dry_run(arrays: PipelineGraph, ptr: I64, numbers: NDArray[np.int32]) -> I64:
@@ -63,10 +69,14 @@ def walk(arrays: PipelineGraph, ptr: I64, numbers: NDArray[np.int32]) -> I64:
             begun = place = at[rank]
             while place < stop:
                 stage = stages[place]
-                if not all(done[before] for before in pred[pred_ptr[stage] : pred_ptr[stage + 1]]):
-                    break
-                done[stage - 1 if stage & 3 == INPUT else stage] = 1
-                place += 1
+                for before in pred[pred_ptr[stage] : pred_ptr[stage + 1]]:
+                    if not done[before]:
+                        break
+                else:
+                    done[stage - 1 if stage & 3 == INPUT else stage] = 1
+                    place += 1
+                    continue
+                break
             at[rank] = place
             progress |= place > begun
     return np.array(at, dtype=np.int64) - ptr[:-1]

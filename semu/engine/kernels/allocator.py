@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from semu.compiled import empty, kernel, part, trailing_zeros, zeros
+from semu.compiled import empty, inlined, kernel, trailing_zeros, zeros
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -20,25 +20,25 @@ own, and from there to its beginning; bytes; neighbours in the segment, -1: none
 neighbours in that list; pool."""
 
 
-@part
+@inlined
 def _round_up(size: int, unit: int) -> int:
     return (size + unit - 1) // unit * unit
 
 
-@part
+@inlined
 def _list_of(pool: int, size: int) -> int:
     """The list of free blocks of a size; larger sizes are in later lists."""
     bits = int(np.float64(size).view(np.int64))  # exponent from bit 52 on, below it the digits behind the first
     return pool * LISTS + (bits >> 47) - 32 * 1023
 
 
-@part
+@inlined
 def _bit(at: int) -> np.uint64:
     """Of a list in its word of 64 lists."""
     return np.uint64(1) << np.uint64(at & 63)
 
 
-@part
+@inlined
 def _next_list(at: int, stop: int, filled: U64) -> int:
     """The first list from ``at`` on that has a block, or one from ``stop`` on, a multiple of 64: none before it has."""
     word = at >> 6
@@ -51,7 +51,7 @@ def _next_list(at: int, stop: int, filled: U64) -> int:
     return (word << 6) + int(trailing_zeros(mask))
 
 
-@part
+@inlined
 def _push(b: int, at: int, head: I64, filled: U64, block: I64) -> None:
     """Put a block into a list of free blocks: the smallest come first, of equal ones the lowest address."""
     length, address = block[b, LENGTH], block[b, ADDRESS]
@@ -70,7 +70,7 @@ def _push(b: int, at: int, head: I64, filled: U64, block: I64) -> None:
         block[ahead, BEHIND] = b
 
 
-@part
+@inlined
 def _remove(b: int, head: I64, filled: U64, block: I64) -> None:
     """Take a block out of its list of free blocks."""
     behind, ahead = block[b, BEHIND], block[b, AHEAD]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.checks import is_integer
 from semu.errors import ConfigError
-from semu.graph.operator import Phase
 from semu.records import dataclass
-from semu.schedule.schedule import Schedule, StageKey
+from semu.schedule.phases import BACKWARD, FORWARD
+from semu.schedule.schedule import Schedule, StageColumns
 from semu.schedule.stage_plan import StagePlan
 from semu.schedule.study import PipelineStudy
 from semu.searcher.problem.gangs import met, without_meetings
@@ -47,12 +47,9 @@ class JobProblem:
         """A schedule as a plan that ``semu.simulate`` runs."""
         costs, problem = self.costs, self.problem
         picked = self.variant[np.arange(problem.num_pairs), solution.choice]
-        chunk, number = costs.chunk.tolist(), costs.number.tolist()
-        orders = [
-            [StageKey(chunk[s // 2], Phase.BACKWARD if s % 2 else Phase.FORWARD, number[s // 2]) for s in own.tolist()]
-            for own in solution.orders()
-        ]
-        schedule = Schedule.build(name, orders)
+        stage = solution.order
+        columns = costs.chunk[stage // 2], np.where(stage % 2, BACKWARD, FORWARD), costs.number[stage // 2]
+        schedule = Schedule(name, StageColumns(solution.ptr, *(column.astype(np.int64) for column in columns)))
         if costs.shape.chunk_gang:
             schedule = Schedule(name, self._met(solution, schedule).columns)
         choice = tuple(tuple(picked[costs.chunk == c].tolist()) for c in range(costs.shape.num_chunks))
