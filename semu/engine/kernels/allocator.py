@@ -52,15 +52,25 @@ def _next_list(at: int, stop: int, filled: U64) -> int:
 
 
 @inlined
-def _push(b: int, at: int, head: I64, filled: U64, block: I64) -> None:
-    """Put a block into a list of free blocks: the smallest come first, of equal ones the lowest address."""
+def _push(b: int, at: int, head: I64, last: I64, filled: U64, block: I64) -> None:
+    """Put a block into a list of free blocks: the smallest come first, of equal ones the lowest address. Its place is
+    looked for from where the last one was put: blocks are freed by rising or falling address."""
     length, address = block[b, LENGTH], block[b, ADDRESS]
     ahead, behind = -1, head[at]
-    while behind >= 0 and (
-        block[behind, LENGTH] < length or (block[behind, LENGTH] == length and block[behind, ADDRESS] < address)
-    ):
-        ahead, behind = behind, block[behind, BEHIND]
+    if behind >= 0:
+        behind = last[at]
+        while behind >= 0 and (
+            block[behind, LENGTH] < length or (block[behind, LENGTH] == length and block[behind, ADDRESS] < address)
+        ):
+            ahead, behind = behind, block[behind, BEHIND]
+        if ahead < 0:
+            ahead = block[behind, AHEAD]
+            while ahead >= 0 and (
+                block[ahead, LENGTH] > length or (block[ahead, LENGTH] == length and block[ahead, ADDRESS] > address)
+            ):
+                behind, ahead = ahead, block[ahead, AHEAD]
     block[b, PLACE], block[b, AHEAD], block[b, BEHIND] = at, ahead, behind
+    last[at] = b
     if behind >= 0:
         block[behind, AHEAD] = b
     if ahead < 0:
@@ -71,11 +81,10 @@ def _push(b: int, at: int, head: I64, filled: U64, block: I64) -> None:
 
 
 @inlined
-def _remove(b: int, head: I64, filled: U64, block: I64) -> None:
+def _remove(b: int, head: I64, last: I64, filled: U64, block: I64) -> None:
     """Take a block out of its list of free blocks."""
-    behind, ahead = block[b, BEHIND], block[b, AHEAD]
+    behind, ahead, at = block[b, BEHIND], block[b, AHEAD], block[b, PLACE]
     if ahead < 0:
-        at = block[b, PLACE]
         head[at] = behind
         if behind < 0:
             filled[at >> 6] &= ~_bit(at)
@@ -83,6 +92,8 @@ def _remove(b: int, head: I64, filled: U64, block: I64) -> None:
         block[ahead, BEHIND] = behind
     if behind >= 0:
         block[behind, AHEAD] = ahead
+    if last[at] == b:
+        last[at] = ahead if ahead >= 0 else behind
     block[b, PLACE] = -1
 
 
@@ -149,7 +160,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
     block = empty((cap, 8), np.int64)
     spare = empty(cap, np.int64)
     num_spare, num_blocks, made = 0, 0, 0
-    head = np.full(2 * LISTS, -1, dtype=np.int64)
+    head, last = np.full(2 * LISTS, -1, dtype=np.int64), np.full(2 * LISTS, -1, dtype=np.int64)
     filled = zeros((2 * LISTS >> 6) + 1, np.uint64)
     held = np.full(num_slots, -1, dtype=np.int64)
     reserved, highest, used, most, releases = 0, 0, 0, 0, 0
@@ -184,7 +195,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                                 later = block[b, BEHIND]
                                 if block[b, BEFORE] < 0 and block[b, AFTER] < 0:
                                     reserved -= block[b, LENGTH]
-                                    _remove(b, head, filled, block)
+                                    _remove(b, head, last, filled, block)
                                     spare[num_spare] = b
                                     num_spare += 1
                                     returned = True
@@ -204,7 +215,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     reserved += whole
                     highest = max(highest, reserved)
                 else:
-                    _remove(best, head, filled, block)
+                    _remove(best, head, last, filled, block)
                 rest = block[best, LENGTH] - need
                 if (rest >= smallest) if pool == 0 else (rest > small_limit):
                     if num_spare > 0:
@@ -219,7 +230,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                         block[block[best, AFTER], BEFORE] = b
                     block[best, AFTER] = b
                     block[best, LENGTH] = need
-                    _push(b, _list_of(pool, rest), head, filled, block)
+                    _push(b, _list_of(pool, rest), head, last, filled, block)
                 block[best, PLACE] = -1
                 held[s] = best
                 used += block[best, LENGTH]
@@ -233,7 +244,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                     other = block[b, BEFORE] if side == 0 else block[b, AFTER]
                     if other < 0 or block[other, PLACE] < 0:
                         continue
-                    _remove(other, head, filled, block)
+                    _remove(other, head, last, filled, block)
                     block[b, LENGTH] += block[other, LENGTH]
                     if side == 0:
                         block[b, ADDRESS] = block[other, ADDRESS]
@@ -246,7 +257,7 @@ def replay(slot: I64, size: I64, first: int, repeats: int, num_slots: int, rules
                             block[block[b, AFTER], BEFORE] = b
                     spare[num_spare] = other
                     num_spare += 1
-                _push(b, _list_of(pool, block[b, LENGTH]), head, filled, block)
+                _push(b, _list_of(pool, block[b, LENGTH]), head, last, filled, block)
         if turn > 0 and reserved == known:
             break
     out[0], out[1], out[2], out[3] = highest, reserved, most, releases
