@@ -26,14 +26,24 @@ ATTEMPTS = 6
 """Searches at most, each with less memory than the one before, where its schedule does not fit."""
 
 
-def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]:
+class OutOfTimeError(Exception):
+    """A schedule does not fit, and no time is left for other candidates. ``built``: under the limits to try next."""
+
+    def __init__(self, built: JobProblem) -> None:
+        super().__init__("no time is left")
+        self.built = built
+
+
+def fitted(
+    built: JobProblem, solution: Solution, is_late: Callable[[], bool] = lambda: False
+) -> tuple[JobProblem, Solution]:
     """A schedule that fits, in the order of one that may not, and the problem under the limits that made it so.
 
     Args:
         built: with the limits to keep in ``target_bytes``, and those to plan with in its problem.
-        solution: of its problem.
+        solution: of its problem. is_late: asked after every schedule that does not fit.
     Raises:
-        MemoryLimitError: no schedule fits: which rank, how much is missing.
+        MemoryLimitError: no schedule fits: which rank, how much is missing. OutOfTimeError: it was late.
     """
     for turn in range(ROUNDS):
         excess = built.excess_of(solution)
@@ -43,6 +53,8 @@ def fitted(built: JobProblem, solution: Solution) -> tuple[JobProblem, Solution]
         if np.any(limits < built.problem.static_bytes):
             break
         built = built.limited(limits)
+        if is_late():
+            raise OutOfTimeError(built)
         chosen = choose_candidates(built.problem, solution.order).choice
         found = evaluate(built.problem, solution.order, chosen)
         solution = replace(found, lower_bound_s=solution.lower_bound_s)
@@ -64,18 +76,21 @@ def _missing(built: JobProblem, excess: NDArray[np.int64]) -> MemoryLimitError:
     return no_memory(built.limited(built.target_bytes).problem, rank, int(max(excess[rank], 1)))
 
 
-def settled(built: JobProblem, find: Callable[[JobProblem], SearchResult]) -> tuple[SearchResult, JobProblem, Solution]:
+def settled(
+    built: JobProblem, find: Callable[[JobProblem], SearchResult], is_late: Callable[[], bool] = lambda: False
+) -> tuple[SearchResult, JobProblem, Solution]:
     """A schedule that fits in its full simulation, and the problem under the limits with which it was found.
 
     Args:
         find: looks for a schedule; asked again under lower limits where no choice of candidates makes its schedule fit.
+        is_late: as ``fitted``.
     Raises:
-        MemoryLimitError: no schedule fits.
+        MemoryLimitError: no schedule fits. OutOfTimeError: it was late.
     """
     for attempt in range(ATTEMPTS):
         result = find(built)
         try:
-            tight, best = fitted(built, result.solution)
+            tight, best = fitted(built, result.solution, is_late)
         except MemoryLimitError as error:
             if result.ended_by == "interrupt":
                 raise KeyboardInterrupt from error

@@ -22,7 +22,7 @@ from semu.schedule.stage_plan import STRATEGIES as LAYER_STRATEGIES
 from semu.schedule.stage_plan import StagePlan
 from semu.searcher.assignment.assignment import Assignment
 from semu.searcher.candidates import MOST_CANDIDATES
-from semu.searcher.fit import settled
+from semu.searcher.fit import OutOfTimeError, settled
 from semu.searcher.job_search import to_cut
 from semu.searcher.kept_places import keeps_places
 from semu.searcher.memory import check_limits, choose_candidates
@@ -33,6 +33,7 @@ from semu.searcher.orders.loop import Budget
 from semu.searcher.orders.refine import compile_chains
 from semu.searcher.partitioning import Partition, recut
 from semu.searcher.planner.fallback import Fallback
+from semu.searcher.planner.kept_limits import KeptLimits
 from semu.searcher.planner.warm import Priorities
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.search_problem import Solution
@@ -166,14 +167,16 @@ class BatchPlanner:
         check_limits(built.problem)
         return built
 
-    def heuristic(self, built: JobProblem) -> tuple[JobProblem, Solution, float]:
+    def heuristic(self, built: JobProblem, kept: KeptLimits | None = None) -> tuple[JobProblem, Solution, float]:
         """The heuristic's schedule, the problem under the limits with which it fits, and its level of memory; where
         chunks keep their places, 1F1B of them where that is faster.
 
+        Args:
+            kept: limits of the last batch to begin with; those of this one are kept.
         Raises:
             MemoryLimitError: it does not fit.
         """
-        result, begun, default = settled(built, heuristic_result)
+        result, begun, default = _within(built, kept, lambda start: settled(start, heuristic_result))
         if self._is_kept:
             orders = built.checkpoint.schedule()
             if built.plan.reads:
@@ -193,13 +196,21 @@ class BatchPlanner:
         return None if alike is None else alike.time_s
 
     def search(
-        self, begun: JobProblem, default: Solution, level: float, budget: Budget, keep: Kept | None = None
+        self,
+        begun: JobProblem,
+        default: Solution,
+        level: float,
+        budget: Budget,
+        keep: Kept | None = None,
+        kept: KeptLimits | None = None,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> tuple[SearchResult, JobProblem, Solution]:
         """The best schedule that a budget finds; it fits, and its whole iteration is no slower than the heuristic's.
 
         Args:
             begun, default, level: of ``heuristic``. keep: given schedules that are the best so far, with their problem,
-                now and then; they may not fit.
+                now and then; they may not fit. kept: as ``heuristic``. is_late: asked where what was found does not
+                fit; then the heuristic's schedule is what a budget finds.
         """
         levels, seeds = list(LEVELS), None
         if self.priorities is not None:
@@ -222,10 +233,14 @@ class BatchPlanner:
             return result
 
         try:
-            result, built, best = settled(begun, _find)
+            result, built, best = _within(begun, kept, lambda start: settled(start, _find, is_late))
         except MemoryLimitError:
             if not found:
                 raise
+            return found[-1], begun, default
+        except OutOfTimeError as error:
+            if kept is not None:
+                kept.keep(begun, error.built)
             return found[-1], begun, default
         if iteration_s(begun, default) < iteration_s(built, best):
             built, best = begun, default
@@ -248,7 +263,24 @@ class BatchPlanner:
 
 def iteration_s(built: JobProblem, solution: Solution) -> float:
     """Iteration time of a solution, simulated in full: gathers, reductions, optimizer step and all [s]."""
-    return built.simulated(built.plan_of(solution, "search")).estimate().iteration_time_s
+    return built.estimate(solution).iteration_time_s
+
+
+def _within(
+    built: JobProblem, kept: KeptLimits | None, find: Callable[[JobProblem], tuple[SearchResult, JobProblem, Solution]]
+) -> tuple[SearchResult, JobProblem, Solution]:
+    """What is found under the limits that are kept, else without them; the limits with which it fits are kept."""
+    if kept is None:
+        return find(built)
+    start = kept.under(built)
+    try:
+        found = find(start)
+    except MemoryLimitError:
+        if start is built:
+            raise
+        start, found = built, find(built)
+    kept.keep(start, found[1])
+    return found
 
 
 def _near(level: float) -> list[float]:

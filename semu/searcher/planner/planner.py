@@ -32,6 +32,7 @@ from semu.searcher.candidates import MOST_CANDIDATES
 from semu.searcher.fit import fitted
 from semu.searcher.orders.loop import Budget
 from semu.searcher.planner.batch_planner import BatchPlanner, iteration_s
+from semu.searcher.planner.kept_limits import KeptLimits
 from semu.searcher.planner.own_stream import assigned_batches, own_batches
 from semu.searcher.planner.planned_iteration import Outcome, PlannedIteration
 from semu.searcher.problem.build import JobProblem
@@ -41,6 +42,10 @@ from semu.workload.listed import listed_batch
 
 DEFAULT_TIME_S = 10.0
 """Time of an iteration's search without a limit [s] (DIP §7.4)."""
+LEAST_SHARE = 0.3
+"""Part of an iteration's time that its search has, whatever preparing and finishing take."""
+OVERTIME = 1.25
+"""Parts of an iteration's time after which no other candidates are chosen for what does not fit."""
 RARELY = 5.0
 """Between two plans of the best so far a search goes on at least so many times as long as making one takes."""
 
@@ -85,9 +90,10 @@ class Planner:
             seed by seed. What assignments defer stays deferred.
         assign: assigns the samples of every iteration to replicas and microbatches; ``stream`` is then a
             ``SampleSource``. window: iterations among which samples may change places; 1: none.
-        rollouts: of every search. time_s: from a batch to its plan [s], of which the search has at least half; neither:
-            10 s. Rollouts give the same plans again as long as no deadline cuts a search short. workers: threads of a
-            search, at most half the cores (DIP §6.2); None: as many.
+        rollouts: of every search. time_s: from a batch to its plan [s], of which the search has what preparing and
+            finishing leave, at least three tenths; neither: 10 s. Rollouts give the same plans again as long as no
+            deadline cuts a search short. workers: threads of a search, at most half the cores (DIP §6.2); None: as
+            many.
         deadline_s: planning of an iteration ends at most so long after it began [s]; None: when it is asked for.
         patience_s: how long iterating waits for a plan, but for the first one [s]; None: until it is planned.
         first: number of the stream's first batch.
@@ -126,6 +132,8 @@ class Planner:
                 check_number(value, name, "a time", is_infinite_ok=True)
         time_s = DEFAULT_TIME_S if rollouts is None and time_s is None else time_s
         self._budget = Budget(rollouts, time_s, _workers(workers))
+        is_timed = time_s is not None  # else the same plans again, whatever was planned before
+        self._kept = (KeptLimits(), KeptLimits()) if is_timed else (None, None)
         self._deadline_s, self._patience_s, self._clock = deadline_s, patience_s, clock
         self.batches = BatchPlanner(
             job,
@@ -318,7 +326,7 @@ class Planner:
         built = self.batches.prepared(slot.job, slot.assigned)
         if _is_late(slot.end_s):
             return
-        begun, default, level = self.batches.heuristic(built)
+        begun, default, level = self.batches.heuristic(built, self._kept[0])
         plan = begun.plan_of(default, "heuristic")
         with self._changed:
             slot.heuristic, slot.problem = plan, begun
@@ -328,7 +336,7 @@ class Planner:
             if not _is_late():
                 slot.outcome, slot.ended_by = Outcome.PLANNED, "rollouts" if self._budget.rollouts == 0 else "time"
             return
-        told, least_s = self._clock(), iteration_s(begun, default)
+        told = self._clock()
 
         def _keep(problem: JobProblem, one: Solution) -> None:
             nonlocal told
@@ -337,17 +345,24 @@ class Planner:
                     tight, best = fitted(problem, one)
                 except MemoryLimitError:
                     return
-                if best.makespan_s < slot.makespan_s and iteration_s(tight, best) <= least_s:
+                if best.makespan_s < slot.makespan_s and iteration_s(tight, best) <= iteration_s(begun, default):
                     self._publish(slot, tight.plan_of(best, "search"), best.makespan_s, Outcome.BEST_SO_FAR)
                 told = self._clock()
 
-        began, most_s = self._clock(), self._budget.time_s
-        if most_s is not None:
-            most_s = max(0.5 * most_s, most_s - (began - slot.began_s) - self._finish_s)
+        began, time_s = self._clock(), self._budget.time_s
+        most_s = time_s
+        if time_s is not None:
+            most_s = max(LEAST_SHARE * time_s, time_s - (began - slot.began_s) - self._finish_s)
+
+        def _is_over() -> bool:
+            return time_s is not None and self._clock() - slot.began_s >= OVERTIME * time_s
+
         budget = Budget(self._budget.rollouts, most_s, self._budget.workers, stop=_is_late)
-        result, tight, best = self.batches.search(begun, default, level, budget, _keep)
-        is_whole = result.ended_by != "stopped"
-        plan = tight.plan_of(best, "search")
+        found = self.batches.search(begun, default, level, budget, _keep, self._kept[1], _is_over)
+        result, tight, best = found
+        is_whole, plan = result.ended_by != "stopped", tight.plan_of(best, "search")
+        if best is default and slot.outcome is Outcome.BEST_SO_FAR and time_s is not None:
+            plan = slot.plan  # out of time: what it found before that fits
         self.batches.remember(tight, best, result.level)
         with self._changed:
             slot.rollouts, slot.moves, slot.ended_by = result.rollouts, result.moves, result.ended_by

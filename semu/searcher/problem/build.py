@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.checks import is_integer
 from semu.errors import ConfigError
+from semu.present.estimate import Estimate
 from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.schedule.schedule import Schedule, StageColumns
@@ -24,6 +25,7 @@ from semu.simulation.schedules.costs_of_pairs import PairCosts
 from semu.simulation.schedules.named import pipeline_study
 
 _MET = memo.ScopedTable[Schedule]("orders in which gangs meet, by a problem's orders", 16)
+_ESTIMATES = memo.ScopedTable[Estimate]("schedules, simulated in full, by their prepared jobs", 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +95,18 @@ class JobProblem:
         training = replace(found.job.training, schedule_file=plan.orders.name)
         return replace(found, layout=replace(found.layout, job=replace(found.job, training=training)))
 
+    def estimate(self, solution: Solution) -> Estimate:
+        """A schedule, simulated in full; once for each."""
+        return _ESTIMATES.get(
+            solution, memo.Same((self.checkpoint,)), lambda: self.simulated(self.plan_of(solution)).estimate()
+        )
+
     def excess_of(self, solution: Solution) -> I64:
         """By how much the full simulation of a schedule is above what every rank has: int64[num_ranks] [bytes].
 
         Above the limits on what is allocated, or above what the allocator may hold of a device.
         """
-        found = self.checkpoint.decided(self.plan_of(solution)).estimate()
+        found = self.estimate(solution)
         excess: I64 = np.array(found.peak_memory_bytes, dtype=np.int64) - self.target_bytes
         if not np.any(excess > 0) and not found.fits:  # the first costs nothing
             excess = np.maximum(excess, np.array(found.deciding_bytes, dtype=np.int64) - found.room.usable_bytes)
