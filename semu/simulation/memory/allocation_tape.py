@@ -9,7 +9,7 @@ happens to which part of a chunk. Turns are found for all stages and transfers o
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -24,6 +24,7 @@ from semu.graph.operator import Phase
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT
 from semu.schedule.problem import members_of
+from semu.schedule.shape import PipelineShape
 from semu.simulation.context import TimedJob
 from semu.simulation.transfers import ChunkTransfers, leaving_positions
 
@@ -50,11 +51,57 @@ class _Change(NamedTuple):
         return cls(number, np.where(is_new, size, 0)[exists], np.full_like(number, -1))
 
 
-_CHANGES = memo.ScopedTable[_Change](
-    "what programs allocate and free under the costs of a batch, by program, shape and what of it", 4096, is_large=True
+class _Changes:
+    """Changes under the costs of a batch, each with a number by which turns name it."""
+
+    def __init__(self, known: memo.Values[I64]) -> None:
+        self._known = known
+        self._entries: list[I64] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._by_shape: dict[Hashable, I64] = {}
+        self._table = np.zeros(1, dtype=np.int64), np.zeros((3, 0), dtype=np.int64)
+        self._lock = threading.RLock()
+
+    def number(self, key: Hashable, make: Callable[[], _Change]) -> int:
+        """Of a change; ``make`` makes it where it has none."""
+        number = self._numbers.get(key)
+        if number is None:
+            entries = self._known.get(key, lambda: np.array(make()))
+            with self._lock:
+                number = self._numbers.setdefault(key, len(self._entries))
+                if number == len(self._entries):
+                    self._entries.append(entries)
+        return number
+
+    def by_shape(self, key: Hashable, shape: I64, num_shapes: int, make: Callable[[int], _Change]) -> I64:
+        """Of the changes of parts of several shapes. ``shape``: int64[num_parts]."""
+        known = self._by_shape.setdefault(key, np.full(num_shapes, -1, dtype=np.int64))
+        numbers: I64 = known[shape]
+        if (numbers < 0).any():
+            for new in np.unique(shape[numbers < 0]).tolist():
+                known[new] = self.number((key, new), partial(make, new))
+            numbers = known[shape]
+        return numbers
+
+    def is_nothing(self, number: int) -> bool:
+        """Whether a change changes nothing."""
+        return not self._entries[number].size
+
+    def table(self) -> tuple[I64, I64]:
+        """Where the entries of each change begin, and all entries, as ``write_tape`` takes them."""
+        with self._lock:
+            if len(self._table[0]) <= len(self._entries):
+                first = np.cumsum([0, *(own.shape[1] for own in self._entries)])
+                self._table = first, np.concatenate(self._entries, axis=1)
+            return self._table
+
+
+_CHANGES = memo.ScopedTable[_Changes]("what programs allocate and free under the costs of a batch", 1, is_large=True)
+_ENTRIES = memo.ScopedTable["I64"]("such changes, by program, shape and what of it", 4096, is_large=True)
+_HANDED = memo.ScopedTable["I64"](
+    "how many stages of another chunk read each stage of a chunk, by both, of a pipeline's graph", 4096
 )
 _ORDERS = memo.ScopedTable["tuple[I64, NDArray[np.bool_]]"]("allocations and frees of a stage's program, in order", 1)
-_FREED = memo.ScopedTable[_Change]("what goes of what stages hand on, by their program and positions", 64)
 _EVERY = slice(None)
 _FIRST, _ONE = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
 """The storage of a piece, and its size where it is freed."""
@@ -88,13 +135,14 @@ class AllocationTape:
         self.layout, self.run, self.rank, self.replica = timed.layout, timed.run, rank, replica
         self.nodes = timed.run.problem.rank_nodes[rank]
         self._by_shape = timed.evaluation.by_shape
-        self._known = _CHANGES.of(self._by_shape)
+        self._changes = _CHANGES.get(self._by_shape, (), lambda: _Changes(_ENTRIES.of(timed.evaluation.by_shape)))
         self._shape_of = timed.run.shape[replica]
         self._only_shape = int(self._shape_of[0]) if (self._shape_of == self._shape_of[0]).all() else None
+        self._graph = graph_of(timed.run.problem.shape)
+        self._num_shapes = timed.evaluation.num_shapes
         self._sizes: dict[int, I64] = {}
-        self._changes: dict[int, tuple[int, _Change]] = {}
         self._turns: list[NDArray[np.float64]] = []
-        self._readers: list[tuple[tuple[int, int, int], int]] = []
+        self._readers: list[I64] = []
         self._cells_of: dict[int, tuple[int, int]] = {}
         self._pieces: dict[tuple[int, ...], int] = {}
         self._num_cells = 0
@@ -110,52 +158,39 @@ class AllocationTape:
         place, time, number, is_receive, *rest = np.concatenate(self._turns, axis=1)
         turns = np.array(rest)[:, np.lexsort((number, is_receive, time, place))].astype(np.int64)
         turns = turns[:, self._happens(turns[3])]
-        changes = [change for _, change in self._changes.values()]
-        first = np.cumsum([0, *(len(change.storage) for change in changes)])
-        tape = np.empty((2, int(np.diff(first)[turns[2]].sum())), dtype=np.int64)
-        entries = np.concatenate([np.array(change) for change in changes], axis=1)
+        first, entries = self._changes.table()
+        tape = np.empty((2, int((first[turns[2] + 1] - first[turns[2]]).sum())), dtype=np.int64)
         count = write_tape(np.ascontiguousarray(turns[:3]), first, entries, self._num_cells, tape)
         return tape[0, :count], tape[1, :count]
 
     def _happens(self, readers: I64) -> NDArray[np.bool_]:
         """Whether each turn changes anything: not those that free what a stage sent before its last reader has it."""
-        happens, done = np.ones(len(readers), dtype=np.bool_), Counter[tuple[int, int, int]]()
-        for turn in np.flatnonzero(readers >= 0).tolist():
-            sent, count = self._readers[readers[turn]]
-            done[sent] += 1
-            happens[turn] = done[sent] >= count
+        happens = np.ones(len(readers), dtype=np.bool_)
+        turns = np.flatnonzero(readers >= 0)
+        if len(turns):
+            sent, count = np.concatenate(self._readers, axis=1)[:, readers[turns]]
+            order = np.argsort(sent, kind="stable")
+            begins = np.searchsorted(sent[order], sent[order])
+            happens[turns[order]] = np.arange(len(order)) - begins + 1 >= count[order]
         return happens
 
     # -- changes and turns -------------------------------------------------------------------------------------------
     def _add(
-        self,
-        when: _When,
-        cell: I64 | int,
-        change: _Change | Sequence[_Change],
-        source: I64 | int = -1,
-        readers: I64 | int = -1,
+        self, when: _When, cell: I64 | int, number: I64 | int, source: I64 | int = -1, readers: I64 | int = -1
     ) -> None:
         """A change in some turns, or one for each of them.
 
         Args:
             cell, source: first cells of the parts whose storages change, and of those that they are shared with.
-            readers: numbers in ``_readers``: it happens when so many have what was sent; -1: at once.
+            number: of the change. readers: numbers in ``_readers``: it happens when so many have what was sent; -1: at
+                once.
         """
-        number: list[int] | int
-        if isinstance(change, _Change):
-            if not len(change.storage) and isinstance(readers, int):
-                return
-            number = self._number(change)
-        else:
-            number = [self._number(own) for own in change]
+        if isinstance(number, int) and isinstance(readers, int) and self._changes.is_nothing(number):
+            return
         turns = np.empty((8, len(when.place)))  # whole numbers below 2^53, and times
         for row, column in enumerate((*when, cell, source, number, readers)):
             turns[row] = column
         self._turns.append(turns)
-
-    def _number(self, change: _Change) -> int:
-        """Of a change among those that happen."""
-        return self._changes.setdefault(id(change), (len(self._changes), change))[0]
 
     def _cells(self, chunk: int, part: I64 | int) -> I64 | int:
         """The first cells of a chunk's parts: there is one for every storage of every part."""
@@ -182,10 +217,8 @@ class AllocationTape:
         for (kind,), at in _alike(self.layout.recipe.kind_of(chunk, part)):
             yield program_of(self.layout, kind, code), at
 
-    def _by_shape_of(
-        self, columns: I64, key: tuple[Hashable, ...], make: Callable[[int], _Change]
-    ) -> _Change | list[_Change]:
-        """The change of every part, which depends on its shape; of one shape, the change of all.
+    def _by_shape_of(self, columns: I64, key: Hashable, make: Callable[[int], _Change]) -> I64 | int:
+        """The number of the change of every part, which depends on its shape; of one shape, that of all.
 
         Args:
             columns: int64[num_parts], of the table of shapes. key: what a change depends on beside the shape.
@@ -193,10 +226,8 @@ class AllocationTape:
         """
         if self._only_shape is not None:
             shape = self._only_shape
-            return self._known.get((*key, shape), lambda: make(shape))
-        shapes = self._shape_of[columns].tolist()
-        found = {shape: self._known.get((*key, shape), partial(make, shape)) for shape in dict.fromkeys(shapes)}
-        return [found[shape] for shape in shapes]
+            return self._changes.number((key, shape), lambda: make(shape))
+        return self._changes.by_shape(key, self._shape_of[columns], self._num_shapes, make)
 
     # -- stages ------------------------------------------------------------------------------------------------------
     def _run_stages(self) -> None:
@@ -209,8 +240,8 @@ class AllocationTape:
         kind, column = self.run.kind[nodes], self.run.column[nodes]
         for (own, own_kind, own_code), at in _alike(chunk, kind, code):
             program = program_of(self.layout, own_kind, own_code)
-            change = self._by_shape_of(column[at], (program,), partial(self._stage, program))
-            self._add(_When.with_stages(at), self._cells(own, part[at]), change)
+            number = self._by_shape_of(column[at], program, partial(self._stage, program))
+            self._add(_When.with_stages(at), self._cells(own, part[at]), number)
 
     def _stage(self, program: StageProgram, shape: int) -> _Change:
         """What a stage allocates and frees."""
@@ -235,7 +266,8 @@ class AllocationTape:
                 for their_part in shape.shared(chunk, own, other):
                     piece = self._pieces.get((other, their_part, chunk, own, code))
                     if piece is not None:
-                        self._add(when.of(np.array([at])), piece, _Change.of(_FIRST, _ONE, False))
+                        gone = self._changes.number("a piece goes", lambda: _Change.of(_FIRST, _ONE, False))
+                        self._add(when.of(np.array([at])), piece, gone)
                     if is_here:
                         self._free_sent(when.of(np.array([at])), other, np.array([their_part]), chunk, code)
 
@@ -246,7 +278,7 @@ class AllocationTape:
             arrivals = layout.chunks[chunk].arrivals
             new = tuple(k for k, s in enumerate(arrivals) if s < 0 or layout.parts_differ(s, chunk))
             return new, list(dict.fromkeys(source for source in arrivals if source >= 0))
-        readers = graph_of(self.run.problem.shape).readers[chunk]
+        readers = self._graph.readers[chunk]
         return (), [reader for reader in readers if layout.chunks[reader].backward is not None]
 
     def _parts_differ(self, sender: int, receiver: int, code: int) -> bool:
@@ -264,8 +296,8 @@ class AllocationTape:
 
         for program, own in self._programs(chunk, part, code):
             columns = self.layout.recipe.column_of(chunk, part[own])
-            change = self._by_shape_of(columns, (program, positions), partial(_arriving, program))
-            self._add(when.of(own), self._cells(chunk, part[own]), change)
+            number = self._by_shape_of(columns, (program, positions), partial(_arriving, program))
+            self._add(when.of(own), self._cells(chunk, part[own]), number)
 
     def _share(self, when: _When, other: int, chunk: int, part: I64, code: int) -> None:
         """What a chunk of the same rank made is the same storage here."""
@@ -279,24 +311,25 @@ class AllocationTape:
                     here = tuple(here[k] for k in positions)
                 else:
                     there = tuple(there[k] for k in positions)
-                pairs = [pair for pair in zip(here, there, strict=False) if min(pair) >= 0]
-                storage, shared = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+                number = self._changes.number((program, here, theirs, there), partial(_shared, here, there))
                 mine, their = (self._cells(own_chunk, own_part[at]) for own_chunk in (chunk, other))
-                self._add(of_program.of(at), mine, _Change(storage, np.zeros_like(storage), shared), their)
+                self._add(of_program.of(at), mine, number, their)
 
     def _free_sent(self, when: _When, chunk: int, part: I64, reader: int, code: int) -> None:
         """What stages made and do not keep goes when the last of the stages that read it has it."""
         shape = self.run.problem.shape
         readers: I64 | None = None
         if shape.joins or shape.part_counts or max(shape.chunk_split) > 1:
-            readers = len(self._readers) + np.arange(len(part))
-            self._readers += [((chunk, own, code), len(shape.shared(chunk, own, reader))) for own in part.tolist()]
+            count = _HANDED.get(self._graph, (chunk, reader), partial(_handed, shape, chunk, reader))
+            readers = sum(own.shape[1] for own in self._readers) + np.arange(len(part))
+            sent = (part * shape.num_chunks + chunk) * (1 + max(CODE_OF_PHASE.values())) + code
+            self._readers.append(np.stack((sent, count[part])))
         for program, at in self._programs(chunk, part, code):
             handed = None
             if code != FORWARD:
                 handed = tuple(leaving_positions(self.layout, chunk, reader, Phase.BACKWARD))
-            change = _FREED.get(program, handed, partial(_freed, program, handed))
-            self._add(when.of(at), self._cells(chunk, part[at]), change, readers=-1 if readers is None else readers[at])
+            number = self._changes.number((program, handed, "goes"), partial(_freed, program, handed))
+            self._add(when.of(at), self._cells(chunk, part[at]), number, readers=-1 if readers is None else readers[at])
 
     # -- transfers ---------------------------------------------------------------------------------------------------
     def _transfer_all(self) -> None:
@@ -337,7 +370,25 @@ class AllocationTape:
         pieces = zip(edge.microbatch[at].tolist(), part[at].tolist(), cells.tolist(), strict=True)
         self._pieces |= {(source, given, target, taken, code): cell for given, taken, cell in pieces}
         self._num_cells += len(at)
-        self._add(when.of(at), cells, [_Change.of(_FIRST, _ONE * size, True) for size in sizes[at]])
+        distinct, which = np.unique(sizes[at], return_inverse=True)
+        numbers = [
+            self._changes.number(("a piece", size), partial(_Change.of, _FIRST, _ONE * size, True))
+            for size in distinct.tolist()
+        ]
+        self._add(when.of(at), cells, np.array(numbers, dtype=np.int64)[which.ravel()])
+
+
+def _shared(here: Sequence[int], there: Sequence[int]) -> _Change:
+    """Storages that are storages of another chunk from now on; negative ones are none."""
+    pairs = [pair for pair in zip(here, there, strict=False) if min(pair) >= 0]
+    storage, shared = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return _Change(storage, np.zeros_like(storage), shared)
+
+
+def _handed(shape: PipelineShape, chunk: int, reader: int) -> I64:
+    """How many stages of another chunk read each stage of a chunk: int64[num_parts]."""
+    parts = range(shape.num_microbatches * shape.chunk_split[chunk])
+    return np.array([len(shape.shared(chunk, part, reader)) for part in parts], dtype=np.int64)
 
 
 def _freed(program: StageProgram, positions: tuple[int, ...] | None) -> _Change:
