@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from semu import memo
 from semu.records import dataclass
 from semu.searcher.problem.problem_arrays import F64, I32
 from semu.searcher.problem.search_problem import SearchProblem
@@ -62,6 +63,13 @@ def lower_bounds(problem: SearchProblem, *, effort: float = EFFORT) -> LowerBoun
     Args:
         problem: with or without memory limits. effort: steps for ``refuted``, about as many nanoseconds; 0: without.
     """
+    return _BOUNDS.get(problem, effort, lambda: _find_bounds(problem, effort))
+
+
+_BOUNDS = memo.ScopedTable[LowerBounds]("lower bounds of a search problem, by effort", 2)
+
+
+def _find_bounds(problem: SearchProblem, effort: float) -> LowerBounds:
     from semu.searcher.kernels import bounds as kernels
 
     if not problem.num_pairs:

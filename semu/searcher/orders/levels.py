@@ -78,7 +78,7 @@ class _LevelSearch:
     Attributes:
         problem, budget, seeds, keep, progress: as ``search_levels``; options: the others. levels: distinct ones.
         bound: of the problem. began: when [s]. total: what the searches so far came to.
-        scores: level -> best makespan [s]. sequences: level -> best sequences.
+        parts: level -> ``above``. scores: level -> best makespan [s]. sequences: level -> best sequences.
     """
 
     problem: SearchProblem
@@ -91,6 +91,7 @@ class _LevelSearch:
     bound: LowerBounds
     began: float
     total: _Sum = field(default_factory=_Sum)
+    parts: dict[float, tuple[SearchProblem, NDArray[np.int16]]] = field(default_factory=dict)
     scores: dict[float, float] = field(default_factory=dict)
     sequences: dict[float, Sequence[NDArray[np.int32]]] = field(default_factory=dict)
 
@@ -101,7 +102,9 @@ class _LevelSearch:
 
     def run(self, level: float, share: Budget) -> str:
         """Search from a level; returns why that ended."""
-        part, first = above(self.problem, level)
+        if level not in self.parts:
+            self.parts[level] = above(self.problem, level)
+        part, first = self.parts[level]
         total, known, turn = self.total, self.sequences.get(level), len(self.scores)
         begin = self.seeds if known is None else (lambda *_: known)
         try:

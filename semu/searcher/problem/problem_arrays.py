@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.records import dataclass
 
 F64 = NDArray[np.float64]
@@ -15,6 +16,7 @@ I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 I16 = NDArray[np.int16]
 U8 = NDArray[np.bool_]
+_TOPOLOGICAL = memo.Table["I32"]("stages of a search problem in topological order, by its graph", 64, is_large=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +129,10 @@ class ProblemArrays:
     @cached_property
     def topological(self) -> I32:
         """All stages that exist, each after its predecessors: int32[num existing stages]."""
+        graph = memo.Same((self.pred_ptr, self.pred, self.has_backward))  # problems of one graph differ in costs
+        return _TOPOLOGICAL.get(graph, self._find_topological)
+
+    def _find_topological(self) -> I32:
         before, after = self.edges
         waiting = np.diff(self.pred_ptr).tolist()
         readers: list[list[int]] = [[] for _ in range(self.num_stages)]

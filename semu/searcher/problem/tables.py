@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ class SearchTables:
         rank = problem.stage_rank.astype(np.int32)
         by_producer = np.lexsort((after, before))
         source, target = rank[before[by_producer]], rank[after[by_producer]]
-        pairs = sorted({(int(a), int(b)) for a, b in zip(source, target, strict=True) if a != b})
+        sent = np.unique((source.astype(np.int64) * problem.num_ranks + target)[source != target])
+        pairs = [divmod(ends, problem.num_ranks) for ends in sent.tolist()]
         number = np.full((problem.num_ranks, problem.num_ranks), -1, dtype=np.int32)
         for link, (a, b) in enumerate(pairs):
             number[a, b] = link
@@ -72,7 +74,14 @@ class SearchTables:
         )
 
     def limits(self, choice: I16 | None = None) -> tuple[U8, I64, I64, I32]:
-        """``limits`` of ``interleave`` under a choice of candidates; None: the leanest."""
+        """``limits`` of ``interleave`` under a choice of candidates; None: the leanest. Nobody writes them."""
+        return self._of_leanest if choice is None else self._limits(choice)
+
+    @cached_property
+    def _of_leanest(self) -> tuple[U8, I64, I64, I32]:
+        return self._limits(None)
+
+    def _limits(self, choice: I16 | None) -> tuple[U8, I64, I64, I32]:
         problem, microbatch = self.problem, self.microbatch
         _, held, peak = problem.costs_of(choice)
         need = np.zeros((problem.num_ranks, int(microbatch.max(initial=-1)) + 1), dtype=np.int64)
