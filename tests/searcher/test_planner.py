@@ -190,7 +190,7 @@ def test_the_best_so_far_is_taken_at_the_deadline(monkeypatch: pytest.MonkeyPatc
     with Planner(vision_job(), vision_stream(3), rollouts=200) as planner:
         inner, told = planner.batches.search, threading.Event()
 
-        def endless(begun: Any, default: Any, level: Any, budget: Any, keep: Any = None) -> Any:
+        def endless(begun: Any, default: Any, level: Any, budget: Any, keep: Any = None, *rest: Any) -> Any:
             result, tight, best = inner(begun, default, level, budget, None)
             if best.makespan_s < default.makespan_s:
                 keep(tight, best)
@@ -222,7 +222,7 @@ def test_what_a_search_tells_is_taken_if_it_fits_and_its_iteration_is_no_longer(
     with Planner(vision_job(), vision_stream(3), rollouts=200) as planner:
         inner, told = planner.batches.search, threading.Event()
 
-        def endless(begun: Any, default: Any, level: Any, budget: Any, keep: Any = None) -> Any:
+        def endless(begun: Any, default: Any, level: Any, budget: Any, keep: Any = None, *rest: Any) -> Any:
             result, tight, best = inner(begun, default, level, budget, None)
             assert best.makespan_s < default.makespan_s
             monkeypatch.setattr(running, "iteration_s", lambda *_: iteration_s)
@@ -261,7 +261,7 @@ def test_a_deadline_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     with Planner(video_job(), MODELS[1][1](2), clock=clock, **options) as planner:  # type: ignore[arg-type]
         inner = planner.batches.search
 
-        def search(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None) -> Any:
+        def search(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None, *rest: Any) -> Any:
             began_s, is_late = clock.now_s, budget.stop
             assert is_late is not None
 
@@ -286,9 +286,9 @@ def test_a_deadline_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_legal(step) <= semu.simulate(step.job, plan=step.heuristic).iteration_time_s
 
 
-@pytest.mark.parametrize(("prepare_s", "left_s"), [(1.0, 7.0), (3.0, 5.0), (7.0, 4.0)])
+@pytest.mark.parametrize(("prepare_s", "left_s"), [(1.0, 7.0), (3.0, 5.0), (7.0, 2.4)])
 def test_a_time_counts_from_the_batch(prepare_s: float, left_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search has of 8 s what preparing left, and half at least."""
+    """A search has of 8 s what preparing left, and three tenths at least."""
     clock, given = Clock(), list[float | None]()
     with Planner(vision_job(), vision_stream(1), time_s=8.0, patience_s=None, clock=clock) as planner:
         prepared, search = planner.batches.prepared, planner.batches.search
@@ -297,7 +297,7 @@ def test_a_time_counts_from_the_batch(prepare_s: float, left_s: float, monkeypat
             clock.now_s += prepare_s
             return prepared(*arguments)
 
-        def told(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None) -> Any:
+        def told(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None, *rest: Any) -> Any:
             given.append(budget.time_s)
             return search(begun, default, level, Budget(rollouts=1, workers=1), keep)
 
@@ -332,7 +332,7 @@ def searches_until_late(
     found; returns the list to which each search adds how long it went on [s]."""
     inner, spent_s = planner.batches.search, []
 
-    def search(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None) -> Any:
+    def search(begun: Any, default: Any, level: float, budget: Budget, keep: Any = None, *rest: Any) -> Any:
         began_s = clock.now_s
         assert budget.stop is not None
         while not budget.stop() and clock.now_s < began_s + 100.0:
@@ -381,7 +381,7 @@ def test_a_search_ends_when_its_plan_is_taken_or_the_planner_is_closed(
     with Planner(vision_job(), vision_stream(1), rollouts=20) as planner:
         inner = planner.batches.search
 
-        def search(problem: Any, default: Any, level: float, budget: Budget, keep: Any = None) -> Any:
+        def search(problem: Any, default: Any, level: float, budget: Budget, keep: Any = None, *rest: Any) -> Any:
             assert budget.stop is not None
             begun.set()
             stopped.append(wait_until(budget.stop))

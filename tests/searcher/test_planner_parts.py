@@ -28,8 +28,10 @@ from semu.searcher.orders.space import OrderSpace
 from semu.searcher.plain_jobs import plain_job
 from semu.searcher.planner import fallback as fallbacks
 from semu.searcher.planner.batch_planner import BatchPlanner
+from semu.searcher.planner.kept_limits import KeptLimits
 from semu.searcher.planner.own_stream import own_batches
 from semu.searcher.planner.warm import Priorities
+from semu.searcher.problem.build import JobProblem
 from semu.workload import vlm_batch
 
 
@@ -171,3 +173,36 @@ def test_a_search_that_is_stopped(strategy: str) -> None:
     assert found.rollouts < 1000
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] >= found.solution.makespan_s
+
+
+@pytest.mark.parametrize(("make", "stream"), MODELS)
+def test_limits_of_a_batch_are_where_the_next_one_begins(make: Any, stream: Any) -> None:
+    planner, kept = BatchPlanner(make()), KeptLimits()
+    built = planner.prepared(planner.jobs_of(next(iter(stream(1))))[1])
+    assert kept.under(built) is built
+    static, limit = built.problem.static_bytes, built.problem.limit_bytes
+    lower = limit - (limit - static) // 8
+    kept.keep(built, built.limited(lower))
+    begun = kept.under(built)
+    assert np.array_equal(begun.problem.limit_bytes, lower)
+    kept.keep(begun, begun)  # fitted at once
+    assert np.array_equal(kept.under(built).problem.limit_bytes, lower + (limit - lower) // 4)
+    kept.keep(built, built.limited(static))
+    assert kept.under(built) is built, "nothing fits in no memory"
+    own, plain = planner.heuristic(built, kept), planner.heuristic(built)
+    assert own[0].plan_of(own[1]).to_json() == plain[0].plan_of(plain[1]).to_json()
+
+
+def test_a_search_that_is_late_is_the_heuristic(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, kept = BatchPlanner(vision_job()), KeptLimits()
+    built = planner.prepared(planner.job)
+    begun, default, level = planner.heuristic(built)
+    missing = np.full(built.problem.num_ranks, 64, dtype=np.int64)
+    monkeypatch.setattr(JobProblem, "excess_of", lambda *_: missing)
+    late: list[bool] = [False, True]
+    budget = Budget(rollouts=4, workers=1)
+    found, *best = planner.search(begun, default, level, budget, None, kept, lambda: late.pop(0))
+    assert best == [begun, default]
+    assert found.rollouts
+    assert not late
+    assert (kept.under(begun).problem.limit_bytes < begun.problem.limit_bytes).all()

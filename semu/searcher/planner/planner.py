@@ -336,7 +336,7 @@ class Planner:
             if not _is_late():
                 slot.outcome, slot.ended_by = Outcome.PLANNED, "rollouts" if self._budget.rollouts == 0 else "time"
             return
-        told = self._clock()
+        told, least_s = self._clock(), iteration_s(begun, default)
 
         def _keep(problem: JobProblem, one: Solution) -> None:
             nonlocal told
@@ -345,7 +345,7 @@ class Planner:
                     tight, best = fitted(problem, one)
                 except MemoryLimitError:
                     return
-                if best.makespan_s < slot.makespan_s and iteration_s(tight, best) <= iteration_s(begun, default):
+                if best.makespan_s < slot.makespan_s and iteration_s(tight, best) <= least_s:
                     self._publish(slot, tight.plan_of(best, "search"), best.makespan_s, Outcome.BEST_SO_FAR)
                 told = self._clock()
 
