@@ -223,7 +223,7 @@ class ReportData(MemoryFigures):
             the fastest first; None: no changes were tried.
         host_memory_bytes: host memory of a GPU of each pipeline rank, where something is offloaded.
         contention: what sharing links cost, where it was simulated.
-        find_uncertainty: finds ``uncertainty``. split_peaks: finds what is allocated at each rank's peak, by kind.
+        find_uncertainty: finds ``uncertainty``. split_peak: finds what is allocated at a rank's peak, by kind.
         find_layer_times: finds ``layer_times``.
         reasons, advice: why the iteration is slow and what makes it faster, where that was looked for (``advise``).
         settings: of a run, by dotted key, ``value`` and ``source`` (``RunConfig.settings``); empty: a job in Python.
@@ -268,16 +268,22 @@ class ReportData(MemoryFigures):
     reasons: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False, compare=False)
-    split_peaks: Callable[[], list[tuple[int, ...]]] | None = field(default=None, repr=False, compare=False)
+    split_peak: Callable[[int], tuple[int, ...]] | None = field(default=None, repr=False, compare=False)
     find_layer_times: Callable[[], tuple[LayerRow, ...]] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def memory(self) -> tuple[RankMemoryKinds, ...]:
         """Every pipeline rank's memory at its peak by kind [bytes]; made when it is asked for."""
-        room, peaks = self.room, [] if self.split_peaks is None else self.split_peaks()
+        found = map(self.memory_of, range(len(self.peak_memory_bytes)))
+        return tuple(kinds for kinds in found if kinds is not None)
+
+    def memory_of(self, rank: int) -> RankMemoryKinds | None:
+        """A pipeline rank's memory at its peak by kind [bytes]; None: nothing says."""
+        if self.split_peak is None:
+            return None
+        kinds, room = self.split_peak(rank), self.room
         around = room.other_bytes, room.margin_bytes, room.capacity_bytes
-        held = zip(peaks, self.held_memory_bytes, strict=bool(peaks))
-        return tuple([RankMemoryKinds(*kinds, size - sum(kinds), *around) for kinds, size in held])  # type: ignore[call-arg]
+        return RankMemoryKinds(*kinds, self.held_by(rank) - sum(kinds), *around)  # type: ignore[call-arg]
 
     @cached_property
     def uncertainty(self) -> Uncertainty | None:

@@ -135,9 +135,8 @@ def facts(report: ReportData, budget: Budget | None = None) -> Iterator[tuple[st
     if budget is not None and budget.tokens:
         yield f"{_tokens(budget.tokens)} tokens", _cost(budget.of(report))
     yield "memory", fit_sentence(report)
-    if report.memory:
-        rank = report.fullest_rank
-        kinds = report.memory[rank]
+    rank = report.fullest_rank
+    if (kinds := report.memory_of(rank)) is not None:
         sizes = [f"{name} {getattr(kinds, name) / GIB:.1f}" for name in _KINDS if getattr(kinds, name) >= GIB / 20]
         yield "", f"rank {rank} at its peak (GiB): {', '.join(sizes)}"
     yield "time goes to", ", ".join(f"{name} {share:.1%}" for name, share in _shares(report))

@@ -107,7 +107,9 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         return 0
     from semu.present.summary import fit_sentence
 
-    kinds = report.memory[report.fullest_rank]._asdict()
+    fullest = report.memory_of(report.fullest_rank)
+    assert fullest is not None
+    kinds = fullest._asdict()
     most = max(
         ("parameters", "gradients", "optimizer", "activations", "workspace", "communication"), key=kinds.__getitem__
     )

@@ -162,7 +162,7 @@ class TimedPipeline:
             ranks=tuple(own[rank] for rank, own in enumerate(self.of_ranks({g: r.ranks for g, r in found.items()}))),
             timeline=timeline,
             job={**base.job, "cluster": self._cluster(base)},
-            split_peaks=lambda: [tuple(own[rank][:6]) for rank, own in enumerate(self.of_ranks(split))],
+            split_peak=lambda rank: tuple(self.of_ranks(split)[rank][rank][:6]),
             warnings=(*base.warnings, note),
             **self._memory(found),
         )

@@ -88,15 +88,15 @@ def assemble_report(iteration: Iteration) -> Report:
         timeline=timeline,
         host_memory_bytes=hosts,
         reserve=estimate.reserve,
-        split_peaks=partial(_split_peaks, memories, peaks),
+        split_peak=partial(_split_peak, memories, peaks),
         find_layer_times=partial(layer_rows, iteration),
         find_uncertainty=lived.uncertainty,
     )
 
 
-def _split_peaks(memories: Sequence[RankMemory], peaks: Sequence[RankPeak]) -> list[tuple[int, ...]]:
-    """What is allocated at the peak of every pipeline rank, in the order of ``Role`` [bytes]."""
-    return [memory.at_peak(peak) for memory, peak in zip(memories, peaks, strict=True)]
+def _split_peak(memories: Sequence[RankMemory], peaks: Sequence[RankPeak], rank: int) -> tuple[int, ...]:
+    """What is allocated at the peak of a pipeline rank, in the order of ``Role`` [bytes]."""
+    return memories[rank].at_peak(peaks[rank])
 
 
 def parallel_label(job: TrainingJob) -> str:
