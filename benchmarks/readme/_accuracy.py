@@ -52,6 +52,7 @@ CAUSES = {
     "modality": "more than text",
     "modality_torch": "more than text, under PyTorch",
     "family": "a family of models never compared",
+    "context": "context ranks under PyTorch",
     "experts": "mixture of experts",
     "adapters": "LoRA",
     "fabric": "a fabric of its own",

@@ -4,9 +4,10 @@ Settings that run files do not have keep their names in the tables; ``make_job``
 leaves open follows rules that hold for every row:
 
 * attention: a closed form of 2205.05198 keeps the s x s matrices, so does a kernel that the row calls ``unfused`` or
-  ``local``, and one that the row does not tell where Megatron-LM trains a model with learned positions in fp16, or in
-  bf16 on a device without fp8, as it did before Transformer Engine and FlashAttention (NeMo 23.08 still has
-  ``use_flash_attention: False``; not with context parallelism); anything else is semu's default, a fused kernel.
+  ``local``, and one that the row does not tell: of before FlashAttention, or where Megatron-LM trains a model with
+  learned positions in fp16, or in bf16 on a device without fp8, as it did before Transformer Engine and FlashAttention
+  (NeMo 23.08 still has ``use_flash_attention: False``; not with context parallelism); anything else is semu's default,
+  a fused kernel.
 * recomputed modules that the model has none of are left out, as Megatron-LM does.
 * selective recomputation: Megatron-LM's (the attention core); with FSDP, torchtitan's policy of every second product.
 * token loss: with FSDP and a whole vocabulary PyTorch's own, unfused; else Megatron-LM's, in place.
@@ -90,6 +91,8 @@ FUSED_LOSS_SINCE = "2025-05"
 Megatron-Bridge, which came after it, set it."""
 HIDES_SINCE = "2025-09"
 """Megatron-Core 0.14, which NeMo's container 25.09 has."""
+FUSED_SINCE = "2022-06"
+"""Month after FlashAttention was published (2205.14135); nobody trained with a fused kernel before."""
 PARTIAL = "partial"
 """What a row says for a recomputation of some layers, it does not tell of how many."""
 _TORCH = frozenset(item.value for item in Software if item.kernels is Software.TORCH)
@@ -253,6 +256,8 @@ def _is_unfused(row: Row) -> bool:
     told = row.attention_kernel or row.attention
     if row.measure is Measure.ANALYTIC or told:
         return row.measure is Measure.ANALYTIC or told in UNFUSED
+    if row.software_date is not None and row.software_date < FUSED_SINCE:
+        return row.cp == 1
     is_early = row.precision == "fp16" or (row.precision == "bf16" and not _has_fp8(row.profile))
     return is_early and row.shape.position in _LEARNED and row.cp == 1 and _software(row) == "megatron"
 

@@ -206,6 +206,8 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         (FORMULA, "training.attention", "unfused"),
         ({"precision_kind": "fp16", **LEARNED}, "training.attention", "unfused"),
         ({**LEARNED}, "training.attention", "unfused"),  # bf16 on an A100
+        ({"software_date": "2022-05", "software": "torch"}, "training.attention", "unfused"),  # before FlashAttention
+        ({"software_date": "2022-06"}, "training.attention", None),
         ({**LEARNED}, "model.transformer.dropout", 0.1),
         ({**LEARNED, "profile": "h100"}, "training.attention", None),
         ({**LEARNED, "profile": "no device"}, "training.attention", None),

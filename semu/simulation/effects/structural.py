@@ -66,6 +66,11 @@ def _feeds_modules(job: TrainingJob) -> bool:
     return is_fed and job.training.software.kernels is not Software.TORCH
 
 
+def _has_context_under_torch(job: TrainingJob) -> bool:
+    """Whether context ranks are PyTorch's. Megatron-LM's were compared, in runs of LoRA and of a model of 405 billion."""
+    return job.training.software.kernels is Software.TORCH and job.parallel.cp > 1
+
+
 def _has_adapters(job: TrainingJob) -> bool:
     return has_lora(job.model)
 
@@ -91,6 +96,7 @@ CAUSES = (
     Cause("experts", 0.19, _has_experts, "21 runs on H100, H800, B200, GB200"),
     Cause("modality", 0.04, _has_modality, "12 runs: a U-Net, CLIP, ViT"),
     Cause("family", 0.23, _feeds_modules, "9 families of models, each left out: nothing like this one was compared"),
+    Cause("context", 0.23, _has_context_under_torch, "context ranks under PyTorch: none was compared; as of a family"),
     Cause("adapters", 0.0, _has_adapters, "7 runs of LoRA on a model of 70 billion parameters: nothing is left"),
     Cause("fabric", 0.06, _has_fabric, "21 runs of an eager framework over AWS's Elastic Fabric Adapter"),
     Cause("network", 0.0, _has_own_network, "41 runs on A100: nothing is left"),

@@ -63,6 +63,13 @@ def test_towers_that_feed_only_a_loss_were_compared() -> None:
     assert set(structure_of(load_run(str(ROOT / "examples" / "runs" / "clip-towers.toml")))) == {"modality"}
 
 
+@pytest.mark.parametrize(
+    ("software", "cp", "causes"), [("torch", 2, {"context"}), ("torch", 1, set()), ("megatron", 2, set())]
+)
+def test_context_ranks_under_torch_were_never_compared(software: str, cp: int, causes: set[str]) -> None:
+    assert set(structure_of(dense(parallel=Parallel(cp=cp), software=software))) == causes
+
+
 def test_experts_and_adapters() -> None:
     assert set(structure_of(load_run("mixtral-8x7b", cluster="h100:1x8", parallel="dp8-ep8"))) == {"experts"}
     assert set(structure_of(load_run("llama3-8b", cluster="h100:1x8", overrides=["model.lora.rank=8"]))) == set()
@@ -143,5 +150,7 @@ def test_shipped_spreads_are_those_of_the_published_runs(data_dir: Path) -> None
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     found = {one["cause"]: one["spread"] for one in json.loads(out)}
-    compared = {name: spread for name, spread in SPREADS.items() if name != "family"}  # which no run is of
+    compared = {
+        name: spread for name, spread in SPREADS.items() if name not in ("family", "context")
+    }  # which no run is of
     assert found == {name: pytest.approx(spread, abs=0.02) for name, spread in compared.items()}
