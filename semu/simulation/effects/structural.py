@@ -67,7 +67,7 @@ def _feeds_modules(job: TrainingJob) -> bool:
 
 
 def _has_context_under_torch(job: TrainingJob) -> bool:
-    """Whether context ranks are PyTorch's. Megatron-LM's were compared, in runs of LoRA and of a model of 405 billion."""
+    """Whether context ranks are PyTorch's. Megatron-LM's were, in runs of LoRA and of 405 billion parameters."""
     return job.training.software.kernels is Software.TORCH and job.parallel.cp > 1
 
 
