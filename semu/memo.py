@@ -22,7 +22,8 @@ import functools
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import is_
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
@@ -234,7 +235,20 @@ _TABLES: WeakSet[Table[Any] | ScopedTable[Any]] = WeakSet()
 _FUNCTIONS: WeakSet[functools._lru_cache_wrapper[Any]] = WeakSet()
 _LARGE_FUNCTIONS: WeakSet[functools._lru_cache_wrapper[Any]] = WeakSet()
 _new_bytes = 0
+_room_bytes = 0
 _count_lock = threading.Lock()
+
+
+@contextmanager
+def room(size: int) -> Iterator[None]:
+    """Large tables may hold more bytes than ``LARGE_BYTES`` for a while, in all threads; they are emptied when the next
+    large value is made after that."""
+    global _room_bytes
+    before, _room_bytes = _room_bytes, max(size, _room_bytes)
+    try:
+        yield
+    finally:
+        _room_bytes = before
 
 
 def _count(value: object) -> None:
@@ -243,7 +257,7 @@ def _count(value: object) -> None:
     size = _bytes_of(value, set())
     with _count_lock:
         _new_bytes += size
-        if _new_bytes < LARGE_BYTES:
+        if _new_bytes < max(LARGE_BYTES, _room_bytes):
             return
         _new_bytes = 0
     for table in [*_TABLES]:

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from typing import NamedTuple
 
 from semu import memo
 from semu.compile.chunk import ChunkStages, combined_chunks
@@ -356,6 +357,26 @@ def build_layout(
     if part is not None:
         cut = _CUTS.get(traced, part, lambda: made)
     return Layout(job, mesh, joined.library, joined.streams, cut, cut.recipe(job.num_microbatches), _place(job, cut))
+
+
+def trace_blocks(job: TrainingJob) -> TracedBlocks:
+    """The blocks of a job's model by themselves, which are cut into no chunks. ``job``: has no gangs."""
+    traced = _traced(job, Mesh(job.parallel, job.cluster))
+    return TracedBlocks(traced.joined.library, traced.joined.streams, traced.blocks, traced.silent)
+
+
+class TracedBlocks(NamedTuple):
+    """A model's blocks.
+
+    Attributes:
+        library, streams: as ``Layout``. blocks: of every modality module. silent: of encoders that are replicated, where
+            no gradient arrives; else none.
+    """
+
+    library: TemplateLibrary
+    streams: Sequence[str]
+    blocks: list[list[Block]]
+    silent: list[list[Block]]
 
 
 def _deal(

@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.combined.layers import EXPERT_STREAMS
 from semu.compile.join import build_stages
-from semu.compile.layout import Layout, build_layout
+from semu.compile.layout import TracedBlocks, trace_blocks
 from semu.compile.module_sharding import spreads
 from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.evaluation import BatchShapes, cost_model_of, distinct_shapes
@@ -103,12 +104,14 @@ class BlockTable:
         if is_partial:  # which ones depends on the chunks: for a bound, none is recomputed and none keeps anything
             without = replace(own.training, recompute=Recompute.NONE, recompute_layers=None, recompute_method=None)
             own = replace(own, training=without)
-        layout = build_layout(_aligned(own) if point.modules else own, _nothing)
-        chunks = layout.chunks[: layout.cut.num_stages]
-        blocks = [block for chunk in chunks if not chunk.chunk.repeats for block in chunk.blocks]
-        silent = {chunk.module: [b.template for b in chunk.blocks] for chunk in chunks if chunk.chunk.repeats}
-        copies = [silent.get(chunk.module, [-1] * len(chunk.blocks)) for chunk in chunks if not chunk.chunk.repeats]
-        model = cost_model_of(layout.library, own.profile, None)
+        traced = trace_blocks(_aligned(own) if point.modules else own)
+        blocks = [*chain(*traced.blocks)]
+        repeats = own.model.encoders if own.parallel.segments == "replicated" and own.parallel.pp > 1 else ()
+        copies = [
+            [block.template for block in traced.silent[number]] if module.name in repeats else [-1] * len(held)
+            for number, (module, held) in enumerate(zip(own.model.modules, traced.blocks, strict=True))
+        ]
+        model = cost_model_of(traced.library, own.profile, None)
         elements, trained = np.zeros((2, 2, len(blocks)), dtype=np.int64)
         seen: set[Parameter] = set()
         for number, block in enumerate(blocks):
@@ -119,7 +122,7 @@ class BlockTable:
                     if held.parameter.requires_grad:
                         trained[int(held.is_expert), number] += held.elements
         templates = [(block.template, copy) for block, copy in zip(blocks, chain(*copies), strict=True)]
-        costs = _costs(own, layout, model, templates, micro_batches)
+        costs = _costs(own, traced, model, templates, micro_batches)
         if is_partial:
             costs = replace(costs, kept=np.zeros_like(costs.kept))
         return cls(
@@ -151,17 +154,13 @@ def _aligned(job: TrainingJob) -> TrainingJob:
     return changed(job, cluster=cluster, parallel=placed)
 
 
-def _nothing(_: object) -> Sequence[float]:
-    return ()
-
-
 def _running(table: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate((np.zeros((*table.shape[:-1], 1), dtype=table.dtype), np.cumsum(table, axis=-1)), axis=-1)
 
 
-def _shapes(job: TrainingJob, layout: Layout, micro_batch: int) -> BatchShapes:
+def _shapes(job: TrainingJob, traced: TracedBlocks, micro_batch: int) -> BatchShapes:
     """The distinct shapes of the job's batch in microbatches of a size."""
-    symbols, parallel = layout.library.symbols, job.parallel
+    symbols, parallel = traced.library.symbols, job.parallel
     count = job.training.global_batch // micro_batch
     items = job.batch.microbatches(count, micro_batch, job.training.seq_len)
     windows = windows_in(symbols)
@@ -171,19 +170,41 @@ def _shapes(job: TrainingJob, layout: Layout, micro_batch: int) -> BatchShapes:
 
 def _costs(
     job: TrainingJob,
-    layout: Layout,
+    traced: TracedBlocks,
     model: CostModel,
     templates: Sequence[tuple[int, int]],
     micro_batches: Sequence[int],
 ) -> MicrobatchCosts:
     """For every size of a microbatch; the shapes of all sizes are costed in one go. ``templates``: of every block, and
     of its copy where no gradient arrives, -1: there is none."""
-    shapes = [_shapes(job, layout, size) for size in micro_batches]
+    shapes = [_shapes(job, traced, size) for size in micro_batches]
+    columns, index = [], []
+    for own in shapes:
+        columns += [(name, column.dtype.str, column.tobytes()) for name, column in own.columns.items()]
+        index += [own.index.shape, own.index.dtype.str, own.index.tobytes()]
+    settings = job.overlaps_tensor_parallel, job.training.overlap.expert_parallel
+    key = memo.Same((traced.library,)), (*map(tuple, templates),), (*traced.streams,), settings, (*columns, *index)
+    return _COSTS.get(model, key, lambda: _costs_of_shapes(job, traced, model, templates, shapes))
+
+
+_COSTS = memo.ScopedTable[MicrobatchCosts](
+    "least costs of blocks under a cost model, by templates, shapes of microbatches and what overlaps", 4
+)
+
+
+def _costs_of_shapes(
+    job: TrainingJob,
+    traced: TracedBlocks,
+    model: CostModel,
+    templates: Sequence[tuple[int, int]],
+    shapes: Sequence[BatchShapes],
+) -> MicrobatchCosts:
+    """``_costs`` of the distinct shapes of every size of a microbatch."""
     joined = {name: np.concatenate([own.columns[name] for own in shapes]) for name in shapes[0].columns}
-    by_shape = ShapeCosts(model, with_rounded(joined, layout.library.symbols))
+    by_shape = ShapeCosts(model, with_rounded(joined, traced.library.symbols))
     pairs, block, count = np.unique(templates, axis=0, return_inverse=True, return_counts=True)
     block = block.reshape(-1)
-    floors = [_Floor.of(job, layout, by_shape, *of) for of in zip(pairs.tolist(), count.tolist(), strict=True)]
+    floors = [_Floor.of(job, traced, by_shape, *of) for of in zip(pairs.tolist(), count.tolist(), strict=True)]
     last = np.cumsum([len(own.columns[next(iter(own.columns))]) for own in shapes]).tolist()
     sums = []  # of every size and distinct block
     for own, begin, end in zip(shapes, [0, *last[:-1]], last, strict=True):
@@ -219,12 +240,12 @@ class _Floor:
         )
 
     @classmethod
-    def of(cls, job: TrainingJob, layout: Layout, by_shape: ShapeCosts, pair: tuple[int, int], count: int) -> _Floor:
+    def of(cls, job: TrainingJob, traced: TracedBlocks, by_shape: ShapeCosts, pair: tuple[int, int], count: int) -> _Floor:
         """Least times [s] and bytes of a block that a layout holds ``count`` times. ``pair``: as in ``_costs``."""
         number, copy = pair
         serial = not job.overlaps_tensor_parallel
         stages = [
-            build_stages(layout.library, [number] * times, layout.streams, serial=serial)
+            build_stages(traced.library, [number] * times, traced.streams, serial=serial)
             for times in range(1, 1 + (REPEATS if count > 1 else 1))
         ]
         programs = [stage for pair in stages for stage in pair if stage is not None]
@@ -234,7 +255,7 @@ class _Floor:
         first = costs[forward[0]]
         none = np.zeros(len(first.latency))
         may_hide = job.training.overlap.expert_parallel
-        hidden = [_exchanged(layout, pair, by_shape) if may_hide else none for pair in (forward[:1], backward[:1])]
+        hidden = [_exchanged(traced, pair, by_shape) if may_hide else none for pair in (forward[:1], backward[:1])]
         handed = by_shape.sizes_of_rows([row for row in forward[0].leaving if row >= 0]).sum(axis=0)
         return cls(
             forward_s=np.maximum(_least(forward, costs) - hidden[0], 0.0),
@@ -242,25 +263,25 @@ class _Floor:
             dearest_s=costs[backward[0]].latency if backward else none,
             kept=first.net,
             handed=handed if len(handed) else np.zeros(len(first.latency), dtype=np.int64),
-            silent_s=cls._silent(job, layout, by_shape, copy, count),
+            silent_s=cls._silent(job, traced, by_shape, copy, count),
         )
 
     @staticmethod
-    def _silent(job: TrainingJob, layout: Layout, by_shape: ShapeCosts, copy: int, count: int) -> F64:
+    def _silent(job: TrainingJob, traced: TracedBlocks, by_shape: ShapeCosts, copy: int, count: int) -> F64:
         """Least time of the forward of a block's copy [s]: float64[num_shapes], 0 where there is none."""
         if copy < 0:
             return np.zeros(num_shapes(by_shape.symbols))
         serial = not job.overlaps_tensor_parallel
         programs = [
-            build_stages(layout.library, [copy] * times, layout.streams, serial=serial)[0]
+            build_stages(traced.library, [copy] * times, traced.streams, serial=serial)[0]
             for times in range(1, 1 + (REPEATS if count > 1 else 1))
         ]
         return _least(programs, dict(zip(programs, stage_costs(programs, by_shape, None), strict=True)))
 
 
-def _exchanged(layout: Layout, programs: Sequence[StageProgram], by_shape: ShapeCosts) -> F64:
+def _exchanged(traced: TracedBlocks, programs: Sequence[StageProgram], by_shape: ShapeCosts) -> F64:
     """Time of all exchanges of experts' tokens in stages, which may hide: float64[num_shapes] [s]."""
-    streams = [number for number, name in enumerate(layout.streams) if name in EXPERT_STREAMS]
+    streams = [number for number, name in enumerate(traced.streams) if name in EXPERT_STREAMS]
     rows = [program.rows[np.isin(program.stream, streams)] for program in programs]
     return sum((by_shape.latency[:, own].sum(axis=1) for own in rows), np.zeros(num_shapes(by_shape.symbols)))
 

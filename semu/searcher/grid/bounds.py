@@ -10,8 +10,9 @@ rank, and the activations of the forwards that the schedule runs there before th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -28,10 +29,22 @@ from semu.parallel.pipeline import Chunk, deal_chunks
 from semu.parallel.segments import OWN_RANKS, place_modules, sharing_ranks
 from semu.parallel.stage_layers import stage_boundaries
 from semu.records import dataclass
+from semu.schedule.problem import members_of
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.grid.blocks import F64, I64, BlockTable, MicrobatchCosts
-from semu.searcher.grid.space import Point, job_at, parallel_of
-from semu.searcher.grid.splits import sizes_of
+from semu.searcher.grid.columns import Points, groups_of
+from semu.searcher.grid.space import OPTIONS, Point, job_at, parallel_of
+from semu.searcher.grid.splits import widths_of
+
+
+_CUT = ("pp", "vpp", "placement", "segments", "partition", "shares", "modules")
+"""Fields on which it depends where blocks lie."""
+_SPREAD = ("dp", "tp", "cp", "ep", *(axis.value for axis in OPTIONS), "pp", "vpp", "shares", "modules")
+"""Fields of the parallelism of a configuration."""
+_BLOCKS = ("tp", "ep", "zero", "recompute", "attention_split", "cp_kind", "cp", "cp_balance")
+"""Fields on which it depends what blocks cost, with what follows from others."""
+CELLS = 1 << 20
+"""Stages of configurations that are bounded at once, about."""
 
 
 class Floor(NamedTuple):
@@ -42,7 +55,7 @@ class Floor(NamedTuple):
 
 
 class _Outer(NamedTuple):
-    """What every rank does and holds whatever the microbatches: float64[num_ranks] each.
+    """What every rank does and holds whatever the microbatches: float64[num_kinds, num_ranks] each.
 
     Attributes:
         reduce_s, step_s: reduction of its gradients, its optimizer step [s]. static: parameters, gradients and
@@ -84,24 +97,58 @@ class _Cut:
         return sums.astype(np.float64, copy=False).reshape(rows, ranks)
 
 
-class Floors:
-    """Bounds of the configurations of one job; what configurations share is computed once.
+class _Some(NamedTuple):
+    """Configurations with one cut.
+
+    Attributes:
+        points: which. costs, at: of microbatches, and int64[num_rows], which row of them.
+        dp: int64[num_rows]. outer, kind: what is outside of microbatches, and int64[num_rows], which row of it.
+        bounded: bool[num_rows], whether the schedule is.
+    """
+
+    points: Points
+    costs: MicrobatchCosts
+    at: I64
+    dp: I64
+    outer: _Outer
+    kind: I64
+    bounded: NDArray[np.bool_]
+
+
+class Floors(Mapping[Point, Floor]):
+    """Bounds of the configurations of one job; what configurations share is computed once, and all with one cut of the
+    model into chunks are bounded at once.
 
     Args:
-        job: the base. points: all that will be asked for.
+        job: the base. points: which, all legal.
+    Attributes:
+        points: the same as columns. time_s, memory_bytes: float64, int64[num_points], as ``Floor``.
     """
 
     def __init__(self, job: TrainingJob, points: Iterable[Point]) -> None:
-        self._job = job
-        sizes: dict[tuple[object, ...], set[int]] = {}
-        for point in points:
-            sizes.setdefault(_policy(point), set()).add(point.micro_batch)
-        self._sizes = {policy: tuple(sorted(own)) for policy, own in sizes.items()}
-        self._tables: dict[tuple[object, ...], BlockTable] = {}
-        self._cuts: dict[tuple[object, ...], _Cut | None] = {}
-        self._outer: dict[tuple[object, ...], _Outer] = {}
-        self._parallels: dict[tuple[object, ...], Parallel] = {}
-        self._floors: dict[tuple[object, ...], dict[int, Floor]] = {}
+        self.points = points if isinstance(points, Points) else Points.of(points)
+        self.time_s, self.memory_bytes = _Bounds(job, self.points).all()
+
+    @cached_property
+    def _rows(self) -> dict[Point, int]:
+        return {point: row for row, point in enumerate(self.points)}
+
+    def __getitem__(self, point: Point) -> Floor:
+        row = self._rows[point]
+        return Floor(float(self.time_s[row]), int(self.memory_bytes[row]))
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+class _Bounds:
+    """``Floors`` under way."""
+
+    def __init__(self, job: TrainingJob, points: Points) -> None:
+        self._job, self._points = job, points
         names = [module.name for module in job.model.modules]
         self._is_chain = all(names[k] in module.sources for k, module in enumerate(job.model.modules[1:]))
         training = job.training
@@ -109,122 +156,139 @@ class Floors:
         is_plain = training.offload is None and not primary
         self._knows_static = is_plain and training.frozen_weights is None
         self._knows_step = is_plain and training.software.value == "megatron"
+        self._tables, self._row = self._tabulate()
+        self._costs = MicrobatchCosts(
+            *(np.concatenate(own) for own in zip(*(vars(t.costs).values() for t in self._tables), strict=True))
+        )
 
-    def of(self, point: Point) -> Floor:
-        """The bounds of a legal configuration."""
-        key = (*point[:6], *point[7:])  # all but the size of a microbatch: all sizes are bounded at once
-        if key not in self._floors:
-            self._floors[key] = self._of_sizes(point)
-        return self._floors[key][point.micro_batch]
+    def all(self) -> tuple[F64, I64]:
+        """Time [s] and memory [bytes] of every configuration at least."""
+        points = self._points
+        time_s, memory = np.zeros(len(points)), np.zeros(len(points))
+        firsts, place = points.groups(*_CUT)
+        for first, rows in zip(firsts.tolist(), members_of(place, len(firsts)), strict=True):
+            point = points[first]
+            cut = self._cut(point, self._tables[self._table_of[first]])
+            for some in np.array_split(rows, -(-len(rows) * point.pp * point.vpp // CELLS)):
+                if cut is None or point.placement.endswith("bidirectional"):
+                    time_s[some] = self._uncut(point, some)
+                else:
+                    time_s[some], memory[some] = self._of_cut(point, cut, some)
+        return time_s + self._job.training.overhead_s, memory.astype(np.int64)
 
-    def _of_sizes(self, point: Point) -> dict[int, Floor]:
-        """The bounds of a configuration with every size of a microbatch that divides the batch."""
-        training = self._job.training
-        sizes = np.array(self._sizes[_policy(point)])
-        rows = np.flatnonzero(training.global_batch % (point.dp * sizes) == 0)
-        table = self._table(point)
-        costs = table.costs.of_rows(rows)
-        cut = self._cut(point, table)
-        if cut is None or point.placement.endswith("bidirectional"):
-            all_s = costs.all_s[:, -1] + (point.pp - 1) * costs.silent_s[:, -1]  # copies are on all ranks but one
-            times, memories = all_s / (point.dp * point.pp), np.zeros(len(rows))
-            times = np.maximum(times, self._places_s(point, table, costs))
-        else:
-            outer = self._outside(point, table, cut)
-            times = self._times(point, costs, cut, outer)
-            memories = self._memories(point, costs, cut, outer, training.global_batch // (point.dp * sizes[rows]))
-        floors = map(Floor, (times + training.overhead_s).tolist(), memories.astype(np.int64).tolist())
-        return dict(zip(sizes[rows].tolist(), floors, strict=True))
+    def _tabulate(self) -> tuple[list[BlockTable], I64]:
+        """What blocks cost in all configurations; int64[num_points], the row of each among all tables' sizes of a
+        microbatch."""
+        points = self._points
+        firsts, self._parallel_of = points.groups(*_SPREAD)
+        self._parallels = [replace(self._job.parallel, **parallel_of(points[row])) for row in firsts.tolist()]
+        experts = np.array([own.expert_tensor_ranks for own in self._parallels], dtype=np.int64)[self._parallel_of]
+        replicated = points.mapped("segments", lambda word: word == "replicated") & (points.column("pp") > 1)
+        every = [widths_of(word) for word in points.values_of("modules")]
+        widths = np.array([*map(every.index, every)] or [0])[points.codes_of("modules")]
+        firsts, self._table_of = points.groups(*_BLOCKS, experts, replicated, widths)
+        _, policy = points.groups("cp", "cp_balance")  # on these depends which sizes context ranks can share
+        micro, tables, row, last = points.column("micro_batch"), [], np.zeros(len(points), dtype=np.int64), 0
+        members = members_of(self._table_of, len(firsts))
+        for first, rows in zip(firsts.tolist(), members, strict=True):
+            sizes = np.unique(micro[policy == policy[first]])
+            tables.append(BlockTable.of(self._job, points[first], sizes.tolist()))
+            row[rows] = last + np.searchsorted(sizes, micro[rows])
+            last += len(sizes)
+        return tables, row
 
-    def _places_s(self, point: Point, table: BlockTable, costs: MicrobatchCosts) -> F64:
+    def _uncut(self, point: Point, rows: I64) -> F64:
+        """Times of configurations whose blocks lie nobody knows where [s]."""
+        costs, at = np.unique(self._row[rows], return_inverse=True)
+        own, dp, at = self._costs.of_rows(costs), self._points.take(rows).column("dp"), at.reshape(-1)
+        all_s = own.all_s[at, -1] + (point.pp - 1) * own.silent_s[at, -1]  # copies are on all ranks but one
+        return np.maximum(all_s / (dp * point.pp), self._places_s(point, rows[0], own, at, dp))
+
+    def _places_s(self, point: Point, row: int, costs: MicrobatchCosts, at: I64, dp: I64) -> F64:
         """What the busiest ranks of a place work at least, wherever its blocks are cut, as far as shares are known:
-        float64[num_sizes] [s]."""
-        shares = self._parallel(point).shares
+        float64[num_rows] [s]."""
+        shares = self._parallels[self._parallel_of[row]].shares
         if point.segments not in OWN_RANKS or not shares:
-            return np.zeros(len(costs.all_s))
+            return np.zeros(len(at))
         model = self._job.model
         names = [module.name for module in model.modules]
-        ends = np.cumsum([0, *table.blocks_per_module])
+        ends = np.cumsum([0, *self._tables[0].blocks_per_module])
         work = costs.all_s[:, ends[1:]] - costs.all_s[:, ends[:-1]]
         places = sharing_ranks(point.segments, names, model.encoders)
-        each = [work[:, place].sum(axis=1) / (point.dp * shares[names[place[0]]]) for place in places]
+        each = [work[:, place].sum(axis=1)[at] / (dp * shares[names[place[0]]]) for place in places]
         return cast("F64", np.max(each, axis=0))
 
+    def _of_cut(self, point: Point, cut: _Cut, rows: I64) -> tuple[F64, F64]:
+        """Times [s] and memories [bytes] of configurations with one cut."""
+        points = self._points.take(rows)
+        bounded = points.mapped("schedule", lambda name: ALL_SCHEDULES[name].is_bounded)
+        costs, at = np.unique(self._row[rows], return_inverse=True)
+        outer, kind = self._outside(cut, rows, points, bounded)
+        some = _Some(points, self._costs.of_rows(costs), at.reshape(-1), points.column("dp"), outer, kind, bounded)
+        return self._times(cut, some), self._memories(point, cut, some)
+
     # -- what is shared ------------------------------------------------------------------------------------------
-    def _parallel(self, point: Point) -> Parallel:
-        """The parallelism of a configuration."""
-        key = point[:6], point[9:]  # whatever the microbatches, recomputation and schedule
-        if key not in self._parallels:
-            self._parallels[key] = replace(self._job.parallel, **parallel_of(point))
-        return self._parallels[key]
-
-    def _table(self, point: Point) -> BlockTable:
-        etp = self._parallel(point).expert_tensor_ranks  # follows dp where it is left open
-        context = point.attention_split, point.cp_kind, *_policy(point)
-        is_replicated = point.segments == "replicated" and point.pp > 1
-        widths = tuple((own["tp"], own["cp"]) for own in sizes_of(point.modules).values())
-        key = (point.tp, point.ep, etp, point.zero, point.recompute, is_replicated, *context, widths)
-        if key not in self._tables:
-            self._tables[key] = BlockTable.of(self._job, point, self._sizes[_policy(point)])
-        return self._tables[key]
-
     def _cut(self, point: Point, table: BlockTable) -> _Cut | None:
         """Where the blocks lie; None: that depends on more than the sizes, or blocks lie on several ranks."""
-        key = (point.pp, point.vpp, point.placement, point.segments, point.partition, point.shares, point.modules)
-        if key not in self._cuts:
-            own = job_at(self._job, point)
-            self._cuts[key] = None
-            has_gangs = own.parallel.spreads_vocabulary or own.parallel.gathers_towers
-            if not (own.parallel.cuts_by_time or has_gangs):
-                chunks = _chunks(own, table)
-                rank = np.array([chunk.rank for chunk in chunks])
-                offset = np.cumsum([0, *table.blocks_per_module])
-                start = offset[[chunk.module for chunk in chunks]]
-                self._cuts[key] = _Cut(
-                    start + [chunk.first for chunk in chunks],
-                    start + [chunk.last for chunk in chunks],
-                    rank,
-                    np.array([chunk.slot for chunk in chunks]),
-                    np.unique(rank, return_index=True)[1],
-                    np.array([chunk.repeats for chunk in chunks]),
-                )
-        return self._cuts[key]
+        own = job_at(self._job, point)
+        has_gangs = own.parallel.spreads_vocabulary or own.parallel.gathers_towers
+        if own.parallel.cuts_by_time or has_gangs:
+            return None
+        chunks = _chunks(own, table)
+        rank = np.array([chunk.rank for chunk in chunks])
+        offset = np.cumsum([0, *table.blocks_per_module])
+        start = offset[[chunk.module for chunk in chunks]]
+        return _Cut(
+            start + [chunk.first for chunk in chunks],
+            start + [chunk.last for chunk in chunks],
+            rank,
+            np.array([chunk.slot for chunk in chunks]),
+            np.unique(rank, return_index=True)[1],
+            np.array([chunk.repeats for chunk in chunks]),
+        )
 
-    def _outside(self, point: Point, table: BlockTable, cut: _Cut) -> _Outer:
-        """What does not depend on the microbatches."""
-        bounded = ALL_SCHEDULES[point.schedule].is_bounded
-        key = (*point[:6], point.zero, point.placement, point.segments, point.partition, bounded, *point[-2:])
-        if key not in self._outer:
-            parallel = self._parallel(point)
+    def _outside(
+        self, cut: _Cut, rows: I64, points: Points, bounded: NDArray[np.bool_]
+    ) -> tuple[_Outer, I64]:
+        """What does not depend on the microbatches; int64[num_rows], whose is which."""
+        firsts, place = points.groups(*_SPREAD, bounded)
+        found = []
+        for first in firsts.tolist():
+            point, row = points[first], rows[first]
+            table, parallel = self._tables[self._table_of[row]], self._parallels[self._parallel_of[row]]
             trained = cut.of_ranks(cut.of_chunks(table.trained)).astype(np.int64)
             none = np.zeros(point.pp)
             known = not parallel.modules
-            alone = known and not cut.repeats.any()  # gradients of copies are summed over ranks
-            self._outer[key] = _Outer(
-                self._reduce_s(point, table, parallel, trained) if alone and self._knows_step and bounded else none,
-                self._step_s(point, table, parallel, trained) if alone and self._knows_step else none,
-                self._static(point, table, cut, parallel, trained) if known and self._knows_static else none,
+            alone = known and not cut.repeats.any() and self._knows_step  # gradients of copies are summed over ranks
+            found.append(
+                (
+                    self._reduce_s(point, table, parallel, trained) if alone and bounded[first] else none,
+                    self._step_s(point, table, parallel, trained) if alone else none,
+                    self._static(point, table, cut, parallel, trained) if known and self._knows_static else none,
+                )
             )
-        return self._outer[key]
+        return _Outer(*map(np.array, zip(*found, strict=True))), place
 
     # -- time ----------------------------------------------------------------------------------------------------
-    def _times(self, point: Point, costs: MicrobatchCosts, cut: _Cut, outer: _Outer) -> F64:
-        """Time of an iteration at least, without what is outside of any device: float64[num_sizes] [s]."""
-        post_validates = self._job.training.optimizer_post_validation
-        read = np.where(cut.repeats, 0.0, cut.of_chunks(costs.all_s))
-        copied = cut.of_ranks(np.where(cut.repeats, cut.of_chunks(costs.silent_s), 0.0)) / point.dp
-        busy = cut.of_ranks(read) / point.dp
-        if post_validates:
-            return cast("F64", (busy + copied + outer.step_s).max(axis=1))
-        head = tail = np.zeros(point.pp)
+    def _times(self, cut: _Cut, some: _Some) -> F64:
+        """Time of an iteration at least, without what is outside of any device: float64[num_rows] [s]."""
+        costs, at, outer, kind = some.costs, some.at, some.outer, some.kind
+        dp = some.dp[:, np.newaxis]
+        busy = cut.of_ranks(np.where(cut.repeats, 0.0, cut.of_chunks(costs.all_s)))[at] / dp
+        copied = cut.of_ranks(np.where(cut.repeats, cut.of_chunks(costs.silent_s), 0.0))[at] / dp
+        if self._job.training.optimizer_post_validation:
+            return cast("F64", (busy + copied + outer.step_s[kind]).max(axis=1))
+        ends = busy
         if self._is_chain:
-            head = costs.forward_s[:, cut.first[cut.entry]]
-            if ALL_SCHEDULES[point.schedule].is_bounded:
-                tail = costs.backward_s[:, cut.first[cut.entry]]
-        last = cut.of_ranks(np.where(cut.repeats, 0.0, cut.of_chunks(costs.dearest_s)))
-        ends = np.maximum(head + busy + tail, head + busy - last + outer.reduce_s)
+            ends = costs.forward_s[:, cut.first[cut.entry]][at] + busy
+        last = cut.of_ranks(np.where(cut.repeats, 0.0, cut.of_chunks(costs.dearest_s)))[at]
+        reduced = ends - last + outer.reduce_s[kind]
+        if self._is_chain:
+            tail = costs.backward_s[:, cut.first[cut.entry]][at]
+            ends = ends + np.where(some.bounded[:, np.newaxis], tail, 0.0)
+        ends = np.maximum(ends, reduced)
         ends = np.maximum(ends, busy + copied)  # copies run before the head has passed, or behind all else
-        return cast("F64", ends.max(axis=1) + outer.step_s.max())
+        return cast("F64", ends.max(axis=1) + outer.step_s.max(axis=1)[kind])
 
     def _step_s(self, point: Point, table: BlockTable, parallel: Parallel, trained: I64) -> F64:
         """Optimizer's step of every rank [s]; ``trained``: int64[2, num_ranks], elements, then of routed experts."""
@@ -259,22 +323,28 @@ class Floors:
         )
 
     # -- memory --------------------------------------------------------------------------------------------------
-    def _memories(self, point: Point, costs: MicrobatchCosts, cut: _Cut, outer: _Outer, counts: I64) -> F64:
-        """Memory of the fullest rank at least: float64[num_sizes] [bytes].
-
-        Args:
-            counts: int64[num_sizes], microbatches of a replica.
-        """
-        family = ALL_SCHEDULES[point.schedule]
-        is_known = self._is_chain and family.is_bounded and point.placement == "circular" and point.zero < 2
-        if not self._knows_static or not is_known:
-            return np.full(len(counts), outer.static.max())
-        p, v, m = point.pp, point.vpp, counts[:, np.newaxis]
-        steps = np.array([family.activations(p, count, v) for count in counts.tolist()], dtype=np.int64)[:, cut.rank]
+    def _memories(self, point: Point, cut: _Cut, some: _Some) -> F64:
+        """Memory of the fullest rank at least: float64[num_rows] [bytes]. ``point``: one with the cut."""
+        static, points = some.outer.static, some.points
+        found: F64 = static.max(axis=1)[some.kind]
+        known = some.bounded & (points.column("zero") < 2)
+        if not (self._knows_static and self._is_chain and point.placement == "circular" and known.any()):
+            return found
+        p, v = point.pp, point.vpp
+        counts = self._job.training.global_batch // (some.dp * points.column("micro_batch"))
+        points, counts, at, kind = points.take(known), counts[known], some.at[known], some.kind[known]
+        firsts, order = points.groups("schedule", counts)
+        family = [ALL_SCHEDULES[points[row].schedule] for row in firsts.tolist()]
+        m = counts[firsts][:, np.newaxis]
+        ran = [own.activations(p, count, v) for own, count in zip(family, counts[firsts].tolist(), strict=True)]
+        steps = np.array(ran, dtype=np.int64)[:, cut.rank]
         whole, rest = np.divmod(steps, p * v)  # p microbatches through one slot, the same through the next
         before = np.where(steps == m * v, m, whole * p + np.clip(rest - cut.slot * p, 0, p))  # the first backward
-        left = np.maximum(cut.of_chunks(costs.kept) - costs.handed[:, cut.last - 1], 0) * ~cut.repeats
-        return cast("F64", (outer.static + cut.of_ranks(left * before)).max(axis=1))
+        left = np.maximum(cut.of_chunks(some.costs.kept) - some.costs.handed[:, cut.last - 1], 0) * ~cut.repeats
+        firsts, each = groups_of((at, order), len(at))
+        kept = cut.of_ranks(left[at[firsts]] * before[order[firsts]])
+        found[known] = (static[kind] + kept[each]).max(axis=1)
+        return found
 
     def _static(self, point: Point, table: BlockTable, cut: _Cut, parallel: Parallel, trained: I64) -> F64:
         """Parameters, gradients and optimizer state of every rank [bytes]."""
@@ -300,11 +370,6 @@ class Floors:
             )
             total = total + found.total
         return total
-
-
-def _policy(point: Point) -> tuple[object, ...]:
-    """On what it depends which sizes of a microbatch context ranks can share."""
-    return point.cp, point.cp_balance
 
 
 def _chunks(job: TrainingJob, table: BlockTable) -> list[Chunk]:

@@ -11,12 +11,16 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from semu import memo
 from semu.collector import without_collector
 from semu.errors import SemuError
 from semu.job import TrainingJob
 from semu.searcher.grid.space import Point, job_at
 from semu.simulation.estimate import evaluate_metrics
 from semu.simulation.results.estimated import Metrics
+
+ROOM_BYTES = 1 << 28
+"""What large tables may hold together while configurations are evaluated: neighbours share most of it."""
 
 
 class Outcome(NamedTuple):
@@ -39,7 +43,7 @@ def evaluate_chunk(job: TrainingJob, chunk: Sequence[Point]) -> list[Outcome]:
     Args:
         job: the base. chunk: configurations, neighbours together.
     """
-    with without_collector():
+    with without_collector(), memo.room(ROOM_BYTES):
         return [evaluate_point(job, point) for point in chunk]
 
 

@@ -84,17 +84,10 @@ def framework_values(framework: Framework, job: TrainingJob) -> dict[Axis, Value
     return {Axis.ZERO: 3} if framework is Framework.TORCHTITAN and job.parallel.zero < 2 else {}
 
 
-def framework_rule(framework: Framework, job: TrainingJob) -> Callable[[Point, int], tuple[FrameworkRule, str] | None]:
-    """The first rule of a framework that a configuration with so many microbatches breaks, and how."""
-    misfits = [(rule, rule.misfit(job)) for rule in RULES if rule.framework is framework]
-
-    def _broken(point: Point, microbatches: int) -> tuple[FrameworkRule, str] | None:
-        for rule, misfit in misfits:
-            if (said := misfit(point, microbatches)) is not None:
-                return rule, said
-        return None
-
-    return _broken
+def framework_misfits(framework: Framework, job: TrainingJob) -> list[tuple[FrameworkRule, Misfit]]:
+    """The rules of a framework, and what of each a job's configurations break. They read fields of a configuration and
+    nothing else of it, so that ``columns.answers`` may ask once for all that are alike."""
+    return [(rule, rule.misfit(job)) for rule in RULES if rule.framework is framework]
 
 
 def _even_stages(job: TrainingJob) -> Misfit:

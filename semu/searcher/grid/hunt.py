@@ -9,19 +9,22 @@ evaluated.
 from __future__ import annotations
 
 import heapq
-import operator
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from semu.collector import without_collector
 from semu.job import TrainingJob
 from semu.present.report import FittingChange
 from semu.records import dataclass
 from semu.searcher.engines import Engine
-from semu.searcher.grid.bounds import Floor, Floors
+from semu.searcher.grid.bounds import Floors
+from semu.searcher.grid.columns import F64, I64, Points
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks
 from semu.searcher.grid.legal import Legal
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult
@@ -93,22 +96,22 @@ class Hunt:
         smallest."""
         self.tell(f"bounding {len(legal.points):,} configurations")
         with without_collector():
-            bounds = Floors(self.job, legal.points)
-            floors = {point: bounds.of(point) for point in legal.points}
-        order, points = self.order, list(legal.points)
+            floors = Floors(self.job, legal.points)
+        order, rows = self.order, np.arange(len(legal.points))
         if order is not RankBy.HEADROOM:
-            points = [point for point in points if floors[point].memory_bytes <= self.capacity]
+            rows = np.flatnonzero(floors.memory_bytes <= self.capacity)
         while True:
-            chosen = self._every(points) if is_exhaustive else self._best_of(points, floors, order)
+            chosen = self._every(legal.points.take(rows)) if is_exhaustive else self._best_of(floors, rows, order)
             fits = any(self._holds(own) for own in chosen)
             if order is RankBy.HEADROOM or fits or self.ended_by != "end":
-                cut_by_memory = len(legal.points) - len(points)
+                cut_by_memory = len(legal.points) - len(rows)
                 return self._result(legal, chosen, floors, cut_by_memory, order, is_exhaustive=is_exhaustive)
             self.tell("nothing fits: looking for the smallest")
-            order, points = RankBy.HEADROOM, list(legal.points)
+            order, rows = RankBy.HEADROOM, np.arange(len(legal.points))
 
-    def _every(self, points: Sequence[Point]) -> list[Outcome]:
+    def _every(self, some: Points) -> list[Outcome]:
         """Evaluate all of some configurations."""
+        points = [*some]
         left = (point for point in points if point not in self.outcomes)
         tasks = in_chunks(self.job, left, LONG_CHUNK, 2 * LONG_CHUNK)
         best: list[float] = []
@@ -118,19 +121,20 @@ class Hunt:
         self._run(tasks, best, self.order, len(points))
         return [self.outcomes[point] for point in points if point in self.outcomes]
 
-    def _best_of(self, points: Sequence[Point], floors: Mapping[Point, Floor], order: RankBy) -> list[Outcome]:
-        """Evaluate what can be among the best of some configurations; all that can be."""
-        bound = {point: self.objective(point, *floors[point], order) for point in points}
-        ranked = sorted(points, key=lambda point: (bound[point], point))
+    def _best_of(self, floors: Floors, rows: I64, order: RankBy) -> list[Outcome]:
+        """Evaluate what can be among the best of some configurations, rows of those that are bounded; all that can
+        be."""
+        points = floors.points.take(rows)
+        bound = self._bounds(points, floors.time_s[rows], floors.memory_bytes[rows], order)
         best: list[float] = []  # the best objectives so far, the worst of them first, negative
-        for point in points:
+        for point in points if self.outcomes else ():
             if point in self.outcomes:
                 self._note(self.outcomes[point], best, order)
 
         def _tasks() -> Iterator[Sequence[Point]]:
             chunk: list[Point] = []
-            for point in ranked:
-                if bound[point] > self._limit(best):
+            for row, point in points.in_turn(bound):
+                if bound[row] > self._limit(best):
                     break
                 if point not in self.outcomes:
                     chunk.append(point)
@@ -142,9 +146,20 @@ class Hunt:
 
         self._run(_tasks(), best, order, len(points))
         if self.ended_by != "end":
-            return [self.outcomes[point] for point in ranked if point in self.outcomes]
+            return [self.outcomes[point] for _, point in points.in_turn(bound) if point in self.outcomes]
         limit = self._limit(best)
-        return [self.outcomes[point] for point in ranked if bound[point] <= limit]
+        can_be = itertools.takewhile(lambda own: bound[own[0]] <= limit, points.in_turn(bound))
+        return [self.outcomes[point] for _, point in can_be]
+
+    def _bounds(self, points: Points, time_s: F64, memory_bytes: I64, order: RankBy) -> F64:
+        """What configurations' objectives are at least."""
+        if order is RankBy.HEADROOM:
+            return memory_bytes.astype(np.float64)
+        if order is RankBy.TIME:
+            return time_s
+        sizes, place = np.unique(points.column("micro_batch"), return_inverse=True)
+        tokens = np.array([max(1, self.tokens(size)) for size in sizes.tolist()])
+        return time_s / tokens[place.reshape(-1)]
 
     def _limit(self, best: Sequence[float]) -> float:
         """What a configuration must not be worse than."""
@@ -205,7 +220,7 @@ class Hunt:
         self,
         legal: Legal,
         chosen: Sequence[Outcome],
-        floors: Mapping[Point, Floor],
+        floors: Floors,
         cut_by_memory: int,
         order: RankBy,
         *,
@@ -265,17 +280,15 @@ class Hunt:
         usable = device_room(self.job, point).usable_bytes
         return Row(point, figures, tokens / seconds / gpus, cost, usable, reserved_bytes)
 
-    def _change(self, point: Point, legal: Legal, floors: Mapping[Point, Floor]) -> Mapping[str, Value] | None:
+    def _change(self, point: Point, legal: Legal, floors: Floors) -> Mapping[str, Value] | None:
         """What to change about a configuration that does not fit: the fewest axes, of these the fastest at best; dp
         follows the other sizes and does not count."""
 
-        def _far(other: Point) -> tuple[int, float, Point]:
-            axes = sum(map(operator.ne, point[1:], other[1:]))  # all but dp, which is the first
-            return axes, floors[other].time_s, other
-
         tries = TRIES
-        roomy = (other for other in legal.points if floors[other].memory_bytes <= self.capacity)
-        for _, _, other in sorted(map(_far, roomy)):
+        is_roomy = floors.memory_bytes <= self.capacity
+        roomy = legal.points.take(is_roomy)
+        axes = roomy.differences(point)
+        for _, other in roomy.in_turn(axes, floors.time_s[is_roomy]):
             if other not in self.outcomes:
                 if not tries:
                     break

@@ -14,14 +14,19 @@ from dataclasses import field, replace
 from enum import StrEnum
 from itertools import product
 
+import numpy as np
+from numpy.typing import NDArray
+
 from semu.errors import ConfigError, SemuError
 from semu.job import TrainingJob
 from semu.parallel.context import Balance
 from semu.parallel.segments import OWN_RANKS
 from semu.records import dataclass
 from semu.schedule.registry import ALL_SCHEDULES, SCHEDULES
-from semu.searcher.grid.framework import NAMES, Framework, FrameworkRule, framework_rule
+from semu.searcher.grid.columns import I64, Points, answers
+from semu.searcher.grid.framework import NAMES, Framework, FrameworkRule, framework_misfits
 from semu.searcher.grid.space import (
+    LAID_OUT,
     OPTIONS,
     SPLIT,
     Axis,
@@ -33,7 +38,13 @@ from semu.searcher.grid.space import (
     num_blocks,
     parallel_of,
 )
-from semu.searcher.grid.splits import Splits, sizes_of, takes_shares, total_sizes
+from semu.searcher.grid.splits import Splits, takes_shares, total_sizes, widths_of
+
+
+INNER = (Axis.MICRO_BATCH, Axis.RECOMPUTE, Axis.SCHEDULE)
+"""Axes that no size depends on."""
+ROWS = 1 << 18
+"""Combinations that are looked at together, about."""
 
 
 class Rule(StrEnum):
@@ -114,7 +125,7 @@ class Legal:
             asked. total: combinations, dp left out where it follows from the other sizes.
     """
 
-    points: tuple[Point, ...]
+    points: Points
     cuts: tuple[Cut, ...]
     total: int
 
@@ -163,46 +174,76 @@ def legal_points(
         )
     v = space.values
     follows = Axis.DP in space.varied and len(v[Axis.DP]) > 1
-    total = _total(space, follows=follows)
-    cuts, found = _Cuts(), list[Point]()
-    inner = len(v[Axis.MICRO_BATCH]) * len(v[Axis.RECOMPUTE]) * len(v[Axis.SCHEDULE])
-    grouped = {name for name, family in ALL_SCHEDULES.items() if family.alternates}
-    cannot_cut = framework_rule(framework, job)
-    is_odd = {str(name): not _is_usual(job, str(name)) for name in v[Axis.SCHEDULE]}
-    for sizes, count in _sizes(job, space, inner, cuts, follows=follows):
-        if progress is not None and len(found) // 5000 != (len(found) + inner) // 5000:
-            progress(f"looking for legal configurations: {len(found):,}")
-        pp, vpp = sizes.pp, sizes.vpp
-        for micro_batch in v[Axis.MICRO_BATCH]:
-            step = sizes.dp * int(micro_batch)
-            if job.training.global_batch % step:
-                cuts.add(Rule.BATCH, count // len(v[Axis.MICRO_BATCH]))
-                continue
-            microbatches = job.training.global_batch // step
-            odd = microbatches % pp != 0
-            broken = {}
-            for name in map(str, v[Axis.SCHEDULE]):
-                point = sizes._replace(micro_batch=int(micro_batch), schedule=name)
-                broken[name] = cannot_cut(point, microbatches)
-            for recompute, schedule in product(v[Axis.RECOMPUTE], v[Axis.SCHEDULE]):
-                if (uncut := broken[str(schedule)]) is not None:
-                    cuts.add(Rule.FRAMEWORK, 1, uncut[1], uncut[0])
-                    continue
-                if odd and vpp > 1 and schedule in grouped:
-                    cuts.add(Rule.GROUPS, 1)
-                    continue
-                point = sizes._replace(micro_batch=int(micro_batch), recompute=str(recompute), schedule=str(schedule))
-                if space.layouts is not None and layout_of(point) not in space.layouts:
-                    cuts.add(Rule.LAYOUT, 1)
-                    continue
-                if is_odd[point.schedule] or sizes.placement != "circular" or (vpp > 1 and sizes.segments == "apart"):
-                    error = _refusal(job, point)
-                    if error is not None:
-                        cuts.add(Rule.SCHEDULE, 1, error)
-                        continue
-                found.append(point)
-    points = _shardable(job, _trainable(job, found, cuts), cuts)
-    return Legal(tuple(points), cuts.all(), total)
+    cuts = _Cuts()
+    inner = math.prod(len(v[axis]) for axis in INNER)
+    every = [*_sizes(job, space, inner, cuts, follows=follows)]
+    sizes = Points.of(every, {axis.value: v[axis] for axis in INNER})
+    found, some = [sizes.take(np.arange(0))], max(1, ROWS // inner)
+    for first in range(0, len(every), some):
+        found.append(_runnable(job, space, sizes.take(np.arange(first, min(first + some, len(every)))), framework, cuts))
+        if progress is not None:
+            progress(f"looking for legal configurations: {sum(map(len, found)):,}")
+    points = Points(sizes.values, np.concatenate([own.codes for own in found], axis=1))
+    points = _shardable(job, _trainable(job, points, cuts), cuts)
+    return Legal(points, cuts.all(), _total(space, follows=follows))
+
+
+def _runnable(job: TrainingJob, space: Space, sizes: Points, framework: Framework, cuts: _Cuts) -> Points:
+    """Those with some sizes that batch, framework and schedule allow, with all of the other axes."""
+    v, batch = space.values, job.training.global_batch
+    micro, recompute, schedule = (np.array([*map(sizes.values_of(axis.value).index, v[axis])]) for axis in INNER)
+    step = sizes.column("dp")[:, np.newaxis] * np.array(_ints(v[Axis.MICRO_BATCH]))
+    divides = batch % step == 0
+    cuts.add(Rule.BATCH, int((~divides).sum()) * len(recompute) * len(schedule))
+    place, size = np.nonzero(divides)
+    counts = np.repeat((batch // step)[place, size], len(schedule))
+    runs = sizes.take(np.repeat(place, len(schedule))).with_codes(
+        micro_batch=np.repeat(micro[size], len(schedule)), schedule=np.tile(schedule, len(place))
+    )  # whatever is recomputed
+    kept = _framed(framework, job, runs, counts, cuts, len(recompute))
+    alternates = runs.mapped("schedule", lambda name: ALL_SCHEDULES[name].alternates)
+    broken = kept & alternates & (runs.column("vpp") > 1) & (counts % runs.column("pp") != 0)
+    cuts.add(Rule.GROUPS, int(broken.sum()) * len(recompute))
+    shape = len(place), len(recompute), len(schedule)
+    which, what, how = np.nonzero(np.broadcast_to((kept & ~broken).reshape(shape[0], 1, shape[2]), shape))
+    points = runs.take(which * len(schedule) + how).with_codes(recompute=recompute[what])
+    return _schedulable(job, space, points, cuts)
+
+
+def _framed(
+    framework: Framework, job: TrainingJob, points: Points, counts: I64, cuts: _Cuts, each: int
+) -> NDArray[np.bool_]:
+    """Whether the framework can run configurations with so many microbatches; ``each``: combinations that one is."""
+    kept, broken = np.ones(len(points), dtype=np.bool_), []
+    for rule, misfit in framework_misfits(framework, job):
+        rows = np.flatnonzero(kept)
+        said, place = answers(misfit, points.take(rows), counts[rows])
+        wrong = np.flatnonzero(np.array([own is not None for own in said], dtype=np.bool_)[place])
+        if len(wrong):
+            kept[rows[wrong]] = False
+            broken.append((int(rows[wrong[0]]), len(wrong) * each, said[place[wrong[0]]], rule))
+    for _, count, example, rule in sorted(broken, key=lambda own: own[0]):
+        cuts.add(Rule.FRAMEWORK, count, example, rule)
+    return kept
+
+
+def _schedulable(job: TrainingJob, space: Space, points: Points, cuts: _Cuts) -> Points:
+    """Those whose layout may be the best, and whose schedule runs their pipeline; schedules that run every pipeline
+    are not asked."""
+    if space.layouts is not None:
+        firsts, place = points.groups(*LAID_OUT)
+        is_wanted = np.array([layout_of(points[row]) in space.layouts for row in firsts.tolist()], dtype=np.bool_)[place]
+        cuts.add(Rule.LAYOUT, int((~is_wanted).sum()))
+        points = points.take(is_wanted)
+    asked = points.mapped("schedule", lambda name: not _is_usual(job, name))
+    asked |= points.mapped("placement", lambda name: name != "circular")
+    asked |= points.mapped("segments", lambda name: name == "apart") & (points.column("vpp") > 1)
+    kept = np.ones(len(points), dtype=np.bool_)
+    for row in np.flatnonzero(asked).tolist():
+        if (error := _refusal(job, points[row])) is not None:
+            cuts.add(Rule.SCHEDULE, 1, error)
+            kept[row] = False
+    return points.take(kept)
 
 
 _Options = list[tuple[Value, ...]]
@@ -231,13 +272,13 @@ def _options(space: Space) -> tuple[_Options, _Options]:
     return [*shared], [*split]
 
 
-def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool) -> Iterator[tuple[Point, int]]:
-    """Legal values on all axes but micro_batch, recompute and schedule, with the combinations that each stands for."""
+def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool) -> Iterator[Point]:
+    """Legal values on all axes but those of ``INNER``, on which they have the first."""
     if space.splits:
         yield from _split_sizes(job, space, inner, cuts, follows=follows)
         return
     v, gpus = space.values, job.cluster.num_gpus
-    options, words = _options(space)[0], Splits(job, ())
+    options, words, first = _options(space)[0], Splits(job, ()), [v[axis][0] for axis in INNER]
     rest = len(v[Axis.EP]) * len(v[Axis.VPP]) * len(options) * inner
     blocks = num_blocks(job)
     counts_blocks = job.parallel.stage_layout is None
@@ -261,7 +302,7 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 cuts.add(Rule.BLOCKS, len(options) * inner)
                 continue
             for chosen in options:
-                sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *chosen)  # type: ignore[arg-type]
+                sizes = Point(dp, tp, pp, cp, ep, vpp, *first, *chosen)  # type: ignore[arg-type]
                 if cp == 1 and (sizes.cp_balance, sizes.cp_kind) != (v[Axis.CP_BALANCE][0], v[Axis.CP_KIND][0]):
                     cuts.add(Rule.CONTEXT, inner)
                     continue
@@ -275,15 +316,15 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 if error is not None:
                     cuts.add(Rule.SIZES, inner, error)
                     continue
-                yield sizes, inner
+                yield sizes
 
 
 def _split_sizes(
     job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool
-) -> Iterator[tuple[Point, int]]:
+) -> Iterator[Point]:
     """``_sizes`` of modules on GPUs of their own, whose sizes say tp, cp and pp of the job."""
     v, gpus = space.values, job.cluster.num_gpus
-    words, place = Splits(job, ()), OPTIONS.index(Axis.SEGMENTS)
+    words, place, first = Splits(job, ()), OPTIONS.index(Axis.SEGMENTS), [v[axis][0] for axis in INNER]
     each = len(v[Axis.EP]) * len(v[Axis.VPP]) * inner
     for chosen in _options(space)[1]:
         modules = str(chosen[-1])
@@ -293,10 +334,10 @@ def _split_sizes(
         cuts.add(Rule.GPUS, each * ((1 if follows else len(v[Axis.DP])) - len(dps)))
         tp, cp, pp = total_sizes(modules)
         for dp, ep, vpp in product(dps, _ints(v[Axis.EP]), _ints(v[Axis.VPP])):
-            sizes = Point(dp, tp, pp, cp, ep, vpp, 1, "", "", *chosen)  # type: ignore[arg-type]
+            sizes = Point(dp, tp, pp, cp, ep, vpp, *first, *chosen)  # type: ignore[arg-type]
             error = _misfit(job, sizes)
             if error is None:
-                yield sizes, inner
+                yield sizes
             else:
                 cuts.add(Rule.SIZES, inner, error)
 
@@ -333,50 +374,36 @@ def _refusal(job: TrainingJob, point: Point) -> SemuError | None:
     return None
 
 
-def _trainable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point]:
+def _trainable(job: TrainingJob, points: Points, cuts: _Cuts) -> Points:
     """Without settings of recomputation that the job refuses; each is asked once."""
-    wrong: dict[str, SemuError | None] = {}
-    for point in points:
-        if point.recompute not in wrong:
-            try:
-                job_at(job, point)
-                wrong[point.recompute] = None
-            except ConfigError as error:
-                wrong[point.recompute] = error
-    for word, refusal in wrong.items():
-        if refusal is not None:
-            cuts.add(Rule.RECOMPUTE, sum(point.recompute == word for point in points), refusal)
-    return [point for point in points if wrong[point.recompute] is None]
+    firsts, place = points.groups("recompute")
+    kept = np.ones(len(points), dtype=np.bool_)
+    for number, row in enumerate(firsts.tolist()):
+        try:
+            job_at(job, points[row])
+        except ConfigError as error:
+            cuts.add(Rule.RECOMPUTE, int((place == number).sum()), error)
+            kept &= place != number
+    return points if kept.all() else points.take(kept)
 
 
-def _shardable(job: TrainingJob, points: list[Point], cuts: _Cuts) -> list[Point]:
-    """Without those that ``prepare`` refuses: one of every ``_sharding`` is asked, the smallest pipeline."""
-    first: dict[tuple[object, ...], Point] = {}
-    for point in points:
-        key = _sharding(point)
-        if key not in first or _work(point) < _work(first[key]):
-            first[key] = point
-    wrong = {key: error for key, point in first.items() if (error := _refusal(job, point)) is not None}
-    if not wrong:
+def _shardable(job: TrainingJob, points: Points, cuts: _Cuts) -> Points:
+    """Without those that ``prepare`` refuses: one of all that are spread alike is asked, the smallest pipeline.
+
+    A policy that deals blocks needs enough in a microbatch; else whether a model can be spread depends on no size of it.
+    """
+    deals = points.mapped("cp_balance", lambda word: Balance(word).is_by_block) & (points.column("cp") > 1)
+    every = [widths_of(word) for word in points.values_of("modules")]
+    widths = np.array([*map(every.index, every)] or [0])[points.codes_of("modules")]
+    size = np.where(deals, points.column("micro_batch"), 0)
+    firsts, place = points.groups("tp", "cp", "ep", "zero", "cp_balance", "attention_split", "cp_kind", size, widths)
+    pp, vpp = points.column("pp"), points.column("vpp")
+    work = pp**2 * vpp * points.column("tp") * points.column("cp")  # stages of a pipeline, but for a factor
+    order = np.lexsort((-points.column("micro_batch"), vpp, work, place))  # of equals, the first stays the first
+    least = order[np.searchsorted(place[order], np.arange(len(firsts)))]
+    errors = [_refusal(job, points[row]) for row in least.tolist()]
+    wrong = np.array([error is not None for error in errors], dtype=np.bool_)[place] if errors else np.zeros(0, bool)
+    if not wrong.any():
         return points
-    kept = []
-    for point in points:
-        error = wrong.get(_sharding(point))
-        if error is None:
-            kept.append(point)
-        else:
-            cuts.add(Rule.SHARDING, 1, error)
-    return kept
-
-
-def _sharding(point: Point) -> tuple[object, ...]:
-    """On what it depends whether a model can be spread; a policy that deals blocks needs enough in a microbatch."""
-    deals = point.cp > 1 and Balance(point.cp_balance).is_by_block
-    policy = point.cp_balance, point.attention_split, point.cp_kind, point.micro_batch if deals else 0
-    widths = tuple((own["tp"], own["cp"]) for own in sizes_of(point.modules).values())
-    return point.tp, point.cp, point.ep, point.zero, *policy, widths
-
-
-def _work(point: Point) -> tuple[int, ...]:
-    """Stages of a pipeline, but for a factor."""
-    return point.pp**2 * point.vpp * point.tp * point.cp, point.vpp, -point.micro_batch
+    cuts.add(Rule.SHARDING, int(wrong.sum()), errors[place[np.flatnonzero(wrong)[0]]])
+    return points.take(~wrong)

@@ -87,8 +87,12 @@ class Point(NamedTuple):
         return " ".join(word if isinstance(word, str) else f"{axis}{word}" for axis, word in zip(axes, words))  # noqa: B905
 
 
+LAID_OUT = tuple(name for name in Point._fields if name not in ("vpp", "schedule", "placement"))
+"""Fields of a layout: what is left of a configuration without virtual stages, schedule and placement."""
+
+
 def layout_of(point: Point) -> Point:
-    """What is left of a configuration without virtual stages, schedule and placement."""
+    """A configuration without what is none of ``LAID_OUT``."""
     return point._replace(vpp=1, schedule="", placement="")
 
 

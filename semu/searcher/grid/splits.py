@@ -41,6 +41,11 @@ def sizes_of(word: str) -> Sizes:
     return {name: {size[:2]: int(size[2:]) for size in text.split("-")} for name, text in pairs}
 
 
+def widths_of(word: str) -> tuple[tuple[int, int], ...]:
+    """tp and cp of every module."""
+    return tuple((own["tp"], own["cp"]) for own in sizes_of(word).values())
+
+
 def word_of(values: dict[str, int] | Sizes) -> str:
     """Shares or sizes of modules as a word."""
 
