@@ -369,8 +369,8 @@ class TracedBlocks(NamedTuple):
     """A model's blocks.
 
     Attributes:
-        library, streams: as ``Layout``. blocks: of every modality module. silent: of encoders that are replicated, where
-            no gradient arrives; else none.
+        library, streams: as ``Layout``. blocks: of every modality module. silent: of modules of a job with replicated
+            encoders, as they run where no gradient arrives; else none.
     """
 
     library: TemplateLibrary

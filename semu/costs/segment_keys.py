@@ -45,10 +45,8 @@ class SegmentKeys:
 
     def _key(self, segment: Segment | WholeStage) -> bytes:
         content = hashlib.blake2b(segment.structure, digest_size=_DIGEST_BYTES)
-        for row in segment.rows.tolist():
-            content.update(self._operator(row)[0])
-        for row in segment.size_rows.tolist():
-            content.update(self._size(row)[0])
+        content.update(b"".join([self._operator(row)[0] for row in segment.rows.tolist()]))
+        content.update(b"".join([self._size(row)[0] for row in segment.size_rows.tolist()]))
         return content.digest()
 
     def _symbols(self, segment: Segment | WholeStage) -> tuple[str, ...]:

@@ -240,7 +240,9 @@ class _Floor:
         )
 
     @classmethod
-    def of(cls, job: TrainingJob, traced: TracedBlocks, by_shape: ShapeCosts, pair: tuple[int, int], count: int) -> _Floor:
+    def of(
+        cls, job: TrainingJob, traced: TracedBlocks, by_shape: ShapeCosts, pair: tuple[int, int], count: int
+    ) -> _Floor:
         """Least times [s] and bytes of a block that a layout holds ``count`` times. ``pair``: as in ``_costs``."""
         number, copy = pair
         serial = not job.overlaps_tensor_parallel

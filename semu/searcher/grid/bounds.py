@@ -36,7 +36,6 @@ from semu.searcher.grid.columns import Points, groups_of
 from semu.searcher.grid.space import OPTIONS, Point, job_at, parallel_of
 from semu.searcher.grid.splits import widths_of
 
-
 _CUT = ("pp", "vpp", "placement", "segments", "partition", "shares", "modules")
 """Fields on which it depends where blocks lie."""
 _SPREAD = ("dp", "tp", "cp", "ep", *(axis.value for axis in OPTIONS), "pp", "vpp", "shares", "modules")
@@ -202,7 +201,8 @@ class _Bounds:
         costs, at = np.unique(self._row[rows], return_inverse=True)
         own, dp, at = self._costs.of_rows(costs), self._points.take(rows).column("dp"), at.reshape(-1)
         all_s = own.all_s[at, -1] + (point.pp - 1) * own.silent_s[at, -1]  # copies are on all ranks but one
-        return np.maximum(all_s / (dp * point.pp), self._places_s(point, rows[0], own, at, dp))
+        times: F64 = np.maximum(all_s / (dp * point.pp), self._places_s(point, rows[0], own, at, dp))
+        return times
 
     def _places_s(self, point: Point, row: int, costs: MicrobatchCosts, at: I64, dp: I64) -> F64:
         """What the busiest ranks of a place work at least, wherever its blocks are cut, as far as shares are known:
@@ -247,26 +247,33 @@ class _Bounds:
             np.array([chunk.repeats for chunk in chunks]),
         )
 
-    def _outside(
-        self, cut: _Cut, rows: I64, points: Points, bounded: NDArray[np.bool_]
-    ) -> tuple[_Outer, I64]:
+    def _outside(self, cut: _Cut, rows: I64, points: Points, bounded: NDArray[np.bool_]) -> tuple[_Outer, I64]:
         """What does not depend on the microbatches; int64[num_rows], whose is which."""
         firsts, place = points.groups(*_SPREAD, bounded)
+        held: dict[int, tuple[bytes, I64, I64]] = {}
+        known: dict[tuple[object, ...], tuple[F64, F64]] = {}
         found = []
         for first in firsts.tolist():
             point, row = points[first], rows[first]
-            table, parallel = self._tables[self._table_of[row]], self._parallels[self._parallel_of[row]]
-            trained = cut.of_ranks(cut.of_chunks(table.trained)).astype(np.int64)
-            none = np.zeros(point.pp)
-            known = not parallel.modules
-            alone = known and not cut.repeats.any() and self._knows_step  # gradients of copies are summed over ranks
-            found.append(
-                (
-                    self._reduce_s(point, table, parallel, trained) if alone and bounded[first] else none,
-                    self._step_s(point, table, parallel, trained) if alone else none,
-                    self._static(point, table, cut, parallel, trained) if known and self._knows_static else none,
+            number, parallel = int(self._table_of[row]), self._parallels[self._parallel_of[row]]
+            table = self._tables[number]
+            if number not in held:
+                sums = (cut.of_ranks(cut.of_chunks(own)).astype(np.int64) for own in (table.elements, table.trained))
+                elements, trained = sums
+                held[number] = elements.tobytes() + trained.tobytes(), elements, trained
+            content, elements, trained = held[number]
+            is_simple = not parallel.modules
+            alone = is_simple and self._knows_step and not cut.repeats.any()  # copies' gradients are summed over ranks
+            none, shards = np.zeros(point.pp), (parallel.shard_ranks, parallel.expert_shard_ranks)
+            key = content, shards, point.zero, is_simple
+            if key not in known:
+                static = is_simple and self._knows_static
+                known[key] = (
+                    self._step_s(table, trained, shards if point.zero else (1, 1)) if alone else none,
+                    self._static(point, elements, trained, shards) if static else none,
                 )
-            )
+            reduce_s = self._reduce_s(point, table, parallel, trained) if alone and bounded[first] else none
+            found.append((reduce_s, *known[key]))
         return _Outer(*map(np.array, zip(*found, strict=True))), place
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -290,10 +297,10 @@ class _Bounds:
         ends = np.maximum(ends, busy + copied)  # copies run before the head has passed, or behind all else
         return cast("F64", ends.max(axis=1) + outer.step_s.max(axis=1)[kind])
 
-    def _step_s(self, point: Point, table: BlockTable, parallel: Parallel, trained: I64) -> F64:
-        """Optimizer's step of every rank [s]; ``trained``: int64[2, num_ranks], elements, then of routed experts."""
+    def _step_s(self, table: BlockTable, trained: I64, shards: tuple[int, int]) -> F64:
+        """Optimizer's step of every rank [s]; ``trained``: int64[2, num_ranks], elements, then of routed experts;
+        ``shards``: ranks that share either."""
         training = self._job.training
-        shards = (parallel.shard_ranks, parallel.expert_shard_ranks) if point.zero else (1, 1)
         stepped = sum(-(-own // count) for own, count in zip(trained, shards, strict=True))
         traffic = optimizer_bytes(
             stepped,
@@ -346,18 +353,15 @@ class _Bounds:
         found[known] = (static[kind] + kept[each]).max(axis=1)
         return found
 
-    def _static(self, point: Point, table: BlockTable, cut: _Cut, parallel: Parallel, trained: I64) -> F64:
-        """Parameters, gradients and optimizer state of every rank [bytes]."""
+    def _static(self, point: Point, elements: I64, trained: I64, shards: tuple[int, int]) -> F64:
+        """Parameters, gradients and optimizer state of every rank [bytes]; ``trained``, ``shards``: as ``_step_s``."""
         job, training = self._job, self._job.training
         total = np.zeros(point.pp)
-        elements = cut.of_ranks(cut.of_chunks(table.elements)).astype(np.int64)
-        for own, trains, shards in zip(
-            elements, trained, (parallel.shard_ranks, parallel.expert_shard_ranks), strict=True
-        ):
+        for own, trains, count in zip(elements, trained, shards, strict=True):
             found = static_bytes(
                 own,  # of all ranks at once
                 trains,
-                dp=shards,
+                dp=count,
                 zero=point.zero,
                 tensor_dtype=training.precision.tensor_dtype,
                 grad_dtype=training.grad_dtype,

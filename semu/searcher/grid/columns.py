@@ -93,7 +93,8 @@ class Points(Sequence[Point]):
 
     def mapped(self, name: str, of: Callable[[Any], Any]) -> NDArray[Any]:
         """What a function of a field's values says, of every configuration."""
-        return np.array([of(value) for value in self.values_of(name)] or [0])[self.codes_of(name)]
+        found: NDArray[Any] = np.array([of(value) for value in self.values_of(name)] or [0])[self.codes_of(name)]
+        return found
 
     def groups(self, *columns: str | NDArray[Any]) -> tuple[I64, I64]:
         """Configurations that are alike in some columns.
@@ -106,11 +107,11 @@ class Points(Sequence[Point]):
         arrays = [self.codes_of(own) if isinstance(own, str) else own for own in columns]
         return groups_of(arrays, len(self))
 
-
     def differences(self, point: Point) -> I64:
         """On how many fields each differs from one of them; dp follows the other sizes and does not count."""
         own = [values.index(value) if value in values else -1 for values, value in zip(self.values, point, strict=True)]
-        return np.count_nonzero(self.codes[1:] != np.array(own)[1:, np.newaxis], axis=0)
+        found: I64 = np.count_nonzero(self.codes[1:] != np.array(own)[1:, np.newaxis], axis=0)
+        return found
 
     def in_turn(self, *keys: NDArray[Any]) -> Iterator[tuple[int, Point]]:
         """The configurations with their rows, ascending by the first key, then by the next, and of equals by what they

@@ -159,7 +159,8 @@ class Hunt:
             return time_s
         sizes, place = np.unique(points.column("micro_batch"), return_inverse=True)
         tokens = np.array([max(1, self.tokens(size)) for size in sizes.tolist()])
-        return time_s / tokens[place.reshape(-1)]
+        per_token: F64 = time_s / tokens[place.reshape(-1)]
+        return per_token
 
     def _limit(self, best: Sequence[float]) -> float:
         """What a configuration must not be worse than."""

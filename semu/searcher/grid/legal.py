@@ -40,7 +40,6 @@ from semu.searcher.grid.space import (
 )
 from semu.searcher.grid.splits import Splits, takes_shares, total_sizes, widths_of
 
-
 INNER = (Axis.MICRO_BATCH, Axis.RECOMPUTE, Axis.SCHEDULE)
 """Axes that no size depends on."""
 ROWS = 1 << 18
@@ -180,7 +179,9 @@ def legal_points(
     sizes = Points.of(every, {axis.value: v[axis] for axis in INNER})
     found, some = [sizes.take(np.arange(0))], max(1, ROWS // inner)
     for first in range(0, len(every), some):
-        found.append(_runnable(job, space, sizes.take(np.arange(first, min(first + some, len(every)))), framework, cuts))
+        found.append(
+            _runnable(job, space, sizes.take(np.arange(first, min(first + some, len(every)))), framework, cuts)
+        )
         if progress is not None:
             progress(f"looking for legal configurations: {sum(map(len, found)):,}")
     points = Points(sizes.values, np.concatenate([own.codes for own in found], axis=1))
@@ -232,7 +233,9 @@ def _schedulable(job: TrainingJob, space: Space, points: Points, cuts: _Cuts) ->
     are not asked."""
     if space.layouts is not None:
         firsts, place = points.groups(*LAID_OUT)
-        is_wanted = np.array([layout_of(points[row]) in space.layouts for row in firsts.tolist()], dtype=np.bool_)[place]
+        is_wanted = np.array([layout_of(points[row]) in space.layouts for row in firsts.tolist()], dtype=np.bool_)[
+            place
+        ]
         cuts.add(Rule.LAYOUT, int((~is_wanted).sum()))
         points = points.take(is_wanted)
     asked = points.mapped("schedule", lambda name: not _is_usual(job, name))
@@ -319,9 +322,7 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 yield sizes
 
 
-def _split_sizes(
-    job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool
-) -> Iterator[Point]:
+def _split_sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: bool) -> Iterator[Point]:
     """``_sizes`` of modules on GPUs of their own, whose sizes say tp, cp and pp of the job."""
     v, gpus = space.values, job.cluster.num_gpus
     words, place, first = Splits(job, ()), OPTIONS.index(Axis.SEGMENTS), [v[axis][0] for axis in INNER]
@@ -390,7 +391,7 @@ def _trainable(job: TrainingJob, points: Points, cuts: _Cuts) -> Points:
 def _shardable(job: TrainingJob, points: Points, cuts: _Cuts) -> Points:
     """Without those that ``prepare`` refuses: one of all that are spread alike is asked, the smallest pipeline.
 
-    A policy that deals blocks needs enough in a microbatch; else whether a model can be spread depends on no size of it.
+    A policy that deals blocks needs enough of them in a microbatch; else its size does not count.
     """
     deals = points.mapped("cp_balance", lambda word: Balance(word).is_by_block) & (points.column("cp") > 1)
     every = [widths_of(word) for word in points.values_of("modules")]

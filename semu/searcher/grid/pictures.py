@@ -41,15 +41,15 @@ def pareto(result: GridRows) -> ConfigurationCloud:
     """Time and memory of all configurations; of those that were not simulated, their bounds."""
     title, said = _headline(result)
     known = {row.point for row in result.rows}
-    others = [floor for point, floor in result.floors.items() if point not in known]
+    others = np.array([point not in known for point in result.floors], dtype=np.bool_)
     return ConfigurationCloud(
         title=title,
         subtitle=said,
         time_s=np.array([row.figures.iteration_time_s for row in result.rows]),
         memory_bytes=np.array([result.capacity_bytes - row.headroom_bytes for row in result.rows], dtype=np.float64),
         labels=tuple(_name(row.point, result.varied) for row in result.rows),
-        bound_s=np.array([floor.time_s for floor in others]),
-        bound_bytes=np.array([floor.memory_bytes for floor in others], dtype=np.float64),
+        bound_s=result.floors.time_s[others],
+        bound_bytes=result.floors.memory_bytes[others].astype(np.float64),
         capacity_bytes=result.capacity_bytes,
     )
 
@@ -82,17 +82,19 @@ def heat_map(result: GridRows, axes: tuple[Axis, Axis] | None = None) -> CellTab
         axes = tuple([*usual, *others][:2])  # type: ignore[assignment]  # two of them
         assert axes is not None
     up, across = axes
-    points = [*(row.point for row in result.rows), *result.floors]
-    rows, columns = (sorted({getattr(point, axis) for point in points}) for axis in (up, across))
+    points = result.floors.points
+    rows, columns = (sorted({points.values_of(axis)[k] for k in set(points.codes_of(axis).tolist())}) for axis in axes)
     best: dict[tuple[object, object], Row] = {}
     for row in result.rows:  # the best first
         if row.fits:
             best.setdefault((getattr(row.point, up), getattr(row.point, across)), row)
-    hopes: dict[tuple[object, object], float] = {}
-    for point, floor in result.floors.items():
-        cell = getattr(point, up), getattr(point, across)
-        if floor.memory_bytes <= result.capacity_bytes:
-            hopes[cell] = min(hopes.get(cell, np.inf), floor.time_s)
+    floors = result.floors
+    fitting = np.flatnonzero(floors.memory_bytes <= result.capacity_bytes)
+    firsts, place = floors.points.take(fitting).groups(up.value, across.value)
+    least = np.full(len(firsts), np.inf)
+    np.minimum.at(least, place, floors.time_s[fitting])
+    cells = ((getattr(point, up), getattr(point, across)) for point in floors.points.take(fitting[firsts]))
+    hopes = dict(zip(cells, least.tolist(), strict=True))
     table = np.full((len(rows), len(columns)), np.nan)
     texts = [[""] * len(columns) for _ in rows]
     for (i, a), (j, b) in product(enumerate(rows), enumerate(columns)):

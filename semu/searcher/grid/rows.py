@@ -12,7 +12,7 @@ from semu.frames import Tabular
 from semu.job import TrainingJob
 from semu.present.report import FittingChange
 from semu.records import dataclass
-from semu.searcher.grid.bounds import Floor
+from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.legal import Cut
 from semu.searcher.grid.space import SPLIT, Axis, Point, RankBy, Value
 from semu.simulation.results.estimated import Metrics
@@ -110,7 +110,7 @@ class GridRows(Tabular):
     cut_by_memory: int
     cut_by_bound: int
     refused: Mapping[Point, str]
-    floors: Mapping[Point, Floor]
+    floors: Floors
     capacity_bytes: int
     is_exhaustive: bool
     ended_by: str = "end"

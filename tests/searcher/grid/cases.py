@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -15,6 +15,7 @@ from semu.job import Training, TrainingJob
 from semu.nn import LoRA, Model, add_lora
 from semu.parallel.config import Parallel
 from semu.present.estimate import Estimate
+from semu.searcher.grid.framework import Framework, FrameworkRule, framework_misfits
 from semu.searcher.grid.space import Axis, Point
 from semu.simulation import prepare
 from semu.simulation.estimate import evaluate
@@ -152,3 +153,14 @@ def all_combinations(job: TrainingJob, values: dict[Axis, tuple[Any, ...]]) -> l
 def tried(job: TrainingJob, points: list[Point]) -> dict[Point, Estimate]:
     """All of them evaluated, one after another."""
     return {point: evaluate(built(job, point)) for point in points}
+
+
+def framework_rule(framework: Framework, job: TrainingJob) -> Callable[[Point, int], tuple[FrameworkRule, str] | None]:
+    """The first rule of a framework that a configuration with so many microbatches breaks, and how."""
+    misfits = framework_misfits(framework, job)
+
+    def broken(point: Point, microbatches: int) -> tuple[FrameworkRule, str] | None:
+        said = ((rule, misfit(point, microbatches)) for rule, misfit in misfits)
+        return next(((rule, text) for rule, text in said if text is not None), None)
+
+    return broken

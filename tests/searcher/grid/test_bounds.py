@@ -43,7 +43,7 @@ def check(job: TrainingJob, vary: Any, count: int, seed: int) -> list[tuple[floa
     floors = Floors(job, points)
     found = []
     for point in Random(seed).sample(points, min(count, len(points))):
-        floor, is_so = floors.of(point), evaluate(built(job, point))
+        floor, is_so = floors[point], evaluate(built(job, point))
         assert 0 < floor.time_s <= is_so.iteration_time_s, point
         assert floor.memory_bytes <= max(is_so.peak_memory_bytes), point
         found.append((floor.time_s / is_so.iteration_time_s, floor.memory_bytes / max(is_so.peak_memory_bytes)))

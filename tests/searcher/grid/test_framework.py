@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from searcher.grid.cases import framework_rule
 
 import semu
 import semu_models
 from semu.nn.model import Model
-from semu.searcher.grid.framework import RULES, TORCH_SCHEDULES, Framework, framework_rule
+from semu.searcher.grid.framework import RULES, TORCH_SCHEDULES, Framework
 from semu.searcher.grid.space import Axis, Point, own_value
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "grid.md"

@@ -166,7 +166,7 @@ def test_a_configuration_whose_bound_equals_the_best_is_evaluated() -> None:
     job, vary = dense(), {"tp": (1, 2, 4), "recompute": ("none", "selective", "full")}
     points = legal_points(job, Space.of(job, vary)).points
     floors = Floors(job, points)
-    bound_s = {point: floors.of(point).time_s for point in points}
+    bound_s = {point: floors[point].time_s for point in points}
     last = max(points, key=lambda point: bound_s[point])
     assert sorted(bound_s.values())[-2] < bound_s[last]
     assert last == min(points)

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from searcher.grid.cases import vision, voices
+from searcher.grid.cases import framework_rule, vision, voices
 
 from semu.baselines import Baseline
 from semu.errors import ConfigError, SemuError
@@ -16,7 +16,7 @@ from semu.parallel.config import Parallel
 from semu.parallel.stage_layers import layer_parts
 from semu.searcher.assignment.configuration import configurations
 from semu.searcher.grid.bounds import Floors
-from semu.searcher.grid.framework import Framework, framework_rule
+from semu.searcher.grid.framework import Framework
 from semu.searcher.grid.grid_search import grid
 from semu.searcher.grid.legal import Rule, legal_points
 from semu.searcher.grid.space import Axis, Space, job_at
@@ -107,7 +107,7 @@ def test_the_best_are_those_of_all(make: Any, vary: Any) -> None:
     }
     assert [row.figures.iteration_time_s for row in bounded.rows[:3]] == sorted(every.values())[:3]
     floors = Floors(job, every)
-    ratios = sorted(floors.of(point).time_s / seconds for point, seconds in every.items())
+    ratios = sorted(floors[point].time_s / seconds for point, seconds in every.items())
     assert ratios[0] > 0 and ratios[-1] <= 1
     assert ratios[len(ratios) // 2] > 0.3
 
