@@ -3,6 +3,7 @@
 Decided is every legal configuration: simulated, or cut because it surely does not fit or surely is not among the best
 ten. Exhaustive cuts what surely does not fit and simulates all else. Times are on the clock of this machine, with what
 else runs on it, and on a processor: this process's own time, for several processes the sum of theirs over their number.
+A million configurations on all axes are decided in a process of their own, whose memory counts.
 References are measured in the same run: a warm ``semu.evaluate`` of one configuration, and the same configurations
 evaluated one by one in the order of the axes.
 """
@@ -99,16 +100,16 @@ def measure_large(quick: bool) -> Iterator[Row]:
     bounded, first = taken(lambda: semu.grid(job, top=TOP))
     name = f"GPT-3 175B on {gpus} A100, {bounded.num_legal:,} legal"
     said = f"{len(bounded.rows)} simulated, in a process that traces the model first"
-    yield from rates(f"{name}: with bounds, one process", bounded, first, 1000, said)
+    yield from rates(f"{name}: with bounds, one process", bounded, first, 15000, said)
     _, again = taken(lambda: semu.grid(job, top=TOP))
-    yield from rates(f"{name}: with bounds, once more", bounded, again, 1000, "traced and compiled before")
+    yield from rates(f"{name}: with bounds, once more", bounded, again, 15000, "traced and compiled before")
     one_s = warm_evaluation_s(bounded.best_job)
     share = again.processor_s / bounded.num_legal / one_s
     yield Row(f"{name}: decision", share, "evaluations", f"a warm semu.evaluate, {one_s * 1e3:.2f} ms on a processor")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:  # workers know what it knows: nothing
         whole, lasted = fresh.submit(exhaustive, gpus).result()
     said = f"{len(whole.rows):,} simulated, {whole.cut_by_memory:,} cannot fit; two workers of a new process"
-    yield from rates(f"{name}: exhaustive", whole, lasted, 400, said)
+    yield from rates(f"{name}: exhaustive", whole, lasted, 2000, said)
     share = 2 * lasted.processor_s / len(whole.rows) / one_s
     yield Row(f"{name}: simulated for the first time", share, "evaluations", "a warm semu.evaluate of the best")
     same = whole.rows[:TOP] == bounded.rows[:TOP]
@@ -146,11 +147,45 @@ def measure_vlm() -> Iterator[Row]:
         yield from times(f"VLM-M on 64 H800, {found.num_legal} points, {words}", lasted, 2.0, said)
 
 
+ALL_AXES: dict[str, tuple[int | str, ...] | None] = {
+    **dict.fromkeys(("tp", "pp", "vpp", "ep", "micro_batch", "recompute", "zero")),
+    "cp": (1, 2, 4),
+    "schedule": ("1f1b", "gpipe", "interleaved"),
+}
+CLUSTERS = (16, 64, 128)
+"""GPUs."""
+
+
+def all_axes(gpus: int) -> tuple[int, int, Taken, float]:
+    """Mixtral 8x7B on H100: legal configurations, those that were simulated, how long that took, and the most memory
+    that this process has held [MB]."""
+    training = semu.Training(micro_batch=1, global_batch=3 * gpus, seq_len=8192, recompute="full")
+    cluster = semu.Cluster("h100", gpus // 8, 8)
+    job = semu.TrainingJob(semu_models.mixtral_8x7b(), cluster, semu.Parallel(dp=gpus // 8, tp=8), training)
+    found, lasted = taken(lambda: semu.grid(job, vary=ALL_AXES, framework="any", top=TOP))
+    return found.num_legal, found.evaluated, lasted, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure_million() -> Iterator[Row]:
+    """All axes on several clusters, one after another."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        found = [fresh.submit(all_axes, gpus).result() for gpus in CLUSTERS]
+    decided, evaluated = (sum(each) for each in list(zip(*found, strict=True))[:2])
+    clock_s, processor_s = (sum(getattr(each[2], kind) for each in found) for kind in ("clock_s", "processor_s"))
+    name = f"Mixtral 8x7B, all axes on {', '.join(map(str, CLUSTERS))} H100, {decided:,} legal"
+    said = f"{evaluated} simulated, in a process that traces the model first"
+    yield from times(f"{name}: with bounds, one process", Taken(clock_s, processor_s), 60.0, said)
+    memory = found[-1][3]
+    yield Row(f"{name}: memory of the process", memory, "MB", "at most", "<= 1000", memory <= 1000)
+
+
 def measure(quick: bool) -> Iterator[Row]:
     """All rows."""
     yield from measure_vlm()
     yield from measure_hundred()
     yield from measure_large(quick)
+    if not quick:
+        yield from measure_million()
 
 
 if __name__ == "__main__":
