@@ -197,3 +197,26 @@ def test_rounds_are_the_same_again_and_only_improve(size: float) -> None:
         assert check(problem, rounds[-1].best.order, rounds[-1].best.choice) == values[-1] < own.makespan_s
         results.append((rounds[-1].best.order.tobytes(), rounds[-1].best.choice.tobytes()))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("size", [1.2, 50.0])
+def test_a_chain_that_began_elsewhere_may_find_the_best(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if chains found nothing from the best schedule, and a better one from any other."""
+    problem = tight(size, ranks=3, microbatches=4, seed=3, candidates=4, transfer_s=(0.01, 0.1))
+    best, *others = sorted(
+        (Interleaver(problem).solution(np.roll(np.arange(problem.num_groups), by)) for by in range(4)),
+        key=lambda one: one.makespan_s,
+    )
+    assert best.makespan_s < others[0].makespan_s
+
+    def moved(order: np.ndarray, choice: np.ndarray) -> float:
+        if np.array_equal(order, others[0].order):
+            return others[0].makespan_s
+        order[:], choice[:] = best.order, best.choice
+        return best.makespan_s
+
+    monkeypatch.setattr(Chains, "tabu", lambda self, order, choice, *_: moved(order, choice))
+    monkeypatch.setattr(Chains, "anneal", lambda self, order, choice, *_: (moved(order, choice), order, choice))
+    with ThreadPoolExecutor(1) as pool:
+        rounds = refine_rounds(problem, others, workers=2, seed=7, pool=pool, moves_left=lambda: 1 << 30)
+        assert next(rounds).best.makespan_s == best.makespan_s
