@@ -67,6 +67,27 @@ def test_values_of_another_type_or_out_of_range_are_refused(row: Any) -> None:
         assert caught.value.where == f"training.{row.name}"
 
 
+PARAMETERS = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16", "tf32": "fp32", "fp32": "fp32"}
+"""Type of the parameters under each precision."""
+
+
+@pytest.mark.parametrize("precision", PARAMETERS)
+def test_options_that_belong_to_a_precision(precision: str) -> None:
+    """Master weights are fp32 or of the parameters' type, a loss scale is fp16's, recipes of scales are fp8's."""
+    for option, value, is_legal in [
+        *(("master_dtype", word, word in ("fp32", PARAMETERS[precision])) for word in ("fp32", "bf16", "fp16")),
+        ("loss_scaling", True, precision == "fp16"),
+        ("fp8_recipe", "blockwise", precision == "fp8"),
+        ("fp8_recipe", "tensorwise", True),
+    ]:
+        if is_legal:
+            Training(**{"precision": precision, option: value})
+            continue
+        with pytest.raises(ConfigError) as caught:
+            Training(**{"precision": precision, option: value})
+        assert caught.value.where == f"training.{option}"
+
+
 def test_training_is_data() -> None:
     training = Training(2, 8, 128, "fp16", overlap=None, offload=["weights", "optimizer"], recompute=["attn_norm"])
     assert training.overlap == Overlap()
