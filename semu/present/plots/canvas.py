@@ -133,7 +133,7 @@ def _fit_title(title: str) -> tuple[float, str]:
     """Font size and text that fit on one line; a bold character is about 0.7 of the size wide."""
     room = (WIDTH_IN - LEFT_IN - RIGHT_IN) * 72 / 0.7
     size = max(_SMALLEST_TITLE, min(_TITLE_SIZE, room / max(1, len(title))))
-    most = int(room / size)
+    most = int(room / _SMALLEST_TITLE)
     return size, title if len(title) <= most else title[: most - 1] + "…"
 
 

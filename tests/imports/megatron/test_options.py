@@ -188,6 +188,17 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
                 **{"parallel.layout.first": 1, "parallel.layout.last": 1},
             },
         ),
+        *(
+            (
+                f"--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers {first} "
+                f"--decoder-last-pipeline-num-layers {last}",
+                {
+                    **{"parallel.pp": 4, "parallel.dp": 2, "overlap.pipeline": False},
+                    **{"parallel.layout.first": first, "parallel.layout.last": last},
+                },
+            )
+            for first, last in ((0, 2), (2, 0))
+        ),
         (
             "--num-layers 7 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 "
             "--account-for-embedding-in-pipeline-split",

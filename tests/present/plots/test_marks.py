@@ -13,6 +13,7 @@ from matplotlib.image import AxesImage
 from present.plots.artists import color_of, figure_of, points_of
 
 from semu.present.plots import ScheduleRow, draw_schedules, style
+from semu.present.plots.canvas import _fit_title
 from semu.present.plots.goodput import GoodputPicture, RunCurve, draw_against_mtbf, draw_goodput
 from semu.present.plots.mask import MaskPanel, MaskPicture, draw_mask
 from semu.present.plots.planner import draw_iterations
@@ -206,3 +207,14 @@ def test_boxes_of_schedules_stand_at_their_times() -> None:
         has_two = any(row.arrays.shape.num_slots > 1 for row in some)
         assert ("second chunk of a rank" in words) == has_two
         assert words[-1] == "idle"
+
+
+@pytest.mark.parametrize("length", [*range(1, 160, 7), *range(108, 128), *range(135, 140)])
+def test_a_title_is_whole_while_there_is_a_size_for_it(length: int) -> None:
+    """Characters of 0.7 of their size, 14 points to 9, on a line of 13.5 inches less its margins."""
+    size, shown = _fit_title("x" * length)
+    inches = (13.5 - 1.15 - 0.3) * (1 + 1e-9)
+    assert len(shown) * 0.7 * size / 72 <= inches
+    assert 9.0 <= size <= 14.0 and (size == 14.0 or (len(shown) + 1) * 0.7 * size / 72 > inches)
+    assert (shown == "x" * length) == (length * 0.7 * 9.0 / 72 <= inches)
+    assert shown == "x" * length or shown == "x" * (len(shown) - 1) + "…"
