@@ -119,3 +119,15 @@ def test_no_model() -> None:
     with pytest.raises(ConfigError) as caught:
         import_run(str(FILES / "fsdp.yaml"))
     assert "--set model.name=" in str(caught.value.expected)
+
+
+@pytest.mark.parametrize(("machines", "processes"), [(4, 8), (2, 2), (3, 15), (1, 6)])
+def test_machines_share_the_processes(machines: int, processes: int) -> None:
+    tables = read({"distributed_type": "MULTI_GPU", "num_machines": machines, "num_processes": processes})
+    assert tables["cluster"] == {"device": "h100", "nodes": machines, "gpus_per_node": processes // machines}
+
+
+def test_without_a_number_of_processes_a_node_of_eight_is_taken() -> None:
+    text = yaml.safe_dump({"distributed_type": "MULTI_GPU", "num_machines": 1})
+    tables = read_accelerate(text, "acc.yaml", Asked(model="llama3-8b")).tables
+    assert tables["cluster"] == {"device": "h100", "nodes": 1, "gpus_per_node": 8}
