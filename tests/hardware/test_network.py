@@ -18,7 +18,7 @@ from semu.hardware.cluster import Cluster
 from semu.hardware.efficiency import CollectiveEfficiency, LinkEfficiency
 from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.hardware.network import ALGORITHMS, COEFFICIENTS, PIPELINE, CommGroup, wire_factor
-from semu.hardware.network.algorithm import Fit
+from semu.hardware.network.algorithm import Fit, Links
 from semu.hardware.network.cost import (
     collective_cost,
     collective_latency,
@@ -458,3 +458,23 @@ def test_a_coefficient_is_fitted_where_every_count_suffices(needs_switch: bool) 
     for sizes, ranks, rows, has_switch in itertools.product((2, 3, 4), (1, 2, 3), (4, 5, 6), (False, True)):
         lacking = [sizes == 2, ranks == 1, rows == 4, needs_switch and not has_switch]
         assert fit.is_determined(sizes, ranks, rows, has_switch=has_switch) == (sum(lacking) == 0)
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(2, 4), (3, 8), (4, 2)])
+@pytest.mark.parametrize("local", [30e9, 400e9])
+def test_rows_that_cross_once_are_forwarded_in_the_node(nodes: int, per_node: int, local: float) -> None:
+    """Every rank has a row for all ranks: counted message by message; the slower port decides."""
+    inside, crossing = [0] * (nodes * per_node), [0] * (nodes * per_node)
+    for sender, node in itertools.product(range(nodes * per_node), range(nodes)):
+        is_own = sender // per_node == node
+        crossing[sender] += not is_own
+        inside[sender if is_own else node * per_node + sender % per_node] += per_node - 1
+    rows = nodes * per_node - 1
+    group = CommGroup("ep", nodes * per_node, nodes, nic_share=1 / per_node)
+    (algorithm,) = (one for one in ALGORITHMS if one.name == "all-to-all")
+    route = algorithm.route(group, Links(local, 50e9, 50e9), {})
+    assert len({*crossing}) == len({*inside}) == 1
+    slower = max(crossing[0] / 50e9, inside[0] / local)
+    assert route.bytes_per_s == pytest.approx(rows / slower, rel=1e-12)
+    assert route.over[Port.NIC] == pytest.approx(crossing[0] / slower, rel=1e-12)
+    assert route.over[group.local_port] == pytest.approx(inside[0] / slower, rel=1e-12)

@@ -49,7 +49,7 @@ def test_searches_cut_short_are_marked_on_the_last_schedule(count: int) -> None:
     top, below, bottom = figure.axes
     edges = [edge for axes in figure.axes for edge in (axes.get_position().y1, axes.get_position().y0)]
     assert (
-        0.95 > edges[0] and edges == sorted(edges, reverse=True) and edges[-1] * figure.get_figheight() > 0.4
+        edges[0] < 0.95 and edges == sorted(edges, reverse=True) and edges[-1] * figure.get_figheight() > 0.4
     )  # inches of numbers
     last = times[f"schedule {count - 1}"]
     (marks,) = [line for line in top.lines if line.get_marker() == "v"]
