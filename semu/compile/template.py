@@ -250,7 +250,7 @@ class TemplateLibrary:
             ConfigError: an operator of the library has more than ``LARGEST`` FLOP or bytes, a storage more than
                 ``MOST_BYTES``.
         """
-        self._check(symbols)
+        self.check(symbols)
 
         def _values(table: DimTable, wanted: NDArray[np.integer] | None) -> NDArray[np.int64]:
             return (table if wanted is None else table.select(wanted)).evaluate(symbols)
@@ -264,10 +264,12 @@ class TemplateLibrary:
         )
 
     def evaluate_sizes(
-        self, symbols: Mapping[str, NDArray[np.int64]], size_rows: NDArray[np.integer]
+        self, symbols: Mapping[str, NDArray[np.int64]], size_rows: NDArray[np.integer], *, is_checked: bool = False
     ) -> NDArray[np.int64]:
-        """Sizes of some storages alone: int64[len(size_rows), num_shapes]. Arguments as ``evaluate``."""
-        self._check(symbols)
+        """Sizes of some storages alone: int64[len(size_rows), num_shapes]. Arguments as ``evaluate``; ``is_checked``:
+        the symbols have been through ``check``."""
+        if not is_checked:
+            self.check(symbols)
         return self._sizes.select(size_rows).evaluate(symbols)
 
     @cached_property
@@ -275,7 +277,7 @@ class TemplateLibrary:
         tables = (self._flop, self._mem_bytes, self._net_bytes, self._sizes)
         return tuple(dict.fromkeys(monomial for table in tables for monomial in table.monomials))
 
-    def _check(self, symbols: Mapping[str, NDArray[np.int64]]) -> None:
+    def check(self, symbols: Mapping[str, NDArray[np.int64]]) -> None:
         """Costs must stay within 64 bits, also those of operators that are not asked for where symbols tell them."""
         largest = {name: int(column.max()) for name, column in symbols.items() if column.size}
         values = {names: math.prod(largest.get(name, 1) for name in names) for names in self._monomials}

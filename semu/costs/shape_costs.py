@@ -96,6 +96,12 @@ class ShapeCosts:
         """Whether there are so few shapes that everything is costed for all of them, once."""
         return num_shapes(self.symbols) <= _FEW
 
+    @cached_property
+    def _is_checked(self) -> bool:
+        """True, once all shapes have been checked."""
+        self.model.library.check(self.stored)
+        return True
+
     def waits(self, program: StageProgram, shape: int) -> NDArray[np.float64] | None:
         """When other context ranks let a stage's operators begin, after its beginning: float64[num_ops] [s]; None: at
         once."""
@@ -172,7 +178,8 @@ class ShapeCosts:
         """
         wanted = np.array(rows, dtype=np.int64)
         result = np.zeros((len(rows), num_shapes(self.symbols)), dtype=np.int64)
-        result[wanted >= 0] = self.model.library.evaluate_sizes(self.stored, wanted[wanted >= 0])
+        given = self.stored, wanted[wanted >= 0]
+        result[wanted >= 0] = self.model.library.evaluate_sizes(*given, is_checked=self._is_checked)
         if self.idle >= 0:
             result[:, self.idle] = 0
         return result

@@ -150,7 +150,7 @@ def _find_sizes(timed: TimedJob) -> NDArray[np.int64]:
             else:
                 sizes += [
                     -_released(timed, kind, edge.source, edge.consumer, edge.phase)
-                    for kind, _ in _by_variant(layout, run, edge)
+                    for kind in layout.recipe.numbers[edge.source]
                 ]
     return np.array(sizes, dtype=np.int64).reshape(len(sizes), timed.evaluation.num_shapes)
 
@@ -162,7 +162,9 @@ def _by_variant(layout: Layout, run: PipelineRun, edge: ChunkTransfers) -> list[
         return [(kinds[0], slice(None))]
     problem = run.problem
     sender = run.kind[problem.pred[problem.pred_ptr[problem.num_stages + edge.transfers]]]
-    return [(kind, np.flatnonzero(sender == kind)) for kind in kinds]
+    order = np.argsort(sender, kind="stable")
+    first, stop = (np.searchsorted(sender[order], kinds, side=side).tolist() for side in ("left", "right"))
+    return [(kind, order[a:b]) for kind, a, b in zip(kinds, first, stop, strict=True)]
 
 
 def _edges_at(run: PipelineRun) -> list[list[tuple[ChunkTransfers, bool]]]:
