@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from semu import memo
 from semu.checks import check_word, is_integer
 from semu.errors import ConfigError, ScheduleError
 from semu.files import write_text
@@ -217,8 +218,14 @@ def checked_reads(value: Mapping[str, object], where: str) -> Mapping[str, Reads
     return MappingProxyType(found)
 
 
+_CHECKED = memo.Table["tuple[tuple[tuple[str, ...], ...], ...]"]("variants of plans that have been checked", 64)
+
+
 def _variants(value: Sequence[object]) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Per chunk, lists of strategies of equal lengths."""
+    """Per chunk, lists of strategies of equal lengths; the same object where it is what was found before."""
+    known = _CHECKED.peek(memo.Same((value,)))
+    if known is not None:
+        return known
     variants = []
     for chunk, own in enumerate(value):
         where = f"plan.variants[{chunk}]"
@@ -228,7 +235,8 @@ def _variants(value: Sequence[object]) -> tuple[tuple[tuple[str, ...], ...], ...
         if len({len(words) for words in lists}) > 1:
             raise ScheduleError("variants of different numbers of layers", where=where, got=list(map(len, lists)))
         variants.append(tuple(lists))
-    return tuple(variants)
+    found = tuple(variants)
+    return _CHECKED.put(memo.Same((found,)), found)
 
 
 def _parts(value: object, where: str) -> Parts:

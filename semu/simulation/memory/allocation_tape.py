@@ -99,7 +99,7 @@ class _Changes:
 _CHANGES = memo.ScopedTable[_Changes]("what programs allocate and free under the costs of a batch", 1, is_large=True)
 _ENTRIES = memo.ScopedTable["I64"]("such changes, by program, shape and what of it", 4096, is_large=True)
 _HANDED = memo.ScopedTable["I64"](
-    "how many stages of another chunk read each stage of a chunk, by both, of a pipeline's graph", 4096
+    "how many stages of another chunk read each stage of a chunk, by how both are cut, of a pipeline's graph", 4096
 )
 _ORDERS = memo.ScopedTable["tuple[I64, NDArray[np.bool_]]"]("allocations and frees of a stage's program, in order", 1)
 _EVERY = slice(None)
@@ -320,7 +320,8 @@ class AllocationTape:
         shape = self.run.problem.shape
         readers: I64 | None = None
         if shape.joins or shape.part_counts or max(shape.chunk_split) > 1:
-            count = _HANDED.get(self._graph, (chunk, reader), partial(_handed, shape, chunk, reader))
+            names = *_cut_of(shape, chunk), *_cut_of(shape, reader)
+            count = _HANDED.get(self._graph, names, partial(_handed, shape, chunk, reader))
             readers = sum(own.shape[1] for own in self._readers) + np.arange(len(part))
             sent = (part * shape.num_chunks + chunk) * (1 + max(CODE_OF_PHASE.values())) + code
             self._readers.append(np.stack((sent, count[part])))
@@ -383,6 +384,12 @@ def _shared(here: Sequence[int], there: Sequence[int]) -> _Change:
     pairs = [pair for pair in zip(here, there, strict=False) if min(pair) >= 0]
     storage, shared = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     return _Change(storage, np.zeros_like(storage), shared)
+
+
+def _cut_of(shape: PipelineShape, chunk: int) -> tuple[Hashable, ...]:
+    """What ``PipelineShape.shared`` depends on of a chunk."""
+    counts = shape.part_counts[chunk] if shape.part_counts else None
+    return shape.chunk_module[chunk], shape.chunk_split[chunk], shape.chunk_flow[chunk], counts
 
 
 def _handed(shape: PipelineShape, chunk: int, reader: int) -> I64:
