@@ -25,6 +25,7 @@ from semu.nn.model import ModalityModule, Model
 from semu.nn.module import Module, Parameter
 from semu.parallel.axes import Shards, axes_of
 from semu.parallel.mesh import Mesh
+from semu.parallel.tensor import has_dtensor
 from semu.records import dataclass
 
 PLACEMENT = frozenset(
@@ -163,8 +164,12 @@ def trace_key(
     if has_experts or job.parallel.ep > 1:
         among = settings(job.parallel, frozenset()), job.cluster.profile, job.cluster.places, job.cluster.num_gpus
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND), among
+    by_sharding = (  # what PLACEMENT changes nevertheless
+        *(job.fp8_weights.name, job.gathers_fp8_weights, job.shards_are_masters, job.fuses_accumulation),
+        has_dtensor(job.parallel, job.training.software),
+    )
     is_replicated = job.parallel.segments == "replicated"
-    return (*own, job.fp8_weights.name, job.fp8_copies, job.overlaps_tensor_parallel, groups, is_replicated)
+    return (*own, *by_sharding, job.fp8_copies, job.overlaps_tensor_parallel, groups, is_replicated)
 
 
 def cut_key(job: TrainingJob) -> tuple[Hashable, ...] | None:

@@ -27,7 +27,7 @@ from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.sharding import ShardingStyle
 from semu.parallel.context import Balance
 from semu.parallel.mesh import Mesh
-from semu.parallel.tensor import megatron_plan
+from semu.parallel.tensor import has_dtensor, megatron_plan
 from semu.records import dataclass
 
 
@@ -182,7 +182,7 @@ class ModelTracer:
             bias_kernels=training.runs_unfused and training.software is Software.MEGATRON,
             autocast=training.autocast,
             casts_parameters=training.autocast is not None and not job.shards_are_masters,
-            has_dtensor=training.software.kernels is Software.TORCH and job.parallel.zero >= 2,
+            has_dtensor=has_dtensor(job.parallel, training.software),
             keeps_gathered=job.keeps_gathered_inputs,
             fp8_recipe=training.fp8_recipe,
             fp8_copies=job.fp8_copies,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from semu.errors import unknown_name
+from semu.hardware.software import Software
 from semu.nn.layers.elementary import Embedding
 from semu.nn.layers.mla import LatentAttention
 from semu.nn.layers.transformer import MLP, CrossAttention, LMHead, SelfAttention
@@ -27,6 +28,12 @@ MEGATRON_STYLES: Mapping[type[Module], Mapping[str, ShardingStyle]] = {
     Embedding: {"": ShardingStyle.VOCABULARY},
 }
 """Style of each part of the known building blocks (1909.08053 §3); the empty name is the module itself."""
+
+
+def has_dtensor(parallel: Parallel, software: Software) -> bool:
+    """Whether sequence and context parallelism are DTensor's: PyTorch's FSDP, which shards parameters, goes with no
+    other."""
+    return software.kernels is Software.TORCH and parallel.zero >= 2
 
 
 def megatron_plan(model: Model, parallel: Parallel) -> ShardingPlan:
