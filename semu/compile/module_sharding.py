@@ -270,18 +270,21 @@ def refuse_modules(job: TrainingJob) -> None:
             expected="no gpus for any module",
             got=", ".join(job.parallel.modules),
         )
+    own = {module.name: job.parallel.of_module(module.name) for module in job.model.modules}
     owner: dict[Parameter, str] = {}
     for module in job.model.modules:
-        if is_cut_anew(job.parallel, job.parallel.of_module(module.name)) and not module.inputs:
+        if is_cut_anew(job.parallel, own[module.name]) and not module.inputs:
             raise ConfigError(
                 f"{module.name} gets nothing from the data loader: there are no items to spread over groups of ranks",
                 where=f"parallel.modules.{module.name}",
                 expected=f"{_peers(job.parallel)} as the job",
-                got=f"tp = {job.parallel.of_module(module.name).tp}",
+                got=f"tp = {own[module.name].tp}",
                 nearest=f"tp = {job.parallel.tp}",
             )
         for path, parameter in module.body.named_parameters(module.name):
             other = owner.setdefault(parameter, module.name)
+            if other == module.name:
+                continue
             places = [job.parallel.modules[name].first_rank for name in (other, module.name)] if has_own else []
             if len({*places}) > 1:
                 raise ConfigError(
@@ -291,7 +294,7 @@ def refuse_modules(job: TrainingJob) -> None:
                     got=f"{other} and {module.name} on different GPUs",
                     nearest="parallel.segments = mixed",
                 )
-            if job.parallel.of_module(other) != job.parallel.of_module(module.name):
+            if own[other] != own[module.name]:
                 raise ConfigError(
                     f"{path} is shared by {other} and {module.name}, which have different parallelism",
                     where=f"parallel.modules.{module.name if module.name in job.parallel.modules else other}",

@@ -214,8 +214,8 @@ class CutModel:
         """Communicators of the block's operators, by the names of their streams."""
         if not self.job.parallel.modules:
             return self.groups
-        own = self.sizes[block.module]
-        groups = {"tp": group_of(self.job, "tp", own), "cp": group_of(self.job, "cp", own)}
+        own = self._own[block.module]
+        groups = {"tp": own.tp_group, "cp": own.cp_group}
         groups["replicas"] = self.groups["replicas"]
         for spec in block.specs:
             for side in (spec.reshard.source, spec.reshard.target) if spec.reshard is not None else ():
