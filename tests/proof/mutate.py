@@ -1,13 +1,14 @@
 """Puts one fault at a time into semu and asks the default suite whether it notices.
 
     python -m tests.proof.mutate [--count 400] [--seed 0] [--state FILE] [--workers 2] [--whole] [--lines FOLDER]
-                                 [AREA ...]
+                                 [AREA | FILE ...]
 
-A fault is drawn from an area (``AREAS``), the areas in turn, the files of an area by their length. The test files that
-share rare words with the fault's line run first, then those of its room, until one fails; with ``--whole``, what they
-miss is tried by the whole default suite. With ``--lines`` (``tests/proof/covered.py``) instead: the quickest tests that
-execute the line, for ``NEAR_S``, then the nearest files, and those that hold such tests, for ``ROOM_S`` of measured
-time; a line that no test executes has its near files alone. A test that fails counts when it passes without the fault.
+A fault is drawn from an area (``AREAS``) or a file, the areas in turn, the files of an area by their length. The test
+files that share rare words with the fault's line run first, then those of its room, until one fails; with ``--whole``,
+what they miss is tried by the whole default suite. With ``--lines`` (``tests/proof/covered.py``) instead: the quickest
+tests that execute the line, for ``NEAR_S``, then the nearest files, and those that hold such tests, for ``ROOM_S`` of
+measured time; a line that no test executes has its near files alone. A test that fails counts when it passes without
+the fault.
 Results are lines of JSON in the state file, with which the same command goes on where it stopped.
 Survivors are read in ``tests/proof/survivors.json``: those proved equivalent have a reason there and do not count.
 """
@@ -131,12 +132,17 @@ def key_of(path: str, source: str, mutant: Mutant) -> str:
     return hashlib.sha256(f"{path}\0{line}\0{mutant.column}\0{mutant.what}".encode()).hexdigest()[:16]
 
 
+def room_of(area: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Files of an area or a file, and the folders of its tests: of a file, those of its package."""
+    return AREAS.get(area) or ((area,), (area.split("/")[1],))
+
+
 def drawn(areas: list[str], seed: int) -> list[tuple[str, str, Mutant]]:
     """Faults in the order in which they are tried: the areas in turn, each fault once."""
     order: list[list[tuple[str, str, Mutant]]] = []
     for area in areas:
         found = []
-        for pattern in AREAS[area][0]:
+        for pattern in room_of(area)[0]:
             for path in sorted(ROOT.glob(pattern)):
                 name = path.relative_to(ROOT).as_posix()
                 found += [(area, name, mutant) for mutant in mutants_of(path.read_text())]
@@ -299,7 +305,7 @@ class Tree:
         if self.covered is None:
             yield (
                 "room",
-                [f"tests/{room}" for room in AREAS[area][1] if (self.folder / "tests" / room).exists()],
+                [f"tests/{room}" for room in room_of(area)[1] if (self.folder / "tests" / room).exists()],
                 LIMIT_S,
             )
         elif executing:
@@ -427,7 +433,8 @@ def run(
 def main() -> int:
     """Run; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"of {', '.join(AREAS)} (default: all)")
+    help_text = f"of {', '.join(AREAS)} (default: all), or files of semu"
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=help_text)
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no more after so long")
@@ -438,8 +445,8 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="what a room misses is tried by the whole default suite")
     arguments = parser.parse_args()
     for area in arguments.areas:
-        if area not in AREAS:
-            parser.error(f"no area {area}; expected one of {', '.join(AREAS)}")
+        if area not in AREAS and not (ROOT / area).is_file():
+            parser.error(f"no area and no file {area}; expected one of {', '.join(AREAS)}, or a path as semu/memo.py")
     found = run(
         count=arguments.count,
         seed=arguments.seed,

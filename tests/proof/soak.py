@@ -30,7 +30,7 @@ from semu.errors import SemuError
 from semu.searcher.planner.planned_iteration import Outcome
 from semu.searcher.planner.planner import Planner
 from semu.workload import ListedBatch, Microbatch, listed_batch
-from tests.proof.test_pairwise import MODELS, axes
+from tests.proof.test_pairwise import MODELS, OTHERS, axes
 
 ROOT = Path(__file__).resolve().parents[2]
 GROWTH_BYTES = 300 << 20
@@ -75,11 +75,12 @@ def outcome(seed: int, number: int, folder: Path) -> str:
     draw = random.Random(f"{seed}:{number}")
     name = draw.choice([*MODELS, *SETUPS])
     text, more = MODELS.get(name, (None, ()))
-    path = name
-    if text is not None:
+    path = text or name
+    if path not in (name, *MODELS):
         path = str(folder / f"{name}.toml")
         Path(path).write_text(text)
-    chosen = {key: draw.choice(axes()[key]) for key in draw.sample(list(axes()), draw.randint(0, 4))}
+    keys = [key for key in axes() if key not in OTHERS]
+    chosen = {key: draw.choice(axes()[key]) for key in draw.sample(keys, draw.randint(0, 4))}
     layout = draw.choice(axes()["parallel.layout"])
     settings = [f"{key}={value}" for key, value in chosen.items() if value and key != "parallel.layout"]
     if name in SETUPS:

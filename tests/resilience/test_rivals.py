@@ -130,3 +130,29 @@ def test_bamboo_runs_out_of_memory(tmp_path: Path) -> None:
     assert row.refusal is not None and "GiB" in row.refusal
     single = run(tmp_path, "bamboo", [], 1000.0, job_of(dp=6, pp=1))
     assert "next stage" in single.refusal
+
+
+def test_a_job_that_no_grid_can_have_is_refused_by_name_and_the_others_run() -> None:
+    """Varuna's pipelines have one stage a rank, which a V does not."""
+    job = job_of(dp=2, pp=2, schedule="zb-v", recompute="none")
+    job = replace(job, parallel=semu.Parallel(dp=2, pp=2, vpp=2, zero=0, placement="v-shape"))
+    found = semu.goodput(job, days=1.0, seeds=1, strategies=("checkpoint", "varuna"), checkpoint=CHECKPOINT)
+    whole, varuna = found.strategies
+    assert whole.refusal is None and whole.goodput > 0.5
+    assert varuna.refusal is not None and varuna.refusal.startswith("parallel.vpp: a V-shaped placement")
+
+
+def test_grids_that_the_job_cannot_have_are_left_out() -> None:
+    """Optimizer states are sharded within pairs of replicas: two nodes are two replicas, never one of two stages."""
+    job = job_of(dp=2, pp=2)
+    job = replace(job, parallel=replace(job.parallel, zero=1, zero_group=2))
+    varuna = Varuna(situation_of(job, JobFigures.of(job, semu.simulate(job)), Resilience(), 3600.0))
+    assert varuna.refusal is None
+    legal = {}
+    for dp, pp in ((2, 1), (1, 2), (1, 3), (3, 1)):
+        one = varuna._grid(dp, pp, -(-24 // dp))
+        legal[dp, pp] = isinstance(one, semu.TrainingJob)
+    assert legal == {(2, 1): True, (1, 2): False, (1, 3): False, (3, 1): False}
+    conduct = varuna.conduct(2)
+    assert conduct.nodes == 2
+    assert conduct.iteration_s == varuna.situation.iteration_of(varuna._grid(2, 1, 12))  # type: ignore[arg-type]

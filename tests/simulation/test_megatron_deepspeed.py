@@ -123,6 +123,7 @@ def test_what_lies_outside_the_allocator() -> None:
     assert device_room(job(parallel, "megatron", software_date="2022-10")).other_bytes == (512 + 3 * switched) * mib
     assert device_room(job(parallel, "megatron", software_date="2025-04")).other_bytes == (512 + 3 * 128) * mib
     assert device_room(job(Parallel())).other_bytes == 1343 * mib
+    assert device_room(job(Parallel(dp=2, tp=2))).other_bytes == (1343 + 3 * switched) * mib  # no pipeline: all ranks'
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from semu.baselines.costs_of_layers import NO_RECOMPUTE
 from semu.errors import SemuError
-from semu.job import Recompute
+from semu.job import Recompute, TrainingJob
 from semu.present.report import Report
 from semu.records import dataclass
 from semu.resilience.events import NodeChange, NodeEvents, to_us
@@ -50,8 +50,8 @@ class Bamboo(CheckpointRestart):
             return "pipelines that share nodes do not fail one by one (bamboo)"
         if job.parallel.pp == 1:
             return "a pipeline of one stage has no next stage to compute (bamboo)"
-        training = replace(job.training, **NO_RECOMPUTE, recompute=Recompute.NONE)  # type: ignore[arg-type]
         try:
+            training = replace(job.training, **NO_RECOMPUTE, recompute=Recompute.NONE)  # type: ignore[arg-type]
             report = simulate(replace(job, training=training))
         except SemuError as error:
             return str(error)
@@ -88,19 +88,12 @@ class Bamboo(CheckpointRestart):
         if count == 0:
             return replace(self.stopped(), keeps_progress=keeps)
         each = count * job.training.micro_batch
-        training = replace(
-            job.training,
-            **NO_RECOMPUTE,  # type: ignore[arg-type]
-            recompute=Recompute.NONE,
-            global_batch=-(-job.training.global_batch // each) * each,
-        )
-        fewer = replace(
-            job,
-            cluster=replace(job.cluster, nodes=count * size),
-            parallel=replace(job.parallel, dp=count),
-            training=training,
-        )
-        time = found.report.iteration_time_s if count == job.parallel.dp else self.situation.iteration_of(fewer)
+        batch = -(-job.training.global_batch // each) * each
+        training = {**NO_RECOMPUTE, "recompute": Recompute.NONE, "global_batch": batch}
+        time: float | None = found.report.iteration_time_s
+        if count < job.parallel.dp:
+            fewer = self.situation.varied(count * size, {"dp": count}, training)
+            time = self.situation.iteration_of(fewer) if isinstance(fewer, TrainingJob) else None
         if time is None:
             return replace(self.stopped(), keeps_progress=keeps)
         options, figures = self.situation.options, self.situation.figures

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,19 @@ class Situation:
     iteration_of: Callable[[TrainingJob], float | None] = field(repr=False, compare=False)
     templates_of: Callable[[], TemplateSet | SemuError] = field(repr=False, compare=False)
     together_s: Callable[[PipelineSet], float] = field(repr=False, compare=False)
+
+    def varied(self, nodes: int, parallel: Mapping[str, Any], training: Mapping[str, Any]) -> TrainingJob | SemuError:
+        """The job on other nodes, with other values of its layout and training; or why it cannot be so."""
+        job = self.job
+        try:
+            return replace(
+                job,
+                cluster=replace(job.cluster, nodes=nodes),
+                parallel=replace(job.parallel, **parallel),
+                training=replace(job.training, **training),
+            )
+        except SemuError as error:
+            return error
 
     def every_s(self, given: float | str, stall_s: float, at_least_s: float = 0.0) -> float:
         """An interval between saves: as given, else the best for what training waits for a save; ``at_least_s``: a

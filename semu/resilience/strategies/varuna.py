@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.errors import SemuError
 from semu.job import TrainingJob
 from semu.resilience.events import NodeEvents
 from semu.resilience.machine import Conduct, Machine, Tier, table_of
@@ -47,9 +48,9 @@ class Varuna(CheckpointRestart):
             if best is not None and likely > best[0] * (1.0 + MARGIN):
                 break
             job = self._grid(replicas, stages, microbatches)
-            time = self.situation.iteration_of(job)
+            time = self.situation.iteration_of(job) if isinstance(job, TrainingJob) else None
             self._known[stages, microbatches] = math.inf if time is None else time
-            if time is not None and (best is None or time < best[0]):
+            if isinstance(job, TrainingJob) and time is not None and (best is None or time < best[0]):
                 best = (time, job.cluster.nodes)
         if best is None:
             return self.stopped()
@@ -79,18 +80,26 @@ class Varuna(CheckpointRestart):
             found += [(replicas, stages, microbatches) for replicas in sorted({min(fewest, most), most})]
         return found
 
-    def _grid(self, replicas: int, stages: int, microbatches: int) -> TrainingJob:
-        """The job on a grid; the batch is rounded up."""
+    def _grid(self, replicas: int, stages: int, microbatches: int) -> TrainingJob | SemuError:
+        """The job on a grid, or why it cannot be on it; the batch is rounded up."""
         job = self.situation.job
         parallel = job.parallel
-        return replace(
-            job,
-            cluster=replace(
-                job.cluster, nodes=stages * parallel.tp * parallel.cp * replicas // job.cluster.gpus_per_node
-            ),
-            parallel=replace(parallel, dp=replicas, pp=stages, vpp=1, layout=None),
-            training=replace(job.training, global_batch=microbatches * replicas * job.training.micro_batch),
+        return self.situation.varied(
+            stages * parallel.tp * parallel.cp * replicas // job.cluster.gpus_per_node,
+            {"dp": replicas, "pp": stages, "vpp": 1, "layout": None},
+            {"global_batch": microbatches * replicas * job.training.micro_batch},
         )
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it cannot run this job: it cannot be on any grid of all nodes."""
+        refused: SemuError | None = None
+        for grid in self._grids(self.nodes):
+            made = self._grid(*grid)
+            if isinstance(made, TrainingJob):
+                return None
+            refused = refused or made
+        return f"{refused} (varuna)" if refused is not None else None
 
     def table(self) -> NDArray[np.int64]:
         """Of all nodes only; the others are asked for one by one."""

@@ -121,11 +121,11 @@ def _layer_table(job: TrainingJob) -> tuple[LayerTable, np.ndarray[Any, Any], An
     for degree in range(1, per_node + 1):
         if per_node % degree:
             continue
-        parallel = replace(job.parallel, dp=per_node // degree, tp=degree, pp=1, vpp=1, layout=None)
-        training = replace(job.training, global_batch=parallel.dp * job.training.micro_batch)
         try:
+            parallel = replace(job.parallel, dp=per_node // degree, tp=degree, pp=1, vpp=1, layout=None)
+            training = replace(job.training, global_batch=parallel.dp * job.training.micro_batch)
             found = layer_costs(replace(job, cluster=cluster, parallel=parallel, training=training), job.batch, 1)
-        except SemuError as error:  # heads that so many ranks do not divide
+        except SemuError as error:  # as heads that so many ranks do not divide
             refused = error
             left_out[degree] = str(error)
             continue
