@@ -11,6 +11,7 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,6 +155,33 @@ def test_clear_forgets_everything_and_statistics_tell_how_much_there_is() -> Non
     assert [row[3:] for row in mine().values()] == [(0, 0)] * 3
     fill()
     assert next(calls) == 6
+
+
+def test_large_values_stay_until_there_are_too_many_bytes_of_them() -> None:
+    """All large tables forget what they hold when new values have come to ``LARGE_BYTES``, small tables never; within
+    ``room`` later, until the next large value after it."""
+    large, other = (memo.Table[object](name, 64, is_large=True) for name in ("large", "another"))
+    small, half = memo.Table[int]("small", 4), memo.LARGE_BYTES // 2
+
+    def holding(size: int) -> object:
+        return {"columns": (np.empty(size, dtype=np.uint8), "text"), "none": None}
+
+    memo.clear()
+    small.get(0, lambda: 0)
+    for key, held in (("a", 1), ("b", 2), ("c", 0), ("a", 1)):
+        size = half - 1 if key != "c" else 2
+        large.get(key, lambda size=size: holding(size))  # type: ignore[misc]
+        assert len(large) == held, key
+    other.get("d", lambda: holding(half))
+    assert len(other) == 1
+    other.get("e", lambda: holding(half))
+    assert (len(large), len(other), len(small)) == (0, 0, 1)
+    with memo.room(4 * memo.LARGE_BYTES):
+        for number in range(7):
+            large.get(number, lambda: holding(half))
+        assert len(large) == 7
+    large.get("after", lambda: holding(0))
+    assert len(large) == 0
 
 
 def test_a_scope_is_one_thing_in_a_copy_of_what_holds_it() -> None:

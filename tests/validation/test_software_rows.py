@@ -109,6 +109,8 @@ def test_adapters_are_said() -> None:
     # a fused projection of 256 -> 768 and one of 256 -> 256, in 4 layers
     assert trainable(adapted) == trainable(listed) == 4 * 8 * ((256 + 768) + (256 + 256))
     assert trainable(adapted) < trainable(every) < trainable(whole)
+    named = {"run": {"model": {"name": "gpt2"}}, "lora": {"rank": 8, "targets": ["linear_proj"]}}
+    assert trainable(job_of(named)) == 12 * 8 * (768 + 768)  # a whole model keeps the row's adapters
 
 
 def test_recomputed_modules_are_said() -> None:

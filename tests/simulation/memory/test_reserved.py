@@ -35,7 +35,7 @@ from semu.searcher.what_if.advice import advise
 from semu.simulation import prepare
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.reserved import rank_trace, reserved_bytes, shared_out
+from semu.simulation.memory.reserved import rank_trace, reserved_bytes, shared_out, static_requests
 from semu.simulation.memory.workspaces import CUBLAS_BYTES, CUBLAS_BYTES_HOPPER, CUBLAS_HANDLES
 from semu.simulation.pipeline import run_pipeline
 from semu_models.text.gpt import GPT, GPTConfig
@@ -117,6 +117,19 @@ def test_every_request_is_freed_once(pp: int, options: dict[str, object]) -> Non
             curve, static = live(job, rank)
             assert curve[-1] == static
             assert reserved >= peak
+
+
+@pytest.mark.parametrize("master", ["fp32", "bf16"])
+def test_static_memory_is_asked_for_tensor_by_tensor(master: str) -> None:
+    """Of one GPU: cuBLAS's workspaces, every parameter in bf16, all gradients in fp32 at once, then of every parameter
+    the master weights, unless they are the parameters, and two moments in fp32."""
+    job = job_of(gpt())
+    job = replace(job, training=replace(job.training, master_dtype=master))
+    layout = timed(job).layout
+    elements = [entry[2].elements for entry in layout.held_by(0)]
+    bf16, fp32 = [2 * n for n in elements], [4 * n for n in elements]
+    expected = [CUBLAS_BYTES_HOPPER] * CUBLAS_HANDLES + bf16 + [sum(fp32)] + fp32 * (3 if master == "fp32" else 2)
+    assert static_requests(layout, 0) == expected
 
 
 def test_zero_3_frees_what_it_gathers() -> None:
