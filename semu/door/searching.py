@@ -23,18 +23,22 @@ if TYPE_CHECKING:
 
 
 def run_to_vary(
-    read: Callable[[str | None], RunConfig], cluster: str | None, gpus: int | None
+    name: RunName, read: Callable[[str | None], RunConfig], cluster: str | None, gpus: int | None
 ) -> tuple[RunConfig, TrainingJob]:
     """A run and its job, whose axes will vary: on another cluster it need not be legal before they do.
 
     Args:
+        name: of the run; where it says no cluster, rules choose its layout and batch on ``gpus``.
         read: the cluster that replaces the run's, or None -> the run. cluster: as on the command line. gpus: of the
             grid; None: the cluster's.
     Raises:
         ConfigError: a run that cannot be read, one that is not legal where nothing replaces its cluster.
     """
+    from semu.runfile.sources import leaves_cluster_open
+
+    says_no_gpus = gpus is not None and ":" not in (cluster or "") and leaves_cluster_open(os.fspath(name))
     try:
-        run = read(cluster)
+        run = read(f"{cluster or ''}:{gpus}" if says_no_gpus else cluster)
         return run, run.job()
     except ConfigError:
         if cluster is None and gpus is None:
@@ -60,7 +64,7 @@ def _job_to_vary(
     from semu.runfile import Overrides, resolve_run
 
     return run_to_vary(
-        lambda other: resolve_run(job, Overrides(overrides, other, parallel)), cluster, options.get("gpus")
+        job, lambda other: resolve_run(job, Overrides(overrides, other, parallel)), cluster, options.get("gpus")
     )[1]
 
 

@@ -272,7 +272,7 @@ def said_of_cluster(text: str) -> dict[str, Any]:
         raise _not_a_cluster(text)
     device = {"device": match["device"]} if match["device"] else {}
     if match["gpus"] is None:
-        if not device or re.fullmatch(r"\d+(x.*)?", match["device"]):
+        if not device or re.fullmatch(r"\d+(x.*)?|[a-z][\w-]*[a-z\d]x\d+(x\d+)?", match["device"], re.IGNORECASE):
             raise _not_a_cluster(text)
         return device
     gpus = int(match["gpus"])
@@ -290,11 +290,14 @@ def said_of_cluster(text: str) -> dict[str, Any]:
 
 
 def _not_a_cluster(text: str) -> ConfigError:
-    """The error of a text that says no cluster; ``8xh100`` and the like with what was meant."""
+    """The error of a text that says no cluster; ``8xh100``, ``h100x8`` and the like with what was meant."""
     turned = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?[x:]([a-zA-Z][\w-]*)", text.strip())
+    joined = re.fullmatch(r"([a-zA-Z][\w-]*?)x(\d{1,9})(?:x(\d{1,9}))?", text.strip())
     nearest = None
     if turned is not None:
         nearest = f"{turned[3]}:{turned[1]}" + (f"x{turned[2]}" if turned[2] else "")
+    elif joined is not None:
+        nearest = f"{joined[1]}:{joined[2]}" + (f"x{joined[3]}" if joined[3] else "")
     return ConfigError(
         "not a cluster",
         where="cluster",

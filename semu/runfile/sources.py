@@ -82,6 +82,18 @@ def read_source(run: str, options: ReadOptions | None = None) -> Source:
     return Source(config, Places(run, text))
 
 
+def names_run(word: str) -> bool:
+    """Whether a word is a run: the name of a setup or model, or a file."""
+    is_named = _named(word, SETUPS) is not None or shipped_name(word, MODELS) is not None
+    return is_named or os.path.isfile(word) or os.path.isfile(os.path.join(word, HF_NAME))
+
+
+def leaves_cluster_open(run: str, options: ReadOptions | None = None) -> bool:
+    """Whether a run says nothing of its cluster, so that rules choose one; errors as ``read_source``."""
+    source = read_source(run, options)
+    return source.is_open and "cluster" not in source.tables
+
+
 def hf_file(run: str) -> str | None:
     """The config.json that ``run`` means: the file itself, or the one in a folder; None: it means something else."""
     if _named(run, SETUPS) is not None:

@@ -10,7 +10,8 @@ import pytest
 from cli.test_command import TINY
 
 from semu.cli import main
-from semu.cli.options.every import parse_arguments
+from semu.cli.options.every import build_parser, parse_arguments
+from semu.cli.spellings import SPELLINGS, run_keys
 from semu.errors import ConfigError
 from semu.runfile import Overrides, resolve_run
 
@@ -68,8 +69,79 @@ def test_a_key_without_a_value(words: tuple[str, ...]) -> None:
 
 def test_wrong_values_and_near_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "training.seq_len" in error(capsys, "simulate", "lm-7b", "--seq-len", "many")
-    assert "did you mean '--global-batch'?" in error(capsys, "simulate", "lm-7b", "--batch-size", "8")
+    assert "did you mean '--batch-size'?" in error(capsys, "simulate", "lm-7b", "--batch-sise", "8")
     assert "did you mean '--micro-batch'?" in error(capsys, "simulate", "lm-7b", "--micro-batches", "8")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (("--gpu", "h200", "--gpus", "16"), ("--cluster", "h200:16")),
+        (("--device=a100-80g", "--nodes", "2"), ("--cluster", "a100-80g:2x8")),
+        (("--gpu", "4"), ("--gpus", "4")),
+        (
+            ("--batch-size", "64", "--seq-length=512", "--mbs", "2"),
+            ("--global-batch", "64", "--seq-len", "512", "--micro-batch", "2"),
+        ),
+        (
+            ("--tensor-model-parallel-size", "2", "--pipeline-parallel", "2", "--nodes", "1"),
+            ("--tp", "2", "--pp", "2", "--gpus", "8"),
+        ),
+        (("--dtype", "fp16", "--zero-stage", "3"), ("--set", "training.precision=fp16", "--set", "parallel.zero=3")),
+        (("--lora", "16"), ("--set", "model.lora.rank=16")),
+    ],
+)
+def test_options_as_other_programs_spell_them(
+    theirs: tuple[str, ...], ours: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config(capsys, "simulate", "gpt2", *theirs) == config(capsys, "simulate", "gpt2", *ours)
+
+
+def test_every_spelling_means_an_option() -> None:
+    """Of ``semu simulate``, or a key of a run file; none hides one of a command."""
+    usage = build_parser()[1]["simulate"].format_usage()
+    for theirs, ours in SPELLINGS.items():
+        assert theirs not in run_keys() and f"[{theirs} " not in usage
+        assert ours in run_keys() or f"[{ours} " in usage
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--gpu", "h100", "--cluster", "h200"),
+            "the device is told twice; expected one of --cluster, --device, --gpu",
+        ),
+        (("--gpus", "8", "--nodes", "1"), "the number of GPUs is told twice"),
+        (("--nodes", "two"), "--nodes: no number of nodes; expected at least 1; got two"),
+        (("--nodes",), "--nodes needs a value"),
+        (("--gpu", "h101"), "unknown device 'h101', did you mean 'h100'?"),
+        (("--cluster", "h100x64"), "nearest allowed: h100:64"),
+        (("--cluster", "H100x2x8"), "nearest allowed: H100:2x8"),
+    ],
+)
+def test_what_is_told_twice_or_is_no_number(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in error(capsys, "simulate", "gpt2", *words)
+
+
+def test_lists_and_runs_without_their_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("models", "devices"):
+        assert main([word]) == 0
+        found = capsys.readouterr().out
+        assert main(["list", word]) == 0 and capsys.readouterr().out == found
+    assert "did you mean 'semu simulate llama3-8b'?" in error(capsys, "llama3-8b", "--gpus", "8")
+    assert "did you mean 'simulate'?" in error(capsys, "simluate", "llama3-8b")
+    assert "did you mean 'semu simulate gpt2'?" in error(capsys, "gpt2")
+    assert "semu simulate" not in error(capsys, "qwertz", "--gpus", "8")
+
+
+def test_a_grid_of_a_model_is_based_on_its_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    """The batch is that of a run on as many GPUs, not of the fewest that hold the model."""
+    assert config(capsys, "grid", "gpt2", "--gpus", "16") == config(capsys, "simulate", "gpt2", "--gpus", "16")
+    own = config(capsys, "grid", "lm-7b", "--gpus", "16")  # a setup has its own batch, and its own nodes
+    assert own == config(capsys, "simulate", "lm-7b")
 
 
 def test_a_device_alone_keeps_a_setups_size(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ def test_sizes_beyond_64_bits_are_refused(
 
 
 def test_options_that_other_programs_have(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean '--cluster'?" in run(capsys, "simulate", "lm-7b", "--device", "h100")[2]
+    assert "did you mean '--device'?" in run(capsys, "simulate", "lm-7b", "--devise", "h100")[2]
     _, _, err = run(capsys, "simulate", "lm-7b", "--sede", "1")
     assert "did you mean '--seed'?" in err
     assert "did you mean" not in run(capsys, "simulate", "lm-7b", "--xyzzy", "1")[2]

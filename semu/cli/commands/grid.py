@@ -145,7 +145,7 @@ def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig,
         arguments.cluster = cluster
         return read_run(arguments, progress)
 
-    return run_to_vary(_run_on, arguments.cluster, arguments.gpus)
+    return run_to_vary(arguments.run, _run_on, arguments.cluster, arguments.gpus)
 
 
 def _axes(text: str) -> dict[str, Sequence[Value] | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import itertools
 import re
 import textwrap
@@ -29,6 +28,7 @@ from semu.cli.options.shared import CommandOptions
 from semu.cli.options.simulate import SIMULATE
 from semu.cli.options.validate import VALIDATE
 from semu.cli.options.what_if import WHAT_IF
+from semu.cli.spellings import as_ours, unknown_option
 from semu.errors import ConfigError, shown, unknown_name
 from semu.units import fit_options
 
@@ -119,23 +119,22 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """
     position = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     command = words[position : position + 1]
-    if command and command[0] not in COMMANDS:
-        raise unknown_name("command", command[0], COMMANDS, where="command line")
+    if command and command[0] in LISTS and command[0] not in COMMANDS:  # semu models
+        command = ["list", *command]
+    elif command and command[0] not in COMMANDS:
+        raise _unknown_command(command[0])
     early = [word for word in words[:position] if word in ("--json", "--quiet", "--debug")]
     others = [word for word in words[:position] if word not in early]
     words = [*others, *command, *(early if command else ()), *words[position + 1 :]]
     parser, commands = build_parser()
     arguments, extra = parser.parse_known_args(words)
-    if extra and hasattr(arguments, "assignments"):
-        set_words = _as_assignments(words, extra)
-        if set_words is not None:
-            arguments, extra = parser.parse_known_args(set_words)
+    used = commands.get(arguments.command, parser)
+    options = set(re.findall(r"--[a-z-]+", used.format_usage())) if extra else set()
+    if extra and (ours := as_ours(words, extra, options)) is not None:
+        arguments, extra = parser.parse_known_args(ours)
     for word in extra:
-        used = commands.get(arguments.command, parser)
         if word.startswith("--"):
-            options = set(re.findall(r"--[a-z-]+", used.format_usage()))
-            options |= _keys().keys() if "--set" in options else set()
-            raise _unknown_option(word.partition("=")[0], options, used.prog)
+            raise unknown_option(word.partition("=")[0], options, used.prog)
         raise ConfigError(
             "an argument too many", where=used.prog, expected=" ".join(used.format_usage().split()), got=word
         )
@@ -144,55 +143,14 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _keys() -> dict[str, str]:
-    """Options that are keys of a run file: ``--seq-len`` -> ``training.seq_len``, ``--tp`` -> ``parallel.tp``."""
-    from semu.job.training import OPTIONS
-    from semu.parallel.axes import AXES
+def _unknown_command(word: str) -> ConfigError:
+    """A command that is none; what names a run instead is one to simulate."""
+    from semu.runfile.sources import names_run
 
-    keys = {f"--{option.name.replace('_', '-')}": f"training.{option.name}" for option in OPTIONS}
-    return keys | {f"--{axis}": f"parallel.{axis}" for axis in (*AXES, "zero")}
-
-
-def _as_assignments(words: Sequence[str], extra: Sequence[str]) -> list[str] | None:
-    """A command line in which unknown options that are keys of [training] or [parallel] are ``--set KEY=VALUE``.
-
-    Args:
-        extra: what the parser did not know.
-    Returns:
-        The words; None where none of them is such a key.
-    Raises:
-        ConfigError: a key without a value.
-    """
-    keys = _keys()
-    unknown = {word.partition("=")[0] for word in extra} & keys.keys()
-    if not unknown:
-        return None
-    found: list[str] = []
-    left = iter(words)
-    for word in left:
-        flag, equals, value = word.partition("=")
-        if flag not in unknown:
-            found.append(word)
-            continue
-        if not equals:
-            value = next(left, "--")
-        if not value or value.startswith("--"):
-            raise ConfigError(f"{flag} needs a value", where=flag, expected=f"{flag} VALUE, for {keys[flag]}")
-        found += ["--set", f"{keys[flag]}={value}"]
-    return found
-
-
-_MEANT = {"--device": "--cluster", "--gpu": "--gpus", "--nodes": "--cluster", "--batch-size": "--global-batch"}
-"""Options that other programs have, and what says it here."""
-
-
-def _unknown_option(word: str, options: set[str], where: str) -> ConfigError:
-    """An option that a command lacks, with the one that was meant: words of a few letters are alike by chance."""
-    error = unknown_name("option", word, options, where=where)
-    meant, near = _MEANT.get(word), difflib.get_close_matches(word, sorted(options), n=1, cutoff=0.75)
-    error.nearest = meant if meant in options else near[0] if near else None
-    hint = "" if error.nearest is None else f", did you mean {error.nearest!r}?"
-    error.message = f"unknown option {shown(word)!r}{hint}"
+    error = unknown_name("command", word, COMMANDS, where="command line")
+    if names_run(word):
+        error.nearest = f"semu simulate {word}"
+        error.message = f"unknown command {shown(word)!r}, did you mean {error.nearest!r}?"
     return error
 
 

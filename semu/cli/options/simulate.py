@@ -18,7 +18,8 @@ examples:
   semu simulate qwen3-8b --gpus 64 --seq-len 4096 --global-batch 512
 
 Every key of [training] is an option too, as --seq-len 4096 for --set training.seq_len=4096, and so are the sizes of
-[parallel]: --tp 4.
+[parallel]: --tp 4. What other programs call them is understood too: --device, --nodes (of 8 GPUs), --batch-size,
+--seq-length, --tensor-model-parallel-size, --lora RANK and the like.
 
 model.frozen lists modality modules, roles and module paths. What it names is frozen whole: "encoder" also freezes the
 adapter at the encoder's end, which keeps training under

@@ -1,0 +1,106 @@
+"""Options as other programs spell them, and options that are keys of a run file: both become options of the command."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+
+from semu.errors import ConfigError, shown, unknown_name
+from semu.hardware.cluster import PER_NODE
+
+_AXES = {"tp": ("tensor", "tensor-model"), "pp": ("pipeline", "pipeline-model"), "cp": ("context",), "dp": ("data",)}
+_AXES |= {"ep": ("expert", "expert-model")}
+
+SPELLINGS: Mapping[str, str] = {
+    "--device": "--cluster",
+    "--gpu": "--cluster",
+    "--nodes": "--gpus",
+    "--batch": "--global-batch",
+    "--batch-size": "--global-batch",
+    "--global-batch-size": "--global-batch",
+    "--gbs": "--global-batch",
+    "--mbs": "--micro-batch",
+    "--micro-batch-size": "--micro-batch",
+    "--seq": "--seq-len",
+    "--seq-length": "--seq-len",
+    "--sequence-length": "--seq-len",
+    "--dtype": "--precision",
+    "--zero-stage": "--zero",
+    "--lora": "--lora-rank",
+    **{
+        f"--{word}-parallel{ending}": f"--{axis}"
+        for axis, words in _AXES.items()
+        for word in words
+        for ending in ("", "-size")
+    },
+}
+"""Options of other programs, and what says the same here. ``--gpu 8`` is ``--gpus 8``; ``--nodes`` are of 8 GPUs."""
+
+
+def run_keys() -> dict[str, str]:
+    """Options that are keys of a run file: ``--seq-len`` -> ``training.seq_len``, ``--tp`` -> ``parallel.tp``."""
+    from semu.job.training import OPTIONS
+    from semu.parallel.axes import AXES
+
+    keys = {f"--{option.name.replace('_', '-')}": f"training.{option.name}" for option in OPTIONS}
+    keys |= {f"--{axis}": f"parallel.{axis}" for axis in (*AXES, "zero")}
+    return keys | {"--lora-rank": "model.lora.rank"}
+
+
+def as_ours(words: Sequence[str], unknown: Sequence[str], options: Collection[str]) -> list[str] | None:
+    """A command line in the command's own options.
+
+    Args:
+        unknown: words that the command's parser did not know. options: those of the command.
+    Returns:
+        The words, with spellings of others replaced and keys of a run file as ``--set KEY=VALUE``; None where
+        nothing of that kind is among ``unknown``.
+    Raises:
+        ConfigError: an option without a value, a device or a number of GPUs that is told twice.
+    """
+    keys = run_keys() if "--set" in options else {}
+    theirs = {word.partition("=")[0] for word in unknown}
+    theirs = {flag for flag in theirs if SPELLINGS.get(flag, flag) in keys or SPELLINGS.get(flag) in options}
+    if not theirs:
+        return None
+    found: list[str] = []
+    left = iter(words)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if flag not in theirs:
+            found.append(word)
+            continue
+        ours = SPELLINGS.get(flag, flag)
+        if not equals:
+            value = next(left, "--")
+        if not value or value.startswith("--"):
+            raise ConfigError(f"{flag} needs a value", where=flag, expected=f"{flag} VALUE, for {keys.get(ours, ours)}")
+        if flag == "--gpu" and value.isdecimal() and "--gpus" in options:
+            ours = "--gpus"
+        if flag == "--nodes":
+            value = str(_gpus_of(value))
+        found += ["--set", f"{keys[ours]}={value}"] if ours in keys else [ours, value]
+    for option, what in (("--cluster", "device"), ("--gpus", "number of GPUs")):
+        if theirs and sum(word.partition("=")[0] == option for word in found) > 1:
+            same = [option, *(flag for flag in SPELLINGS if SPELLINGS[flag] == option)]
+            raise ConfigError(f"the {what} is told twice", where=option, expected=f"one of {', '.join(same)}")
+    return found
+
+
+def _gpus_of(nodes: str) -> int:
+    """GPUs of so many nodes."""
+    if not nodes.isdecimal() or not int(nodes):
+        raise ConfigError("no number of nodes", where="--nodes", expected="at least 1", got=nodes, nearest=1)
+    return int(nodes) * PER_NODE
+
+
+def unknown_option(word: str, options: Collection[str], where: str) -> ConfigError:
+    """An option that a command lacks, with the one that was meant: words of a few letters are alike by chance."""
+    names = {*options, *(run_keys() if "--set" in options else ())}
+    error = unknown_name("option", word, names, where=where)
+    known = {*names, *(flag for flag, ours in SPELLINGS.items() if ours in names)}
+    near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.75)
+    error.nearest = near[0] if near else None
+    hint = "" if error.nearest is None else f", did you mean {error.nearest!r}?"
+    error.message = f"unknown option {shown(word)!r}{hint}"
+    return error
