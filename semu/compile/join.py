@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
+from numpy.typing import NDArray
 
-from semu.compile.stage import ROLES, StageProgram, csr
-from semu.compile.template import HalfTemplate, TemplateLibrary
+from semu.compile.stage import StageProgram
+from semu.compile.stage_chain import NO_NUMBERS, Numbers, StageChain, grouped
+from semu.compile.template import HalfTemplate, Pairs, TemplateLibrary
 from semu.compile.zero_exchange import (
     BACKWARD_PARAMETERS,
     COPY_IN,
@@ -77,8 +80,8 @@ class _Joiner:
     """Numbers the storages of a chunk: a carry is one storage, whichever block looks at it.
 
     Attributes:
-        size_row, role: of each storage. maps, unit_maps, shard_maps: of each block, exchange and shard from the host,
-            the number of each storage of its template.
+        maps, unit_maps, shard_maps: of each block, exchange and shard from the host, the number of each storage of its
+            template.
     """
 
     library: TemplateLibrary
@@ -86,16 +89,36 @@ class _Joiner:
     streams: dict[str, int]
     serial: bool
     exchanges: ExchangePlan
-    size_row: list[int] = field(default_factory=list)
-    role: list[int] = field(default_factory=list)
-    maps: list[list[int]] = field(default_factory=list)
-    unit_maps: list[list[int]] = field(default_factory=list)
-    shard_maps: list[list[int]] = field(default_factory=list)
+    maps: list[Numbers] = field(default_factory=list)
+    unit_maps: list[Numbers] = field(default_factory=list)
+    shard_maps: list[Numbers] = field(default_factory=list)
+    _numbered: list[int] = field(default_factory=list)
+    _count: int = 0
 
     @cached_property
-    def host_copies(self) -> set[int]:
+    def host_copies(self) -> frozenset[int]:
         """Streams of copies to and from the host."""
-        return {number for name, number in self.streams.items() if name in HOST_COPIES}
+        return frozenset(number for name, number in self.streams.items() if name in HOST_COPIES)
+
+    @cached_property
+    def size_row(self) -> Numbers:
+        """Size row of each storage."""
+        offset, sizes = self.library.size_offset, [len(template.sizes) for template in self.library.templates]
+        return np.concatenate([np.arange(offset[n], offset[n] + sizes[n]) for n in self._numbered])
+
+    @cached_property
+    def role(self) -> Numbers:
+        """Role of each storage."""
+        return np.concatenate([self.library.templates[n].role_numbers for n in self._numbered])
+
+    @cached_property
+    def units_of(self) -> Mapping[int, Sequence[int]]:
+        """Exchanges that serve each block."""
+        found: dict[int, list[int]] = {}
+        for number, unit in enumerate(self.exchanges.units):
+            for position in unit.blocks:
+                found.setdefault(position, []).append(number)
+        return found
 
     def build(
         self, has_consumer: bool, borrowed: Sequence[bool], produced: Sequence[bool] = ()
@@ -103,28 +126,31 @@ class _Joiner:
         """The two stages; arguments as ``build_stages``."""
         templates = [self.library.templates[b] for b in self.blocks]
         self._number_storages()
-        carry_in = [self.maps[0][s] for s in templates[0].carry_in]
-        carry_out = [self.maps[-1][s] for s in templates[-1].carry_out]
-        gradient_in = [self.maps[-1][s] if s >= 0 else -1 for s in templates[-1].gradient_in]
+        first, last = self.maps[0].tolist(), self.maps[-1].tolist()
+        carry_in = [first[s] for s in templates[0].carry_in]
+        carry_out = [last[s] for s in templates[-1].carry_out]
+        gradient_in = [last[s] if s >= 0 else -1 for s in templates[-1].gradient_in]
         gradient_out = [
-            self.maps[0][s] if s >= 0 and (not produced or produced[n]) else -1
+            first[s] if s >= 0 and (not produced or produced[n]) else -1
             for n, s in enumerate(templates[0].gradient_out)
         ]
         order = list(range(len(self.blocks)))
         forward = self._chain(order, [t.forward for t in templates], len(carry_in), is_backward=False)
         backward = self._chain(order[::-1], [t.backward for t in templates], len(gradient_in), is_backward=True)
-        exists = set(forward.touched) | set(carry_in)
-        saved = {s for s in backward.touched if s in exists}
-        lent = {s for s, is_borrowed in zip(carry_in, borrowed, strict=False) if is_borrowed}
+        lent = [s for s, is_borrowed in zip(carry_in, borrowed, strict=False) if is_borrowed]
+        exists = self._marked(carry_in)
+        exists[forward.touched[:, 1]] = True
+        saved = self._marked(backward.touched[:, 1]) & exists
+        kept = saved | self._marked(lent)
         forward_stage = self._program(
             forward,
-            before=set(carry_in),
-            after=saved | lent | (set(carry_out) if has_consumer else set()),
+            before=self._marked(carry_in),
+            after=kept | self._marked(carry_out if has_consumer else []),
             arriving=carry_in,
             leaving=carry_out if has_consumer else [],
-            kept=saved | lent,
+            kept=kept,
         )
-        if not backward.rows:
+        if not backward.length:
             if has_consumer and any(s >= 0 for s in gradient_out):
                 raise ConfigError(
                     "a pipeline stage that only hands gradients on, with nothing of its own to compute, is not "
@@ -134,15 +160,22 @@ class _Joiner:
                     got="blocks that compute no gradient between others that do",
                 )
             return forward_stage, None
+        taken = [s for s in gradient_in if s >= 0] if has_consumer else []
         backward_stage = self._program(
             backward,
-            before=saved | ({s for s in gradient_in if s >= 0} if has_consumer else set()),
-            after={s for s in gradient_out if s >= 0} | (lent & saved),
+            before=saved | self._marked(taken),
+            after=self._marked([s for s in gradient_out if s >= 0]) | (self._marked(lent) & saved),
             arriving=gradient_in if has_consumer else [],
             leaving=gradient_out,
-            kept=set(),
+            kept=self._marked([]),
         )
         return forward_stage, backward_stage
+
+    def _marked(self, storages: Sequence[int] | Numbers) -> NDArray[np.bool_]:
+        """Which of all storages are among some."""
+        marks = np.zeros(self._count, dtype=np.bool_)
+        marks[np.asarray(storages, dtype=np.int64)] = True
+        return marks
 
     def _number_storages(self) -> None:
         for position, number in enumerate(self.blocks):
@@ -165,29 +198,29 @@ class _Joiner:
             if unit.keeps:
                 mapping[BACKWARD_PARAMETERS] = mapping[FORWARD_PARAMETERS]
             self.unit_maps.append(mapping)
-            self.shard_maps.append(self._new_storages(unit.shard) if unit.shard >= 0 else [])
+            self.shard_maps.append(self._new_storages(unit.shard) if unit.shard >= 0 else NO_NUMBERS)
 
-    def _new_storages(self, number: int) -> list[int]:
+    def _new_storages(self, number: int) -> Numbers:
         """Numbers for all storages of a template."""
-        template, first, offset = self.library.templates[number], len(self.size_row), self.library.size_offset[number]
-        self.size_row.extend(range(offset, offset + len(template.sizes)))
-        self.role.extend(ROLES.index(role) for role in template.roles)
-        return list(range(first, first + len(template.sizes)))
+        self._numbered.append(number)
+        first = self._count
+        self._count += len(self.library.templates[number].sizes)
+        return np.arange(first, self._count)
 
     def _chain(
         self, order: Sequence[int], halves: Sequence[HalfTemplate], num_arriving: int, *, is_backward: bool
-    ) -> _Chain:
-        chain = _Chain()
-        producers: list[int | None] = [None] * num_arriving
+    ) -> StageChain:
+        chain = StageChain(producers=[None] * num_arriving)
         busy = {position for position in order if halves[position].operators}
         gathers, reductions = self.exchanges.turns(order, busy, is_backward=is_backward)
         copies = self.exchanges.copies(order, busy)
         row = GATHER_BACKWARD if is_backward else GATHER_FORWARD
-        last = before_last = -1  # last operator of the latest block, and of the one before
         fronts: list[list[int]] = []
-        for turn, position in enumerate(order):
-            half, mapping = halves[position], self.maps[position]
-            fronts.append([i for stream, i in chain.ends.items() if stream not in self.host_copies])
+        turn = 0
+        while turn < len(order):
+            position = order[turn]
+            if copies:
+                fronts.append([i for stream, i in chain.ends.items() if stream not in self.host_copies])
             for number in gathers.get(turn, ()):
                 before = chain.latest
                 if self.exchanges.units[number].shard >= 0:
@@ -197,61 +230,86 @@ class _Joiner:
                 number, begin = copies[turn]
                 chain.ready[number] = self._exchange(chain, number, row, fronts[begin])
             self._copy_out(chain, position, COPY_OUT_BACKWARD if is_backward else COPY_OUT_FORWARD)
-            first = len(chain.rows)
-            chain.rows.extend((half.rows + self.library.row_offset[self.blocks[position]]).tolist())
-            chain.block.extend([position] * len(half.operators))
-            chain.is_exchange.extend([False] * len(half.operators))
-            chain.stream.extend(self.streams[op.stream.name] for op in half.operators)
-            for preds in half.preds:
-                known = [p + first if p >= 0 else producers[-1 - p] for p in preds]
-                chain.preds.append([p for p in known if p is not None])
-            ours = [i for i in range(first, len(chain.rows)) if chain.stream[i] not in self.host_copies]
-            if self.serial and ours and last >= 0 and chain.stream[ours[0]] != chain.stream[last]:
-                chain.preds[ours[0]].append(last)
-            if is_backward and before_last >= 0:  # copies in come one block ahead
-                for i in range(first, len(chain.rows)):
-                    if chain.stream[i] in self.host_copies:
-                        chain.preds[i].append(before_last)
-            chain.touches.extend([mapping[s] for s in touches] for touches in half.touches)
-            producers = [_resolve(p, first, producers) for p in half.producers]
-            if ours:
-                last, before_last = ours[-1], last
-            if half.operators:
-                self._serve(chain, position, first, is_backward)
+            first, written = chain.length, chain.num_waits
+            stream, ours = self._append_half(chain, position, halves[position], is_backward)
+            if halves[position].operators and self.exchanges.units:
+                self._serve(chain, position, first, stream, ours, is_backward)
             for number in reductions.get(turn, ()):
                 self._reduce(chain, number)
+            turn += 1
+            if alike := self._repeats(order, halves, turn):
+                chain.repeat(order[turn : turn + alike], halves[position], self.maps, first, written)
+                turn += alike
         return chain
 
+    def _repeats(self, order: Sequence[int], halves: Sequence[HalfTemplate], turn: int) -> int:
+        """How many turns from ``turn`` on have the block of the three turns before, and so do as the last of these, so
+        much later."""
+        if turn < 3 or self.exchanges.units:
+            return 0
+        number = self.blocks[order[turn - 1]]
+        if any(self.blocks[order[turn - back]] != number for back in (2, 3)):
+            return 0
+        half = halves[order[turn - 1]]
+        if not half.operators or any(p is not None and p < 0 for p in half.producers):
+            return 0
+        return sum(1 for _ in takewhile(lambda position: self.blocks[position] == number, order[turn:]))
+
+    def _append_half(
+        self, chain: StageChain, position: int, half: HalfTemplate, is_backward: bool
+    ) -> tuple[Numbers, Numbers]:
+        """Append a block's operators; returns their streams, and those that are no copies to or from the host."""
+        first = chain.length
+        preds, touches = half.pairs
+        names, of_operator = half.stream_names
+        numbers = [self.streams[name] for name in names]
+        stream = np.array(numbers, dtype=np.int64).take(of_operator)
+        chain.append(half.rows + self.library.row_offset[self.blocks[position]], position, stream)
+        chain.wait(_placed(preds, first, chain.producers))
+        chain.touch(np.stack((touches[:, 0] + first, self.maps[position].take(touches[:, 1])), axis=1))
+        ours, theirs = np.arange(first, chain.length), NO_NUMBERS
+        if not self.host_copies.isdisjoint(numbers):
+            copied = np.array([number in self.host_copies for number in numbers]).take(of_operator)
+            ours, theirs = ours[~copied], ours[copied]
+        last = chain.last
+        if self.serial and len(ours) and last >= 0 and stream[ours[0] - first] != chain.last_stream:
+            chain.wait([(int(ours[0]), last)])
+        if is_backward and chain.before_last >= 0:  # copies in come one block ahead
+            chain.wait([(i, chain.before_last) for i in theirs.tolist()])
+        chain.producers = [_resolve(p, first, chain.producers) for p in half.producers]
+        if len(ours):
+            chain.last, chain.before_last = int(ours[-1]), last
+            chain.last_stream = int(stream[chain.last - first])
+        return stream, ours
+
     # -- exchanges -------------------------------------------------------------------------------------------------
-    def _serve(self, chain: _Chain, position: int, first: int, is_backward: bool) -> None:
+    def _serve(
+        self, chain: StageChain, position: int, first: int, stream: Numbers, ours: Numbers, is_backward: bool
+    ) -> None:
         """A block's operators wait for its parameters, which stay to its end, and write its gradients."""
-        chain.ends = {chain.stream[i]: i for i in range(first, len(chain.rows))}
-        for preds in chain.preds[first:] if chain.barrier >= 0 else ():
-            preds.append(chain.barrier)
+        chain.ends = {number: first + i for i, number in enumerate(stream.tolist())}
+        if chain.barrier >= 0:
+            chain.wait([(i, chain.barrier) for i in range(first, chain.length)])
         chain.barrier = -1
-        for number, (unit, storages) in enumerate(zip(self.exchanges.units, self.unit_maps, strict=True)):
-            if position not in unit.blocks:
-                continue
+        for number in self.units_of.get(position, ()):
+            unit, storages = self.exchanges.units[number], self.unit_maps[number]
             if unit.gathers:
-                gathered = storages[BACKWARD_PARAMETERS if is_backward else FORWARD_PARAMETERS]
-                for i in chain.ends.values():
-                    if chain.stream[i] not in self.host_copies:
-                        chain.touches[i].append(gathered)
-                for i in range(first, len(chain.rows)) if number in chain.ready else ():
-                    if chain.stream[i] not in self.host_copies:
-                        chain.preds[i].append(chain.ready[number])
+                gathered = int(storages[BACKWARD_PARAMETERS if is_backward else FORWARD_PARAMETERS])
+                chain.touch([(i, gathered) for s, i in chain.ends.items() if s not in self.host_copies])
+                if number in chain.ready:
+                    chain.wait([(i, chain.ready[number]) for i in ours.tolist()])
             if is_backward:
                 for writer in unit.writers[unit.blocks.index(position)]:
-                    chain.touches[first + writer].append(storages[GRADIENTS])
+                    chain.touch([(first + writer, int(storages[GRADIENTS]))])
 
-    def _copy_out(self, chain: _Chain, position: int, row: int) -> None:
+    def _copy_out(self, chain: StageChain, position: int, row: int) -> None:
         """Copy what was gathered for a block out of the gathers' buffers, each unit once."""
-        for number, unit in enumerate(self.exchanges.units):
-            if unit.copies_out and position in unit.blocks and number in chain.ready and number not in chain.copied:
+        for number in self.units_of.get(position, ()):
+            if self.exchanges.units[number].copies_out and number in chain.ready and number not in chain.copied:
                 chain.copied.add(number)
                 chain.ready[number] = self._exchange(chain, number, row, [chain.ready[number]])
 
-    def _reduce(self, chain: _Chain, number: int) -> None:
+    def _reduce(self, chain: StageChain, number: int) -> None:
         """Reduce a unit's gradients behind what has been written down so far."""
         before = chain.latest
         if self.exchanges.units[number].copies_in:
@@ -262,101 +320,79 @@ class _Joiner:
         if not self.exchanges.overlap_reduce:
             chain.barrier = done
 
-    def _exchange(self, chain: _Chain, number: int, row: int, preds: Iterable[int]) -> int:
+    def _exchange(self, chain: StageChain, number: int, row: int, preds: Iterable[int]) -> int:
         """Append a collective of a unit; returns its position."""
         unit: Exchange = self.exchanges.units[number]
         storages = self.unit_maps[number]
-        touched = [] if row == REPLICATE else [storages[_STORAGE_OF_ROW[row]]]
+        touched = [] if row == REPLICATE else [int(storages[_STORAGE_OF_ROW[row]])]
         if row in (GATHER_FORWARD, GATHER_BACKWARD) and unit.shard >= 0:
-            touched.append(self.shard_maps[number][row])
+            touched.append(int(self.shard_maps[number][row]))
         return self._append(chain, unit.template, row, unit.blocks[0], preds, touched)
 
-    def _bring_shard(self, chain: _Chain, number: int, row: int, preds: Iterable[int]) -> int:
+    def _bring_shard(self, chain: StageChain, number: int, row: int, preds: Iterable[int]) -> int:
         """Append the copy of a unit's shard from the host; it stays until it is gathered."""
         unit = self.exchanges.units[number]
-        return self._append(chain, unit.shard, row, unit.blocks[0], preds, [self.shard_maps[number][row]])
+        return self._append(chain, unit.shard, row, unit.blocks[0], preds, [int(self.shard_maps[number][row])])
 
     def _append(
-        self, chain: _Chain, template: int, row: int, block: int, preds: Iterable[int], touched: list[int]
+        self, chain: StageChain, template: int, row: int, block: int, preds: Iterable[int], touched: list[int]
     ) -> int:
         """Append a transfer that serves a block; returns its position."""
-        operator = self.library.templates[template].operators[row]
-        chain.rows.append(self.library.row_offset[template] + row)
-        chain.block.append(block)
-        chain.is_exchange.append(True)
-        chain.stream.append(self.streams[operator.stream.name])
-        chain.preds.append(list(preds))
-        chain.touches.append(touched)
-        return len(chain.rows) - 1
+        stream = self.streams[self.library.templates[template].operators[row].stream.name]
+        place = chain.length
+        chain.append([self.library.row_offset[template] + row], block, [stream], is_exchange=True)
+        chain.wait([(place, before) for before in preds])
+        chain.touch([(place, storage) for storage in touched])
+        return place
 
     def _program(
         self,
-        chain: _Chain,
+        chain: StageChain,
         *,
-        before: set[int],
-        after: set[int],
+        before: NDArray[np.bool_],
+        after: NDArray[np.bool_],
         arriving: list[int],
         leaving: list[int],
-        kept: set[int],
+        kept: NDArray[np.bool_],
     ) -> StageProgram:
-        used = sorted({s for touches in chain.touches for s in touches} | before | after)
-        local = {s: i for i, s in enumerate(used)}
-        pred_ptr, pred = csr(chain.preds)
-        touch_ptr, touch = csr([[local[s] for s in touches] for touches in chain.touches])
+        used = before | after
+        used[chain.touched[:, 1]] = True
+        storages = np.flatnonzero(used)
+        pred_ptr, pred = grouped(chain.waits, chain.length)
+        touch_ptr, touch = grouped(chain.touched, chain.length)
         return StageProgram(
-            rows=np.array(chain.rows, dtype=np.int32),
-            block=np.array(chain.block, dtype=np.int32),
+            rows=np.concatenate(chain.rows, dtype=np.int32) if chain.rows else np.zeros(0, dtype=np.int32),
+            block=np.repeat(np.array(chain.block, dtype=np.int32), chain.lengths),
             pred_ptr=pred_ptr,
-            pred=pred,
-            stream=np.array(chain.stream, dtype=np.int32),
+            pred=pred.astype(np.int32),
+            stream=np.concatenate(chain.stream, dtype=np.int32) if chain.stream else np.zeros(0, dtype=np.int32),
             touch_ptr=touch_ptr,
-            touch=touch,
-            size_row=np.array([self.size_row[s] for s in used], dtype=np.int32),
-            role=np.array([self.role[s] for s in used], dtype=np.int32),
-            alive_before=np.array([s in before for s in used], dtype=np.bool_),
-            alive_after=np.array([s in after for s in used], dtype=np.bool_),
-            arriving=tuple(self.size_row[s] if s >= 0 else -1 for s in arriving),
-            leaving=tuple(self.size_row[s] if s >= 0 else -1 for s in leaving),
-            leaving_kept=tuple(s in kept for s in leaving),
+            touch=(np.cumsum(used, dtype=np.int32) - np.int32(1)).take(touch),
+            size_row=self.size_row.take(storages).astype(np.int32),
+            role=self.role.take(storages).astype(np.int32),
+            alive_before=before.take(storages),
+            alive_after=after.take(storages),
+            arriving=tuple([int(self.size_row[s]) if s >= 0 else -1 for s in arriving]),
+            leaving=tuple([int(self.size_row[s]) if s >= 0 else -1 for s in leaving]),
+            leaving_kept=tuple([bool(kept[s]) if s >= 0 else False for s in leaving]),
             num_streams=len(self.streams),
-            storage=np.array(used, dtype=np.int32),
+            storage=storages.astype(np.int32),
             arriving_storage=tuple(arriving),
             leaving_storage=tuple(leaving),
-            is_exchange=np.array(chain.is_exchange, dtype=np.bool_),
+            is_exchange=np.repeat(np.array(chain.is_exchange, dtype=np.bool_), chain.lengths),
         )
 
 
-@dataclass
-class _Chain:
-    """Operators of several halves, one after another, with chunk-wide storage numbers.
-
-    Attributes:
-        rows, block, stream, preds, touches: of each operator. is_exchange: it is a transfer of a unit.
-        ends: stream -> last operator of the latest block. ready: unit -> its gather, or the copy behind it.
-        copied: units that were copied out of the gathers' buffers.
-        barrier: reduction that the next block waits for, -1: none.
-    """
-
-    rows: list[int] = field(default_factory=list)
-    block: list[int] = field(default_factory=list)
-    is_exchange: list[bool] = field(default_factory=list)
-    stream: list[int] = field(default_factory=list)
-    preds: list[list[int]] = field(default_factory=list)
-    touches: list[list[int]] = field(default_factory=list)
-    ends: dict[int, int] = field(default_factory=dict)
-    ready: dict[int, int] = field(default_factory=dict)
-    copied: set[int] = field(default_factory=set)
-    barrier: int = -1
-
-    @property
-    def latest(self) -> list[int]:
-        """What ends the latest block, and the reduction that the next one waits for."""
-        return [*self.ends.values(), *([self.barrier] if self.barrier >= 0 else [])]
-
-    @property
-    def touched(self) -> set[int]:
-        """Storages that any operator touches."""
-        return {s for touches in self.touches for s in touches}
+def _placed(preds: Pairs, first: int, producers: Sequence[int | None]) -> Pairs:
+    """Pairs of a half whose first operator is ``first``; those that wait for what nothing of the chunk makes are left
+    out."""
+    placed = preds + first
+    arriving = np.flatnonzero(preds[:, 1] < 0)
+    if len(arriving):
+        found = [producers[-1 - p] for p in preds[arriving, 1].tolist()]
+        placed[arriving, 1] = [-1 if p is None else p for p in found]
+        placed = placed[placed[:, 1] >= 0]
+    return placed
 
 
 def _resolve(producer: int | None, first: int, producers: list[int | None]) -> int | None:

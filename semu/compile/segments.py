@@ -39,6 +39,11 @@ class Segment:
     gone: Numbers
 
     @cached_property
+    def content(self) -> tuple[bytes, ...]:
+        """Everything, equal for equal segments of a library."""
+        return self.structure, self.rows.tobytes(), self.size_rows.tobytes()
+
+    @cached_property
     def structure(self) -> bytes:
         """Everything but the costs of ``rows`` and ``size_rows``."""
         return _structure("serial", self.num_streams, self.stream, self.come, self.gone)
@@ -100,6 +105,11 @@ class WholeStage:
     def num_streams(self) -> int:
         """Number of streams."""
         return self.program.num_streams
+
+    @cached_property
+    def content(self) -> tuple[bytes, ...]:
+        """Everything, equal for equal stages of a library."""
+        return self.structure, self.rows.tobytes(), self.size_rows.tobytes()
 
     @cached_property
     def structure(self) -> bytes:
@@ -245,8 +255,12 @@ def _events(program: StageProgram) -> tuple[Numbers, Numbers, Numbers]:
     """What a serial stage allocates and frees: size rows in order, and how many by each operator (come, gone)."""
     touch = program.touch
     operator = np.repeat(np.arange(program.num_ops), np.diff(program.touch_ptr))
-    first = np.unique(touch, return_index=True)[1]
-    last = len(touch) - 1 - np.unique(touch[::-1], return_index=True)[1]
+    turn = np.arange(len(touch))
+    latest = np.full(len(program.size_row), -1)
+    latest[touch] = turn  # of several numbers for one place the last one stays
+    last = latest[latest >= 0]
+    latest[touch[::-1]] = turn[::-1]
+    first = latest[latest >= 0]
     made = np.sort(first[~program.alive_before[touch[first]]])
     freed = np.sort(last[~program.alive_after[touch[last]]])
     at = np.concatenate((2 * operator[made], 2 * operator[freed] + 1))

@@ -49,6 +49,26 @@ class HalfTemplate:
     touches: tuple[tuple[int, ...], ...]
     producers: tuple[int | None, ...]
 
+    @cached_property
+    def pairs(self) -> tuple[Pairs, Pairs]:
+        """``preds`` and ``touches`` as pairs: int64[num, 2] of an operator and what it waits for or touches."""
+        return _pairs(self.preds), _pairs(self.touches)
+
+    @cached_property
+    def stream_names(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """Names of the streams in order of first use, and int64[num_ops], which of them each operator is on."""
+        names = [operator.stream.name for operator in self.operators]
+        number = {name: n for n, name in enumerate(dict.fromkeys(names))}
+        return tuple(number), np.array([number[name] for name in names], dtype=np.int64)
+
+
+Pairs = NDArray[np.int64]
+
+
+def _pairs(groups: Sequence[Sequence[int]]) -> Pairs:
+    flat = [(number, item) for number, group in enumerate(groups) for item in group]
+    return np.array(flat, dtype=np.int64).reshape(-1, 2)
+
 
 @dataclass(frozen=True)
 class Template:
@@ -93,6 +113,12 @@ class Template:
     def operators(self) -> tuple[Operator, ...]:
         """Forward, then backward operators."""
         return self.forward.operators + self.backward.operators
+
+    @cached_property
+    def role_numbers(self) -> NDArray[np.int64]:
+        """int64[num_storages], which of all roles each storage has."""
+        number = {role: n for n, role in enumerate(Role)}
+        return np.array([number[role] for role in self.roles], dtype=np.int64)
 
 
 def transfer(name: str, kind: OpKind, phase: Phase, stream: Stream, wire_bytes: int) -> Operator:

@@ -16,7 +16,7 @@ from semu.costs.shape_factors import used_positions
 from semu.graph.dim import Dim, Poly, symbols_of
 
 _DIGEST_BYTES = 16
-_KEYS = memo.ScopedTable[tuple[bytes, tuple[str, ...]]]("keys and symbols under a cost model, by segment", 4096)
+_KEYS = memo.ScopedTable[tuple[bytes, tuple[str, ...]]]("keys and symbols under a cost model, by content of a segment", 4096)
 
 
 class SegmentKeys:
@@ -41,7 +41,7 @@ class SegmentKeys:
 
     def _read(self, segment: Segment | WholeStage) -> tuple[bytes, tuple[str, ...]]:
         """Key and symbols of a segment."""
-        return _KEYS.get(self, segment, lambda: (self._key(segment), self._symbols(segment)))
+        return _KEYS.get(self, segment.content, lambda: (self._key(segment), self._symbols(segment)))
 
     def _key(self, segment: Segment | WholeStage) -> bytes:
         content = hashlib.blake2b(segment.structure, digest_size=_DIGEST_BYTES)

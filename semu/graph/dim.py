@@ -34,12 +34,19 @@ class Poly:
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         self.terms = {monomial: terms[monomial] for monomial in sorted(terms) if terms[monomial]}
-        self._hash = hash(tuple(self.terms.items()))
+        self._hash: int | None = None
 
     @classmethod
     def symbol(cls, name: str) -> Poly:
         """The polynomial that is one symbol."""
         return cls({(name,): 1})
+
+    @classmethod
+    def _of(cls, terms: dict[Monomial, int]) -> Poly:
+        """A polynomial of sorted terms without zeros, which it keeps."""
+        poly = cls.__new__(cls)
+        poly.terms, poly._hash = terms, None
+        return poly
 
     def __add__(self, other: Dim) -> Dim:
         terms = dict(self.terms)
@@ -59,19 +66,29 @@ class Poly:
         return -self + other
 
     def __mul__(self, other: Dim) -> Dim:
+        if not isinstance(other, Poly):
+            return self._times(other)
         terms: dict[Monomial, int] = {}
         for left, a in self.terms.items():
-            for right, b in _terms(other).items():
-                monomial = tuple(sorted(left + right))
+            for right, b in other.terms.items():
+                monomial = tuple(sorted(left + right)) if left and right else left or right
                 terms[monomial] = terms.get(monomial, 0) + a * b
         return _simplify(terms)
 
     __rmul__ = __mul__
 
+    def _times(self, factor: int) -> Dim:
+        """The product with a number: the order of the terms stays."""
+        if factor == 0 or self.terms.keys() <= _CONSTANT:
+            return factor * self.terms.get((), 0)
+        return self if factor == 1 else Poly._of({monomial: factor * own for monomial, own in self.terms.items()})
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Poly) and self.terms == other.terms
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(tuple(self.terms.items()))
         return self._hash
 
     def __repr__(self) -> str:
@@ -79,6 +96,7 @@ class Poly:
 
 
 Dim: TypeAlias = int | Poly
+_CONSTANT = frozenset({()})
 LARGEST = 1 << 62
 """No value of a table is larger: it stays an int64."""
 
@@ -102,6 +120,8 @@ def divide(dim: Dim, divisor: int, what: str, where: str) -> Dim:
     """
     if divisor == 1:
         return dim
+    if isinstance(dim, int) and dim % divisor == 0:
+        return dim // divisor
     for monomial, coefficient in _terms(dim).items():
         if coefficient % divisor:
             nearest = max(round(coefficient / divisor), 1) * divisor

@@ -6,6 +6,7 @@ An operator's kind selects its efficiency (``semu.hardware.efficiency``); ``semu
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 
 
 class OpKind(Enum):
@@ -56,7 +57,7 @@ class DType(Enum):
     INT64 = "int64"
     UINT8 = "uint8"
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of one element."""
         return _SIZE_BYTES[self]

@@ -110,6 +110,8 @@ def trace_block(
     ]
     given = [t if s.reshard is None else reshard_tokens(t, s.reshard) for t, s in zip(arrived, inputs, strict=True)]
     outputs = _run_forward(trace, module, enter_gang(given), full_recompute)
+    if outputs is None:
+        return again(full_recompute=False, optimizer=optimizer, offload=offload, run_lengths=run_lengths)
     outputs = tuple(leave_gang(t) for t in outputs)
     if saved:
         copy_out(trace, saved)
@@ -150,10 +152,15 @@ def trace_block(
     )
 
 
-def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recompute: bool) -> tuple[Tensor, ...]:
+def _run_forward(
+    trace: Trace, module: Module, arrived: list[Tensor], full_recompute: bool
+) -> tuple[Tensor, ...] | None:
+    """What the block returns; None: it was to be recomputed and ends in a loss."""
     is_data = bool(arrived) and starts_from_data(arrived[0].dtype)
-    if full_recompute and not is_data and not _ends_in_loss(trace, module, arrived):
+    if full_recompute and not is_data:
         returned = recompute(trace, module, arrived, keeps=trace.options.keep_products)
+        if isinstance(returned, Tensor) and returned.ndim == 0:
+            return None
     else:
         returned = module(*arrived)
     outputs = returned if isinstance(returned, tuple) else (returned,)
@@ -168,14 +175,6 @@ def _run_forward(trace: Trace, module: Module, arrived: list[Tensor], full_recom
 def starts_from_data(dtype: DType) -> bool:
     """Whether a block whose first input has this type starts from integer data, not from an activation."""
     return dtype in (DType.INT64, DType.UINT8)
-
-
-def _ends_in_loss(trace: Trace, module: Module, arrived: list[Tensor]) -> bool:
-    """Whether the block returns a scalar, found by running it on a scratch trace."""
-    scratch = Trace(trace.options, module, trace.root)
-    copies = [scratch.input(t.shape, t.dtype, "scratch", t.shards, t.sequences) for t in arrived]
-    returned = module(*copies)
-    return isinstance(returned, Tensor) and returned.ndim == 0
 
 
 def _incoming_gradient(trace: Trace, output: Tensor, number: int) -> Tensor | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from semu.errors import GraphError
@@ -130,12 +131,12 @@ class Tensor:
         """Number of axes."""
         return len(self.shape)
 
-    @property
+    @cached_property
     def local_shape(self) -> tuple[Dim, ...]:
         """Shape on one rank."""
-        return local_shape(self.shape, self.shards, self.trace.where)
+        return local_shape(self.shape, self.shards, self.trace.where) if any(n != 1 for n in self.shards) else tuple(self.shape)
 
-    @property
+    @cached_property
     def numel(self) -> Dim:
         """Elements on one rank."""
         return product(self.local_shape)
@@ -190,4 +191,9 @@ def laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 def local_shape(shape: Sequence[Dim], shards: Sequence[int], where: str) -> tuple[Dim, ...]:
     """Shape on one rank: every axis divided by its shards, exactly."""
-    return tuple(divide(dim, n, f"an axis of {dim}", where) for dim, n in zip(shape, shards, strict=True))
+    return tuple(
+        [
+            dim if n == 1 else divide(dim, n, f"an axis of {dim}", where)
+            for dim, n in zip(shape, shards, strict=True)
+        ]
+    )
