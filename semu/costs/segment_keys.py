@@ -16,7 +16,9 @@ from semu.costs.shape_factors import used_positions
 from semu.graph.dim import Dim, Poly, symbols_of
 
 _DIGEST_BYTES = 16
-_KEYS = memo.ScopedTable[tuple[bytes, tuple[str, ...]]]("keys and symbols under a cost model, by content of a segment", 4096)
+_KEYS = memo.ScopedTable[tuple[bytes, tuple[str, ...]]](
+    "keys and symbols under a cost model, by content of a segment", 4096
+)
 
 
 class SegmentKeys:

@@ -134,7 +134,9 @@ class Tensor:
     @cached_property
     def local_shape(self) -> tuple[Dim, ...]:
         """Shape on one rank."""
-        return local_shape(self.shape, self.shards, self.trace.where) if any(n != 1 for n in self.shards) else tuple(self.shape)
+        if all(n == 1 for n in self.shards):
+            return tuple(self.shape)
+        return local_shape(self.shape, self.shards, self.trace.where)
 
     @cached_property
     def numel(self) -> Dim:
@@ -192,8 +194,5 @@ def laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
 def local_shape(shape: Sequence[Dim], shards: Sequence[int], where: str) -> tuple[Dim, ...]:
     """Shape on one rank: every axis divided by its shards, exactly."""
     return tuple(
-        [
-            dim if n == 1 else divide(dim, n, f"an axis of {dim}", where)
-            for dim, n in zip(shape, shards, strict=True)
-        ]
+        [dim if n == 1 else divide(dim, n, f"an axis of {dim}", where) for dim, n in zip(shape, shards, strict=True)]
     )
