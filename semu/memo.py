@@ -24,6 +24,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from operator import is_
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
@@ -272,14 +273,15 @@ def _bytes_of(value: object, seen: set[int], depth: int = 4) -> int:
     the first ``_LOOKED_AT`` values stand for the others."""
     if isinstance(value, np.ndarray):
         return value.nbytes
-    if depth == 0 or value.__class__ in _PLAIN or isinstance(value, str | type) or id(value) in seen:
+    if depth == 0 or value.__class__ in _PLAIN or isinstance(value, _EMPTY) or id(value) in seen:
         return 0
     seen.add(id(value))
     parts: Iterable[object]
     share = 1.0
-    if isinstance(value, Mapping | tuple | list):
-        parts = itertools.islice(value.values() if isinstance(value, Mapping) else value, _LOOKED_AT)
-        share = max(1.0, len(value) / _LOOKED_AT)
+    if isinstance(value, tuple | list):
+        parts, share = value[:_LOOKED_AT], max(1.0, len(value) / _LOOKED_AT)
+    elif isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 - asking a class of its own takes long
+        parts, share = itertools.islice(value.values(), _LOOKED_AT), max(1.0, len(value) / _LOOKED_AT)
     else:
         slots = getattr(value.__class__, "__slots__", ())
         parts = [
@@ -293,6 +295,7 @@ def _bytes_of(value: object, seen: set[int], depth: int = 4) -> int:
     return int(share * total)
 
 
+_EMPTY = (str, type, Enum)
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from semu import memo
 from semu.compile.template import CostColumns, TemplateLibrary
 from semu.costs.shape_factors import ATTENTION_KEY, MASKED_KEY, SHAPE_COEFFICIENTS, ShapeFactors
 from semu.errors import ConfigError
@@ -66,6 +67,9 @@ def _group_of_key(operator: Operator) -> CommGroup:
 LatencyRules = Mapping[OpKind, LatencyRule]
 """Custom rules by operator kind."""
 
+_OUTSIDE = memo.Table[memo.Scope]("costs outside stages, by device", 64)
+_LINK_COSTS = memo.ScopedTable[CollectiveCost]("costs of collectives on a device, by kind and group", 4096)
+
 
 @dataclass(frozen=True)
 class Coefficients:
@@ -81,11 +85,16 @@ class CostModel:
 
     Args:
         library: templates with their cost rows. profile: the device. rules: custom latency rules by kind.
+
+    Attributes:
+        library, profile, rules: as above.
+        outside: stands for what operators outside stages cost without rules, on this device, whatever the library.
     """
 
     def __init__(self, library: TemplateLibrary, profile: DeviceProfile, rules: LatencyRules | None = None) -> None:
         self.library = library
         self.profile = profile
+        self.outside = _OUTSIDE.get(profile, memo.Scope)
         self.rules = check_rules(rules)
         n = len(library.operators)
         self._flop_rate, self._mem_rate = np.ones(n), np.ones(n)
@@ -94,7 +103,6 @@ class CostModel:
         self._protocols: dict[int, CollectiveCost] = {}
         self._has_flop = np.array([operator.flop != 0 for operator in library.operators], dtype=np.bool_)
         self.efficiencies: list[Efficiency | None] = []
-        self._link_costs: dict[tuple[OpKind, CommGroup], CollectiveCost] = {}
         self.coefficients: list[Coefficients] = []
         for row, (operator, group) in enumerate(zip(library.operators, library.groups, strict=True)):
             if operator.kind.is_communication:
@@ -115,10 +123,7 @@ class CostModel:
         self.coefficients.append(Coefficients(efficiency.provenance, efficiency.source, efficiency.relative_error))
 
     def _link_cost(self, kind: OpKind, group: CommGroup) -> CollectiveCost:
-        cost = self._link_costs.get((kind, group))
-        if cost is None:
-            cost = self._link_costs[kind, group] = collective_cost(self.profile, kind, group)
-        return cost
+        return _LINK_COSTS.get(self.outside, (kind, group), lambda: collective_cost(self.profile, kind, group))
 
     def _fill_compute(self, row: int, operator: Operator) -> None:
         is_attention = operator.kind in (OpKind.ATTENTION_FORWARD, OpKind.ATTENTION_BACKWARD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from semu.collector import without_collector
 from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import LatencyRules
 from semu.job import TrainingJob
@@ -28,7 +29,8 @@ def evaluate(
     Raises:
         ConfigError, ScheduleError: as ``simulate``.
     """
-    return prepare(job, latency_rules=latency_rules, cache=cache, plan=plan).estimate()
+    with without_collector():
+        return prepare(job, latency_rules=latency_rules, cache=cache, plan=plan).estimate()
 
 
 def evaluate_metrics(job: TrainingJob) -> tuple[Metrics, int | None]:

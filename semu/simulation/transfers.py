@@ -50,7 +50,7 @@ def collectives(
 
     if kind in model.rules:
         return _find()
-    return _COLLECTIVES.get(model, (tuple(names), kind, group, tuple(buffer_bytes)), _find)
+    return _COLLECTIVES.get(model.outside, (tuple(names), kind, group, tuple(buffer_bytes)), _find)
 
 
 def collectives_among(
@@ -66,9 +66,9 @@ def collectives_among(
 
 
 _COLLECTIVES = memo.ScopedTable[list[OuterSlice]](
-    "collectives outside stages under a cost model, by names, kind, group and buffers", 4096, is_large=True
+    "collectives outside stages on a device, by names, kind, group and buffers", 4096
 )
-_KERNELS = memo.ScopedTable[float]("latencies of kernels outside stages under a cost model, by kind and bytes", 4096)
+_KERNELS = memo.ScopedTable[float]("latencies of kernels outside stages on a device, by kind and bytes", 4096)
 _EDGES = memo.ScopedTable["NDArray[np.int64]"](
     "bytes between costed chunks, by the costs of the chunk that tells them, direction and tensors", 4096, is_large=True
 )
@@ -83,7 +83,7 @@ def on_device(model: CostModel, name: str, kind: OpKind, mem_bytes: int, begin_s
     def _make() -> float:
         return float(model.outer_latency(kind, name, mem_bytes=mem_bytes)[0])
 
-    latency = _make() if kind in model.rules else _KERNELS.get(model, (kind, mem_bytes), _make)
+    latency = _make() if kind in model.rules else _KERNELS.get(model.outside, (kind, mem_bytes), _make)
     return OuterSlice(name, kind, "compute", begin_s, begin_s + latency, 0, 1, model.outer_provenance(kind, None))
 
 

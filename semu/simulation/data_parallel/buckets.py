@@ -62,7 +62,7 @@ def rank_buckets(
         dp = pool.mesh.parallel.gradient_ranks
         limit, group = layout.job.bucket_elements, pool.shard_group(rank)
         find = partial(gradient_buckets, sizes, dp, overlapped=overlapped, slots=chosen_slots, limit=limit)
-        buckets = _BUCKETS.get(layout.cut, (sizes, chosen_slots, dp, overlapped, limit), find)
+        buckets = _BUCKETS.get((sizes, chosen_slots, dp, overlapped, limit), find)
         result += [
             RankBucket(
                 bucket.elements,
@@ -75,7 +75,7 @@ def rank_buckets(
     return sorted(result, key=lambda bucket: bucket.members[-1])
 
 
-_BUCKETS = memo.ScopedTable[list[Bucket]]("buckets of a cut's gradients, by what becomes ready in which order", 1024)
+_BUCKETS = memo.Table[list[Bucket]]("buckets of gradients, by elements in the order in which they become ready", 1024)
 
 
 def shares_parameters(layout: Layout) -> bool:
