@@ -24,6 +24,7 @@ from semu.compiled import empty, kernel, part, zeros
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
+B1 = NDArray[np.bool_]
 Group = tuple[Any, ...]
 
 
@@ -67,22 +68,108 @@ def time_stage(latency: F64, release: F64, program: Group, start: F64, end: F64,
 
 
 @part
-def _earliest(head: I32, stop: I32, order: I32, time: F64) -> int:
-    """The stream whose next operator comes first; -1: none has one left. The lower stream wins a tie."""
-    best = -1
-    for s in range(len(head)):
-        if head[s] < stop[s] and (best < 0 or time[order[head[s]]] < time[order[head[best]]]):
-            best = s
-    return best
+def _order_events(times: F64, storages: Group, event: I32, is_later: B1, change: I32, by: I32) -> int:
+    """The order in which operators begin and end, and what storages come and go with it; frees come before allocations
+    at equal times. What exists before, does not survive and is touched by nobody goes at the end.
+
+    Args:
+        times: float64[2, num_ops] [s], starts and ends, one after another. storages: see the top of the file.
+        event: int32[2 num_ops], written: places in ``times`` in order.
+        is_later: bool[2 num_ops], written: whether an event is later than the one before, not at the same time.
+        change: int32[2 num_storages + 1], written: storages in the order in which they come, or go (``-1 - storage``).
+        by: int32[2 num_storages + 1], written: the event of each, 2 num_ops: the end.
+    Returns:
+        Number of changes.
+    """
+    order_ptr, order, touch_ptr, touch, touches, alive_before, alive_after = storages
+    num_streams, num_ops = len(order_ptr) - 1, len(order)
+    head_start, head_end = empty(num_streams, np.int32), empty(num_streams, np.int32)
+    next_start, next_end = empty(num_streams, np.float64), empty(num_streams, np.float64)  # of every stream; inf: none
+    for s in range(num_streams):
+        head_start[s] = head_end[s] = order_ptr[s]
+        next_start[s] = times[order[order_ptr[s]]] if order_ptr[s] < order_ptr[s + 1] else np.inf
+        next_end[s] = np.inf
+    left = touches.copy()
+    alive = alive_before.copy()
+    num_changes = 0
+    before = -np.inf
+    for turn in range(2 * num_ops):
+        first, done = 0, 0  # the lower stream wins a tie
+        for s in range(1, num_streams):
+            if next_start[s] < next_start[first]:
+                first = s
+            if next_end[s] < next_end[done]:
+                done = s
+        if next_end[done] <= next_start[first]:
+            op = order[head_end[done]]
+            event[turn] = num_ops + op
+            is_later[turn] = next_end[done] > before
+            before = next_end[done]
+            head_end[done] += 1
+            next_end[done] = times[num_ops + order[head_end[done]]] if head_end[done] < head_start[done] else np.inf
+            for e in range(touch_ptr[op], touch_ptr[op + 1]):
+                storage = touch[e]
+                left[storage] -= 1
+                if left[storage] == 0 and not alive_after[storage]:
+                    alive[storage] = False
+                    change[num_changes], by[num_changes] = -1 - storage, turn
+                    num_changes += 1
+        else:
+            op = order[head_start[first]]
+            event[turn] = op
+            is_later[turn] = next_start[first] > before
+            before = next_start[first]
+            if head_end[first] == head_start[first]:
+                next_end[first] = times[num_ops + op]
+            head_start[first] += 1
+            more = head_start[first] < order_ptr[first + 1]
+            next_start[first] = times[order[head_start[first]]] if more else np.inf
+            for e in range(touch_ptr[op], touch_ptr[op + 1]):
+                storage = touch[e]
+                if not alive[storage]:
+                    alive[storage] = True
+                    change[num_changes], by[num_changes] = storage, turn
+                    num_changes += 1
+    for storage in range(len(left)):
+        if touches[storage] == 0 and alive_before[storage] and not alive_after[storage]:
+            change[num_changes], by[num_changes] = -1 - storage, 2 * num_ops
+            num_changes += 1
+    return num_changes
+
+
+@part
+def _is_order(times: F64, event: I32, is_later: B1) -> bool:
+    """Whether events are in the order of ``_order_events``, the same of them at equal times: then it is theirs."""
+    before = -np.inf
+    for turn in range(len(event)):
+        time = times[event[turn]]
+        if time < before or (time > before) != is_later[turn]:
+            return False
+        before = time
+    return True
+
+
+@part
+def _follow(num_changes: int, change: I32, by: I32, event: I32, size: I64) -> tuple[int, int, int]:
+    """Memory of storages that come and go in an order: peak above the beginning and net change [bytes], operator
+    at the peak or -1."""
+    live, peak, peak_turn = np.int64(0), np.int64(0), -1
+    for number in range(num_changes):
+        storage = change[number]
+        if storage < 0:
+            live -= size[-1 - storage]
+        else:
+            live += size[storage]
+            if live > peak:
+                peak, peak_turn = live, by[number]
+    return peak, live, event[peak_turn] if peak_turn >= 0 else -1
 
 
 @kernel
 def memory_of_stage(
     start: F64, end: F64, storages: Group, size: I64, group: I32, event_time: F64, event_bytes: I64
 ) -> tuple[int, int, int, int]:
-    """Memory of one stage relative to its beginning; frees come before allocations at equal times.
-
-    What exists before, does not survive and is touched by nobody goes at the end.
+    """Memory of one stage relative to its beginning, as ``_order_events`` has it.
 
     Args:
         start, end: float64[num_ops] [s].
@@ -93,63 +180,32 @@ def memory_of_stage(
     Returns:
         (peak above the beginning [bytes], net change [bytes], operator at the peak or -1, number of events).
     """
-    order_ptr, order, touch_ptr, touch, touches, alive_before, alive_after = storages
-    head_start = order_ptr[:-1].copy()
-    head_end = order_ptr[:-1].copy()
-    left = touches.copy()
-    alive = alive_before.copy()
-    live = np.int64(0)
-    peak = np.int64(0)
-    peak_op = -1
-    num_events = 0
-    record = len(event_time) > 0
-    for _ in range(2 * len(start)):
-        best_start = _earliest(head_start, order_ptr[1:], order, start)
-        best_end = _earliest(head_end, head_start, order, end)
-        if best_end >= 0 and (best_start < 0 or end[order[head_end[best_end]]] <= start[order[head_start[best_start]]]):
-            op = order[head_end[best_end]]
-            head_end[best_end] += 1
-            for e in range(touch_ptr[op], touch_ptr[op + 1]):
-                storage = touch[e]
-                left[storage] -= 1
-                if left[storage] == 0 and not alive_after[storage]:
-                    alive[storage] = False
-                    live -= size[storage]
-                    if record:
-                        event_time[num_events] = end[op]
-                        event_bytes[group[storage], num_events] = -size[storage]
-                        num_events += 1
-        else:
-            op = order[head_start[best_start]]
-            head_start[best_start] += 1
-            for e in range(touch_ptr[op], touch_ptr[op + 1]):
-                storage = touch[e]
-                if not alive[storage]:
-                    alive[storage] = True
-                    live += size[storage]
-                    if record:
-                        event_time[num_events] = start[op]
-                        event_bytes[group[storage], num_events] = size[storage]
-                        num_events += 1
-            if live > peak:
-                peak = live
-                peak_op = op
+    num_ops, num_storages = len(start), len(size)
+    times = empty(2 * num_ops, np.float64)
     last = 0.0
-    for op in range(len(end)):
+    for op in range(num_ops):
+        times[op], times[num_ops + op] = start[op], end[op]
         last = max(last, end[op])
-    for storage in range(len(left)):
-        if touches[storage] == 0 and alive_before[storage] and not alive_after[storage]:
-            live -= size[storage]
-            if record:
-                event_time[num_events] = last
-                event_bytes[group[storage], num_events] = -size[storage]
-                num_events += 1
+    event, is_later = empty(2 * num_ops, np.int32), empty(2 * num_ops, np.bool_)
+    change, by = empty(2 * num_storages + 1, np.int32), empty(2 * num_storages + 1, np.int32)
+    num_changes = _order_events(times, storages, event, is_later, change, by)
+    peak, live, peak_op = _follow(num_changes, change, by, event, size)
+    num_events = 0
+    if len(event_time) > 0:
+        num_events = num_changes
+        for number in range(num_changes):
+            storage, turn = change[number], by[number]
+            event_time[number] = times[event[turn]] if turn < 2 * num_ops else last
+            if storage < 0:
+                event_bytes[group[-1 - storage], number] = -size[-1 - storage]
+            else:
+                event_bytes[group[storage], number] = size[storage]
     return int(peak), int(live), int(peak_op), num_events
 
 
 @kernel
 def run_stage(latency: F64, row: I32, program: Group, storages: Group, size: I64, size_row: I32, costs: Group) -> None:
-    """Run one stage for many shapes.
+    """Run one stage for many shapes. In most of them operators begin and end in the order of the shape before.
 
     Args:
         latency: float64[num_shapes, num_rows] [s]. row: int32[num_ops], which column is an operator's latency.
@@ -160,11 +216,12 @@ def run_stage(latency: F64, row: I32, program: Group, storages: Group, size: I64
     """
     stage_latency, exposed, peak, net, peak_op = costs
     num_ops, num_storages = len(row), len(size_row)
-    start, end, op_latency = empty(num_ops, np.float64), empty(num_ops, np.float64), empty(num_ops, np.float64)
+    times, op_latency = empty(2 * num_ops, np.float64), empty(num_ops, np.float64)
+    start, end = times[:num_ops], times[num_ops:]
     op_size = empty(num_storages, np.int64)
-    group = zeros(0, np.int32)
-    event_time = empty(0, np.float64)
-    event_bytes = empty((0, 0), np.int64)
+    event, is_later = empty(2 * num_ops, np.int32), empty(2 * num_ops, np.bool_)
+    change, by = empty(2 * num_storages + 1, np.int32), empty(2 * num_storages + 1, np.int32)
+    num_changes = 0
     release = empty(0, np.float64)
     for b in range(latency.shape[0]):
         for op in range(num_ops):
@@ -172,7 +229,9 @@ def run_stage(latency: F64, row: I32, program: Group, storages: Group, size: I64
         for storage in range(num_storages):
             op_size[storage] = size[b, size_row[storage]]
         stage_latency[b] = time_stage(op_latency, release, program, start, end, exposed[b])
-        peak[b], net[b], peak_op[b], _ = memory_of_stage(start, end, storages, op_size, group, event_time, event_bytes)
+        if b == 0 or not _is_order(times, event, is_later):
+            num_changes = _order_events(times, storages, event, is_later, change, by)
+        peak[b], net[b], peak_op[b] = _follow(num_changes, change, by, event, op_size)
 
 
 @kernel
