@@ -160,7 +160,8 @@ class ShapeCosts:
         def _size(missing: NDArray[np.int64]) -> NDArray[np.int64]:
             every = np.arange(len(self.model.library.sizes))
             stored = {name: column[missing] for name, column in self.stored.items()}
-            found = np.ascontiguousarray(self.model.library.evaluate_sizes(stored, every).T)
+            sizes = self.model.library.evaluate_sizes(stored, every, is_checked=self._is_checked)
+            found = np.ascontiguousarray(sizes.T)
             return self._without_idle(found, missing)
 
         return _rows_of(_SIZE_ROWS.of(self.scope), shapes, _size)

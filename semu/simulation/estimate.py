@@ -8,9 +8,10 @@ from semu.costs.roofline import LatencyRules
 from semu.job import TrainingJob
 from semu.present.estimate import Estimate
 from semu.schedule.stage_plan import StagePlan
+from semu.simulation.iteration import time_iteration
 from semu.simulation.memory.reserved import device_room
 from semu.simulation.preparation import prepare
-from semu.simulation.results.estimated import Metrics, estimate_iteration, iteration_metrics
+from semu.simulation.results.estimated import Metrics, estimate_iteration, fullest_bytes, iteration_metrics
 
 
 def evaluate(
@@ -31,6 +32,29 @@ def evaluate(
     """
     with without_collector():
         return prepare(job, latency_rules=latency_rules, cache=cache, plan=plan).estimate()
+
+
+def time_if_it_fits(job: TrainingJob, limit_s: float) -> float | None:
+    """Iteration time of a job that fits in memory and takes no longer than a limit, as ``evaluate`` has it [s].
+
+    Of other jobs only as much is worked out as says so: their pipeline, then what is allocated while it runs.
+
+    Returns:
+        None: it takes longer than ``limit_s`` [s], or does not fit.
+    Raises:
+        ConfigError, ScheduleError: as ``evaluate``, where that much is worked out.
+    """
+    with without_collector():
+        timed = prepare(job).timed()
+        steps_apart = job.training.optimizer_post_validation  # then an iteration may be shorter than its pipeline
+        if not steps_apart and timed.run.makespan().max() > limit_s:
+            return None
+        if not job.gathers_once and fullest_bytes(timed) > device_room(job).usable_bytes:
+            return None
+        iteration = time_iteration(timed)
+        if iteration.time_s > limit_s:
+            return None
+        return iteration.time_s if estimate_iteration(iteration).estimate.fits else None
 
 
 def evaluate_metrics(job: TrainingJob) -> tuple[Metrics, int | None]:

@@ -358,3 +358,27 @@ def test_an_overlapped_stage_is_one_segment() -> None:
     for number in range(2):
         end = loose.times(latency[number])[1]
         assert costs.latency[number] == end.max()
+
+
+@given(
+    kinds=st.lists(KINDS, min_size=3, max_size=3),
+    sequence=SEQUENCES,
+    waits=st.lists(st.booleans(), min_size=7, max_size=7),
+    steps=st.lists(st.lists(st.integers(0, 2), min_size=NUM_ROWS, max_size=NUM_ROWS), min_size=2, max_size=6),
+    sizes=st.lists(st.integers(0, 9), min_size=NUM_SIZE_ROWS, max_size=NUM_SIZE_ROWS + 3),
+)
+def test_a_shape_costs_the_same_whichever_shapes_were_before_it(
+    kinds: list[BlockKind], sequence: list[int], waits: list[bool], steps: list[list[int]], sizes: list[int]
+) -> None:
+    """Operators that overlap, of few different lengths: many begin and end together, and some take no time."""
+    chained = program_of(kinds, sequence, descending=False)
+    follows = [int(n > 0 and waits[n % len(waits)]) for n in range(chained.num_ops)]
+    before = np.array([n - 1 for n, does in enumerate(follows) if does], dtype=np.int32)
+    stage = WholeStage(replace(chained, pred_ptr=pointer(follows), pred=before))
+    latency = np.array([*steps, *steps[::-1]]) * STEP_S
+    size = np.resize(np.array(sizes, dtype=np.int64), (len(latency), NUM_SIZE_ROWS))
+    together = stage.run(np.ascontiguousarray(latency.T), np.ascontiguousarray(size.T))
+    for shape in range(len(latency)):
+        alone = stage.run(np.ascontiguousarray(latency[[shape]].T), np.ascontiguousarray(size[[shape]].T))
+        for name in ("latency", "peak", "net", "peak_op", "exposed"):
+            assert np.array_equal(getattr(together, name)[[shape]], getattr(alone, name)), name

@@ -15,7 +15,7 @@ from semu.errors import ConfigError, ScheduleError
 from semu.job import Recompute, TrainingJob
 from semu.present.report import Report
 from semu.present.summary import GROUPS
-from semu.simulation.estimate import evaluate
+from semu.simulation.estimate import time_if_it_fits
 from semu.simulation.memory.changes_that_fit import Settings, changed
 from semu.units import GIB, format_time
 
@@ -46,9 +46,9 @@ def advise(job: TrainingJob, report: Report, progress: Callable[[str], None] | N
             if progress is not None:
                 progress(f"trying {label}")
             with suppress(ConfigError, ScheduleError):
-                found = evaluate(changed(job, settings))
-                if found.fits:
-                    gains[label] = 1 - found.iteration_time_s / report.iteration_time_s
+                time_s = time_if_it_fits(changed(job, settings), report.iteration_time_s)
+                if time_s is not None:
+                    gains[label] = 1 - time_s / report.iteration_time_s
     best = sorted(gains.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]
     advice = [f"--set {label.replace(' ', ' --set ')}: {gain:.0%} less time" for label, gain in best if gain >= GAIN]
     return replace(report, reasons=tuple(text for text, _ in reasons), advice=tuple(advice))

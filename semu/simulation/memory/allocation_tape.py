@@ -205,8 +205,9 @@ class AllocationTape:
 
     def _sizes_of(self, shape: int) -> I64:
         """Sizes of all storages of the library for a shape: int64[n] [bytes]."""
-        if shape not in self._sizes:
-            self._sizes[shape] = self._by_shape.sizes_of(np.array([shape]))[0]
+        if shape not in self._sizes:  # and sooner or later the others
+            every = np.unique(self._shape_of)
+            self._sizes.update(zip(every.tolist(), self._by_shape.sizes_of(every), strict=True))
         return self._sizes[shape]
 
     def _programs(self, chunk: int, part: I64, code: int) -> Iterator[tuple[StageProgram, I64 | slice]]:

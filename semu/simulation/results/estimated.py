@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,13 +14,13 @@ from semu.present.estimate import Deferred, Estimate
 from semu.records import dataclass
 from semu.schedule.phases import NOTHING
 from semu.schedule.stage_table import StageTable
-from semu.simulation.context import PipelineRun
+from semu.simulation.context import PipelineRun, TimedJob
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.peaks import PipelineMemory, RankPeak
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.reserved import HeldMemory, device_room
 from semu.simulation.memory.static import resident_memory
-from semu.simulation.memory.unsharded import pipeline_unsharded
+from semu.simulation.memory.unsharded import UnshardedMemory, pipeline_unsharded
 from semu.simulation.results.time_breakdown import Work, breakdown, bubble_ratio, count_work
 
 
@@ -38,14 +39,18 @@ def iteration_metrics(iteration: Iteration) -> Metrics:
     A stage is looked at event by event only where it could raise the peak of the fullest rank; there is no breakdown.
     """
     run, time_s = iteration.run, iteration.time_s
-    resident = [static.total + workspace for static, workspace in resident_memory(iteration.layout)]
-    memory = PipelineMemory(iteration, pipeline_unsharded(iteration))
     return Metrics(
         iteration_time_s=time_s,
         mfu=count_work(iteration).model_flop / possible_flop(iteration.job, time_s),
         bubble_ratio=bubble_ratio(iteration, int(np.argmax(run.makespan()))),
-        peak_memory_bytes=memory.fullest(np.array(resident, dtype=np.int64)),
+        peak_memory_bytes=fullest_bytes(iteration, pipeline_unsharded(iteration)),
     )
+
+
+def fullest_bytes(timed: TimedJob, held: Sequence[UnshardedMemory | None] = ()) -> int:
+    """What is allocated at most on the fullest rank [bytes]; ``held``: as ``PipelineMemory``."""
+    resident = [static.total + workspace for static, workspace in resident_memory(timed.layout)]
+    return PipelineMemory(timed, held).fullest(np.array(resident, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
