@@ -15,7 +15,7 @@ JOBS = {
     "lm-7b, too large at rest": ("cluster.override.memory_bytes=1.6e10",),
     "lm-7b, close": ("cluster.override.memory_bytes=2.7e10",),
     "ranks step apart": ("training.schedule=zb-h1", "training.optimizer_post_validation=true"),
-    "gathers once": ("parallel.zero=3", "parallel.reshard_after_forward=false", "parallel.pp=1", "parallel.dp=4"),
+    "gathers once": ("parallel.zero=3", "parallel.reshard_after_forward=false", "parallel.tp=1", "parallel.dp=2"),
 }
 
 
