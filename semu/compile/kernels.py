@@ -162,7 +162,7 @@ def _follow(num_changes: int, change: I32, by: I32, event: I32, size: I64) -> tu
             live += size[storage]
             if live > peak:
                 peak, peak_turn = live, by[number]
-    return peak, live, event[peak_turn] if peak_turn >= 0 else -1
+    return int(peak), int(live), int(event[peak_turn]) if peak_turn >= 0 else -1
 
 
 @kernel

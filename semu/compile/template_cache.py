@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from semu import memo
 from semu.compile.combined.hidden_exchanges import HiddenExchanges
 from semu.compile.combined.layers import Hiding, hidden_template, layer_parts
-from semu.compile.host_copies import HostCopyCosts
 from semu.compile.join import build_stages
 from semu.compile.stage import StageProgram
 from semu.compile.template import Template, TemplateLibrary, compile_template, stream_names
-from semu.compile.zero_exchange import ExchangeCosts, ExchangePlan
+from semu.compile.zero_exchange import ExchangeCosts, ExchangePlan, HostCopyCosts
 from semu.nn.module import Parameter
 from semu.nn.trace.block import CarrySpec, TracedBlock
 from semu.records import dataclass

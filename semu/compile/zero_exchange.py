@@ -2,7 +2,8 @@
 
 A unit is a set of parameters that are gathered, or whose gradients are reduced, by one collective: torch FSDP's unit,
 or a gradient bucket. Its collectives are operators of the stage (``join`` places them), on a link stream; gathered
-parameters and unsharded gradients are storages of it. Their costs are a template of the library like a block's.
+parameters and unsharded gradients are storages of it. Their costs are a template of the library like a block's, and so
+are those of copies of parameters from the host.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Collection, Sequence
 from semu.compile.template import Template, transfer
 from semu.graph.operator import Operator, Phase
 from semu.graph.tensor import Role
-from semu.hardware.device import Device, DeviceKind, Direction, Stream
+from semu.hardware.device import RELOAD, Device, DeviceKind, Direction, Stream
 from semu.hardware.kinds import DType, OpKind
 from semu.hardware.network import CommGroup, wire_factor
 from semu.nn.trace.tracing import COMPUTE
@@ -67,6 +68,28 @@ class ExchangeCosts:
         gradients = self.gradient_bytes if self.group.num_ranks > 1 else 0
         sizes = (self.parameter_bytes, self.parameter_bytes, gradients)
         return Template.of_transfers(operators, sizes, (Role.PARAMETER, Role.PARAMETER, Role.GRADIENT), groups)
+
+
+@dataclass(frozen=True)
+class HostCopyCosts:
+    """What copies of a unit's parameters that live on the host move (``training.offload = "weights"``); units of equal
+    costs share a template.
+
+    They come to the device ahead of either pass (``semu.simulation.memory.weights_on_host``), on the stream of all that
+    comes from the host, so they take turns with activations that come back.
+
+    Attributes:
+        size_bytes: of the parameters, or of the rank's shard of them. group: GPU and host as ends of a transfer.
+    """
+
+    size_bytes: int
+    group: CommGroup
+
+    def template(self) -> Template:
+        """The unit as a template: two operators and two storages, one of each before the forward and the backward."""
+        phases = (Phase.FORWARD, Phase.BACKWARD)
+        copies = [transfer("weights", OpKind.P2P, phase, RELOAD, self.size_bytes) for phase in phases]
+        return Template.of_transfers(copies, (self.size_bytes,) * 2, (Role.PARAMETER,) * 2, {RELOAD: self.group})
 
 
 @dataclass(frozen=True)

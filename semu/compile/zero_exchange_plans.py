@@ -26,10 +26,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from semu.compile.host_copies import HostCopyCosts
 from semu.compile.parameter_pools import weight_bytes
 from semu.compile.tracer import Block, HeldParameter, parameters_on_host
-from semu.compile.zero_exchange import Exchange, ExchangeCosts, ExchangePlan
+from semu.compile.zero_exchange import Exchange, ExchangeCosts, ExchangePlan, HostCopyCosts
 from semu.hardware.device import RELOAD
 from semu.job import TrainingJob
 from semu.nn.module import Parameter
