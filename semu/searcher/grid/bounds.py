@@ -334,7 +334,7 @@ class _Bounds:
         """Memory of the fullest rank at least: float64[num_rows] [bytes]. ``point``: one with the cut."""
         static, points = some.outer.static, some.points
         found: F64 = static.max(axis=1)[some.kind]
-        known = some.bounded & (points.column("zero") < 2)
+        known = some.bounded
         if not (self._knows_static and self._is_chain and point.placement == "circular" and known.any()):
             return found
         p, v = point.pp, point.vpp

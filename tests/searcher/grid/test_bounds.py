@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from random import Random
 from typing import Any
 
 import pytest
 from searcher.grid.cases import built, dense, documents, experts, on_own_gpus, packed, vision, voices
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulation.jobs import valm, valm_items, vlm, vlm_items
 
 import semu_models
@@ -18,7 +21,7 @@ from semu.parallel.config import Overlap, Parallel
 from semu.parallel.modules import ModuleParallel
 from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.legal import legal_points
-from semu.searcher.grid.space import Space
+from semu.searcher.grid.space import Point, Space, job_at
 from semu.simulation.estimate import evaluate
 
 EVERYTHING = {"tp": None, "pp": None, "vpp": None, "micro_batch": None, "recompute": None, "zero": None, "cp": None}
@@ -114,11 +117,47 @@ def test_bounds_of_deep_pipelines_are_admissible(training: dict[str, Any]) -> No
     assert len(check(dense(8, **training), vary, 100, seed=2)) == 6
 
 
+SHARDED = {"tp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2), "micro_batch": (1, 2, 4), "recompute": None, "cp": (1, 2)}
+SHARDED |= {"zero": (2, 3), "schedule": ("1f1b", "gpipe", "interleaved")}
+OVERLAPS = ({}, HIDDEN, SHOWN)
+
+
+@cache
+def sharded(make: Callable[..., TrainingJob]) -> tuple[TrainingJob, list[Point]]:
+    """A job and what may be drawn of it."""
+    vary = {**SHARDED, "ep": (1, 2)} if make is experts else SHARDED
+    return make(), [*legal_points(make(), Space.of(make(), vary)).points]
+
+
+@settings(max_examples=16, deadline=None, derandomize=True)
+@given(st.data())
+def test_memory_under_sharded_gradients_and_parameters_is_bounded(data: st.DataObject) -> None:
+    """Of dense models and of experts: what forwards keep counts whatever is sharded, and no rank ever has less."""
+    job, points = sharded(data.draw(st.sampled_from((dense, experts))))
+    point = data.draw(st.sampled_from(points))
+    reshards, software = data.draw(st.booleans()), data.draw(st.sampled_from(("megatron", "torch")))
+    training = replace(job.training, software=software, **data.draw(st.sampled_from(OVERLAPS)))
+    job = replace(job, parallel=replace(job.parallel, reshard_after_forward=reshards), training=training)
+    floor, is_so = Floors(job, [point])[point], evaluate(job_at(job, point))
+    assert floor.memory_bytes <= max(is_so.peak_memory_bytes), point
+    assert floor.time_s <= is_so.iteration_time_s, point
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_of_many_are_admissible(name: str) -> None:
     make, vary = CASES[name]
     check(make(), vary, 60, seed=10)
+
+
+@pytest.mark.parametrize("make", [semu_models.llama3_8b, semu_models.mixtral_8x7b])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_activations_count_under_sharded_gradients_and_parameters(make: Callable[[], Any], zero: int) -> None:
+    """Of large models the bound is near what is so, where their activations are most of it."""
+    job = large(make, 32, seq_len=8192, recompute="none")
+    vary = {"tp": (4,), "pp": (2, 4), "zero": (zero,), "micro_batch": (1, 2), "schedule": ("1f1b", "gpipe")}
+    shares = sorted(memory for _, memory in check(job, vary, 4, seed=4))
+    assert shares[0] > 0.7 and shares[2] > 0.9
 
 
 def large(make: Callable[[], Any], gpus: int, **training: Any) -> TrainingJob:
