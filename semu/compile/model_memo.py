@@ -151,8 +151,8 @@ def trace_key(
 ) -> tuple[Hashable, ...] | None:
     """Everything of a job but its model that its blocks can depend on; None: more than that.
 
-    Experts are traced for groups that depend on every parallel size and on where GPUs are; modules with a parallelism
-    of their own have no key.
+    Experts are traced for the groups in which they and their tokens are spread; modules with a parallelism of their own
+    have no key.
     """
     if job.parallel.modules:
         return None
@@ -162,7 +162,7 @@ def trace_key(
     groups = (mesh.worst_tp_group, context, mesh.worst_replica_group if reads_replicas else None, gang, towers)
     among = None
     if has_experts or job.parallel.ep > 1:
-        among = settings(job.parallel, frozenset()), job.cluster.profile, job.cluster.places, job.cluster.num_gpus
+        among = mesh.worst_ep_group, mesh.worst_etp_group, mesh.worst_expert_group, job.hides_exchanges
     own = settings(job.parallel, PLACEMENT), settings(job.training, AROUND), among
     by_sharding = (  # what PLACEMENT changes nevertheless
         *(job.fp8_weights.name, job.gathers_fp8_weights, job.shards_are_masters, job.fuses_accumulation),

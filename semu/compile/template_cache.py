@@ -7,7 +7,8 @@ one model serves every other with a block of equal structure, whatever its path.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
 
 from semu import memo
 from semu.compile.combined.hidden_exchanges import HiddenExchanges
@@ -18,6 +19,7 @@ from semu.compile.template import Template, TemplateLibrary, compile_template, s
 from semu.compile.zero_exchange import ExchangeCosts, ExchangePlan, HostCopyCosts
 from semu.nn.module import Parameter
 from semu.nn.trace.block import CarrySpec, TracedBlock
+from semu.nn.trace.options import TraceOptions
 from semu.records import dataclass
 
 _serial = itertools.count()
@@ -112,6 +114,50 @@ class CompiledBlock:
         )
 
 
+class AskedOptions:
+    """Options that note which of them a trace reads. Of the plan of shards, keys hold what traces read."""
+
+    def __init__(self, options: TraceOptions) -> None:
+        self._options, self._asked = options, dict[str, None]()
+
+    def __getattr__(self, name: str) -> Any:
+        own = getattr(TraceOptions, name, None)
+        if isinstance(own, property):
+            value = own.__get__(self)
+        else:
+            value = getattr(self._options, name)
+            self._asked[name] = None
+        self.__dict__[name] = value  # is not asked again
+        return value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What was read, sorted."""
+        return tuple(sorted(self._asked.keys() - {"plan"}))
+
+
+def block_like(key: Hashable, options: TraceOptions, make: Callable[[TraceOptions], CompiledBlock]) -> CompiledBlock:
+    """A compiled block: what was made before under options with the same values of all that its trace reads, or new.
+
+    A trace that reads the same as another goes the same way, so that options which it does not read cannot matter.
+
+    Args:
+        key: all that the block depends on but ``options``, and what it depends on of their plan of shards.
+        make: traces and compiles it.
+    """
+    known = _ASKED.peek(key) or ()
+    for names in known:
+        block = _ALIKE.peek((key, names, tuple([getattr(options, name) for name in names])))
+        if block is not None:
+            return block
+    asked = AskedOptions(options)
+    block = make(cast("TraceOptions", asked))
+    names = asked.names
+    if names not in known:
+        _ASKED.put(key, (*known, names))
+    return _ALIKE.put((key, names, tuple([getattr(options, name) for name in names])), block)
+
+
 class JoinedLibrary:
     """A library of templates and the stages joined of them.
 
@@ -170,6 +216,8 @@ class JoinedLibrary:
 
 
 BLOCKS = memo.Table[CompiledBlock]("compiled blocks by structure, arriving tensors, sharding and other options", 256)
+_ALIKE = memo.Table[CompiledBlock]("compiled blocks by all that is no option, names of options, and their values", 512)
+_ASKED = memo.Table[tuple[tuple[str, ...], ...]]("options that traces have read, by all that is no option", 512)
 LIBRARIES = memo.Table[JoinedLibrary]("libraries by serial numbers of their blocks, and exchanges", 16)
 _STAGES = memo.ScopedTable[tuple[StageProgram, StageProgram | None]](
     "forward and backward stages of a library, by blocks and options", 256

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, replace
+from typing import Any, TypeAlias
 
 from semu import memo
 from semu.compile.model_memo import state_of
 from semu.compile.module_sharding import ModuleSetting, resharded, to_shards, to_whole, vocabulary_options
 from semu.compile.structure import Structure, StructureReader
-from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot
+from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot, block_like
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
@@ -29,6 +30,9 @@ from semu.parallel.context import Balance
 from semu.parallel.mesh import Mesh
 from semu.parallel.tensor import has_dtensor, megatron_plan
 from semu.records import dataclass
+
+OptionsKey: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...], bool]
+"""As ``options_key`` makes it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class _Placed:
     body: Module
     specs: tuple[CarrySpec, ...]
     parameters: tuple[Parameter, ...]
-    key: object
+    key: tuple[Hashable, OptionsKey]
     number: int
     is_lasting: bool
     is_recomputed: bool
@@ -105,6 +109,12 @@ class _Placed:
     def is_data(self) -> bool:
         """Whether it starts from what the data loader gives as integers."""
         return bool(self.specs) and starts_from_data(self.specs[0].dtype)
+
+    @property
+    def key_but_options(self) -> Hashable:
+        """All that is traced depends on but ``options``."""
+        own, (_, of_plan, full_recompute) = self.key
+        return own, of_plan, full_recompute and not self.is_data
 
 
 def parameters_on_host(blocks: Iterable[Block]) -> frozenset[Parameter]:
@@ -193,7 +203,7 @@ class ModelTracer:
         self._options_key = _both_keys(self.options)
         self._settings = {module.name: ModuleSetting.of(module.name, self.mesh) for module in job.model.modules}
         self._traced_as = {name: self._options_of(setting) for name, setting in self._settings.items()}
-        self._vocabulary: tuple[TraceOptions, tuple[object, object]] | None = None
+        self._vocabulary: tuple[TraceOptions, tuple[OptionsKey, OptionsKey]] | None = None
         if job.parallel.spreads_vocabulary:
             options = vocabulary_options(job, self.mesh, self.options)
             self._vocabulary = options, _both_keys(options)
@@ -211,7 +221,7 @@ class ModelTracer:
         """Number templates with another tracer's, in one list."""
         self.blocks, self._template = other.blocks, other._template
 
-    def _options_of(self, setting: ModuleSetting) -> tuple[TraceOptions, tuple[object, object]]:
+    def _options_of(self, setting: ModuleSetting) -> tuple[TraceOptions, tuple[OptionsKey, OptionsKey]]:
         """Options of a module, and their keys."""
         if setting.mesh is self.mesh:
             return self.options, self._options_key
@@ -349,7 +359,7 @@ class ModelTracer:
     def _place(self, unit: TracedUnit, specs: tuple[CarrySpec, ...], *, is_offloaded: bool = False) -> _Placed:
         path, body = unit.path, unit.body
         structure = self._structure(body)
-        key: object
+        key: Hashable
         if structure is not None:
             key, parameters = structure.key, structure.parameters
         else:
@@ -366,12 +376,13 @@ class ModelTracer:
                 styles = tuple([style(path + name) for name in below])
             if recompute.patterns:
                 again = tuple([recompute.matches(path + name) for name in below])
-        key = (key, specs, styles, again, self._options_key[unit.is_recomputed], is_offloaded)
-        number = self._numbers.setdefault(key, len(self._numbers))
+        own = key, specs, styles, again, is_offloaded
+        placed = own, self._options_key[unit.is_recomputed]
+        number = self._numbers.setdefault(placed, len(self._numbers))
         self.is_lasting &= structure is not None
         is_lasting = structure is not None
         return _Placed(
-            path, body, specs, parameters, key, number, is_lasting, unit.is_recomputed, is_offloaded, self.options
+            path, body, specs, parameters, placed, number, is_lasting, unit.is_recomputed, is_offloaded, self.options
         )
 
     def _structure(self, body: Module) -> Structure | None:
@@ -392,11 +403,11 @@ class ModelTracer:
     def _made(self, place: _Placed, gradients: tuple[bool, ...] | None) -> CompiledBlock:
         """The compiled block, from this job's blocks, the process's, or a new trace."""
 
-        def _make() -> CompiledBlock:
+        def _make(options: TraceOptions) -> CompiledBlock:
             traced = trace_block(
                 place.body,
                 place.specs,
-                place.options,
+                options,
                 root=place.path,
                 full_recompute=place.is_recomputed,
                 gradients=gradients,
@@ -406,7 +417,11 @@ class ModelTracer:
 
         known = self._known.get((place.number, gradients))
         if known is None:
-            known = BLOCKS.get((place.key, gradients), _make) if place.is_lasting else _make()
+            if place.is_lasting:
+                alike = place.key_but_options, gradients
+                known = BLOCKS.get((place.key, gradients), lambda: block_like(alike, place.options, _make))
+            else:
+                known = _make(place.options)
             self._known[place.number, gradients] = known
         return known
 
@@ -421,12 +436,12 @@ class ModelTracer:
 _STRUCTURES = memo.ScopedTable["Structure | None"]("structures in a model's state, by module", 1024)
 
 
-def _both_keys(options: TraceOptions) -> tuple[object, object]:
+def _both_keys(options: TraceOptions) -> tuple[OptionsKey, OptionsKey]:
     """Keys of a block that keeps what it made, and of one that is recomputed."""
     return options_key(options, full_recompute=False), options_key(options, full_recompute=True)
 
 
-def options_key(options: TraceOptions, *, full_recompute: bool) -> object:
+def options_key(options: TraceOptions, *, full_recompute: bool) -> OptionsKey:
     """Everything that tracing depends on but the module, what arrives, and the styles of the module's parts."""
     plan = options.plan
     own = tuple(getattr(options, item.name) for item in fields(options) if item.name != "plan")

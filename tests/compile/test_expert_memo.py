@@ -1,4 +1,4 @@
-"""What is remembered of a model with experts depends on every parallel size and on the cluster."""
+"""What is remembered of a model with experts depends on the groups in which these are spread."""
 
 from __future__ import annotations
 
@@ -59,3 +59,20 @@ def test_experts_are_traced_once_for_a_configuration() -> None:
     semu.evaluate(job)
     with patch.object(layout, "ModelTracer", side_effect=AssertionError("traced again")):
         semu.evaluate(job)
+
+
+def test_experts_are_traced_once_for_their_groups() -> None:
+    """How many replicas there are, and what of parameters they share, changes nothing that is traced."""
+    model = semu_models.build("mixtral-8x7b")
+    training = semu.Training(micro_batch=1, global_batch=32, seq_len=1024)
+    jobs = [
+        semu.TrainingJob(model, semu.Cluster("h100", nodes, 8), semu.Parallel(dp=nodes, tp=8, ep=ep, zero=zero), training)
+        for nodes, ep, zero in ((1, 8, 0), (2, 8, 0), (2, 8, 1), (2, 4, 1))
+    ]
+    semu.evaluate(jobs[0])
+    with patch.object(layout, "ModelTracer", side_effect=AssertionError("traced again")):
+        figures(jobs[1])
+        figures(jobs[2])
+    with patch.object(layout, "ModelTracer", wraps=layout.ModelTracer) as traced:
+        figures(jobs[3])
+    assert traced.call_count == 1
