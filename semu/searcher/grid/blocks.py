@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
 REPEATS = 4
 """Copies of a repeated block that are joined to measure what one more of them adds."""
+FEW = 256
+"""So many shapes of a batch, at most, are looked up one by one."""
 
 
 @dataclass(frozen=True)
@@ -201,10 +203,12 @@ def _costs_of_shapes(
 ) -> MicrobatchCosts:
     """``_costs`` of the distinct shapes of every size of a microbatch."""
     joined = {name: np.concatenate([own.columns[name] for own in shapes]) for name in shapes[0].columns}
-    by_shape = ShapeCosts(model, with_rounded(joined, traced.library.symbols))
     pairs, block, count = np.unique(templates, axis=0, return_inverse=True, return_counts=True)
     block = block.reshape(-1)
-    floors = [_Floor.of(job, traced, by_shape, *of) for of in zip(pairs.tolist(), count.tolist(), strict=True)]
+    maker = _Floors(job, traced, model, joined)
+    floors = [
+        maker.of(number, copy, times > 1) for (number, copy), times in zip(pairs.tolist(), count.tolist(), strict=True)
+    ]
     last = np.cumsum([len(own.columns[next(iter(own.columns))]) for own in shapes]).tolist()
     sums = []  # of every size and distinct block
     for own, begin, end in zip(shapes, [0, *last[:-1]], last, strict=True):
@@ -215,8 +219,7 @@ def _costs_of_shapes(
     return MicrobatchCosts(*columns)
 
 
-@dataclass(frozen=True)
-class _Floor:
+class _Floor(NamedTuple):
     """What one block adds to a stage at least, for every shape; ``dearest_s``: what its backward takes at most."""
 
     forward_s: F64
@@ -239,46 +242,86 @@ class _Floor:
             self.handed[used].max(),
         )
 
-    @classmethod
-    def of(
-        cls, job: TrainingJob, traced: TracedBlocks, by_shape: ShapeCosts, pair: tuple[int, int], count: int
-    ) -> _Floor:
-        """Least times [s] and bytes of a block that a layout holds ``count`` times. ``pair``: as in ``_costs``."""
-        number, copy = pair
-        serial = not job.overlaps_tensor_parallel
-        stages = [
-            build_stages(traced.library, [number] * times, traced.streams, serial=serial)
-            for times in range(1, 1 + (REPEATS if count > 1 else 1))
-        ]
+
+class _Floors:
+    """Floors of traced blocks for some shapes: what was found for a block and a shape is looked up.
+
+    Args:
+        job, traced, model: which blocks, and their costs. columns: int64[num_shapes] each, distinct or not, before
+            rounding.
+    """
+
+    def __init__(self, job: TrainingJob, traced: TracedBlocks, model: CostModel, columns: Mapping[str, I64]) -> None:
+        self._traced, self._model, self._columns = traced, model, columns
+        self._serial, self._may_hide = not job.overlaps_tensor_parallel, job.training.overlap.expert_parallel
+        self._settings = job.profile, self._serial, self._may_hide, (*traced.streams,), (*columns,)
+        self._shapes = [*zip(*(column.tolist() for column in columns.values()), strict=True)]
+        self._costs: dict[tuple[int, ...], ShapeCosts] = {}
+
+    def of(self, number: int, copy: int, is_repeated: bool) -> _Floor:
+        """Of one block.
+
+        Args:
+            number: of its template. copy: of the template of its copy where no gradient arrives; -1: there is none.
+            is_repeated: a layout holds it more often than once.
+        """
+        templates = self._traced.library.templates
+        key = memo.Same(templates[own] for own in (number, copy) if own >= 0), is_repeated, self._settings
+        known = _KNOWN.get(key, dict) if len(self._shapes) <= FEW else {}
+        missing = {shape: row for row, shape in enumerate(self._shapes) if shape not in known}
+        if missing:
+            found = self._find(number, copy, is_repeated, self._costs_of([*missing.values()]))
+            if len(missing) == len(self._shapes) > FEW:
+                return found
+            known.update(zip(missing, zip(*found, strict=True), strict=True))
+        return _Floor(*map(np.array, zip(*(known[shape] for shape in self._shapes), strict=True)))
+
+    def _costs_of(self, rows: Sequence[int]) -> ShapeCosts:
+        """What operators cost for some of the shapes."""
+        if (key := tuple(rows)) not in self._costs:
+            some = {name: column[list(rows)] for name, column in self._columns.items()}
+            self._costs[key] = ShapeCosts(self._model, with_rounded(some, self._traced.library.symbols))
+        return self._costs[key]
+
+    def _find(self, number: int, copy: int, is_repeated: bool, by_shape: ShapeCosts) -> _Floor:
+        """Least times [s] and bytes of a block; arguments as ``of``."""
+        stages = self._copies(number, is_repeated)
         programs = [stage for pair in stages for stage in pair if stage is not None]
         costs = dict(zip(programs, stage_costs(programs, by_shape, None), strict=True))
         forward = [pair[0] for pair in stages]
         backward = [pair[1] for pair in stages if pair[1] is not None]
         first = costs[forward[0]]
         none = np.zeros(len(first.latency))
-        may_hide = job.training.overlap.expert_parallel
-        hidden = [_exchanged(traced, pair, by_shape) if may_hide else none for pair in (forward[:1], backward[:1])]
+        hidden = [
+            _exchanged(self._traced, pair, by_shape) if self._may_hide else none for pair in (forward[:1], backward[:1])
+        ]
         handed = by_shape.sizes_of_rows([row for row in forward[0].leaving if row >= 0]).sum(axis=0)
-        return cls(
+        silent = [stage for stage, _ in self._copies(copy, is_repeated)] if copy >= 0 else []
+        of_silent = dict(zip(silent, stage_costs(silent, by_shape, None), strict=True))
+        return _Floor(
             forward_s=np.maximum(_least(forward, costs) - hidden[0], 0.0),
             backward_s=np.maximum(_least(backward, costs) - hidden[1], 0.0) if backward else none,
             dearest_s=costs[backward[0]].latency if backward else none,
             kept=first.net,
             handed=handed if len(handed) else np.zeros(len(first.latency), dtype=np.int64),
-            silent_s=cls._silent(job, traced, by_shape, copy, count),
+            silent_s=_least(silent, of_silent) if silent else none,
         )
 
-    @staticmethod
-    def _silent(job: TrainingJob, traced: TracedBlocks, by_shape: ShapeCosts, copy: int, count: int) -> F64:
-        """Least time of the forward of a block's copy [s]: float64[num_shapes], 0 where there is none."""
-        if copy < 0:
-            return np.zeros(num_shapes(by_shape.symbols))
-        serial = not job.overlaps_tensor_parallel
-        programs = [
-            build_stages(traced.library, [copy] * times, traced.streams, serial=serial)[0]
-            for times in range(1, 1 + (REPEATS if count > 1 else 1))
-        ]
-        return _least(programs, dict(zip(programs, stage_costs(programs, by_shape, None), strict=True)))
+    def _copies(self, number: int, is_repeated: bool) -> list[tuple[StageProgram, StageProgram | None]]:
+        """Stages of one block, of two like it, and so on, where one more may add less than one alone takes."""
+        stages: list[tuple[StageProgram, StageProgram | None]] = []
+        while len(stages) < (REPEATS if is_repeated else 1):
+            chunk = [number] * (len(stages) + 1)
+            stages.append(build_stages(self._traced.library, chunk, self._traced.streams, serial=self._serial))
+            if self._serial and all(stage is None or stage.is_serial for stage in stages[0]):
+                break
+        return stages
+
+
+_KNOWN = memo.Table[dict[tuple[int, ...], tuple[Any, ...]]](
+    "least costs of a block by shape, by its template and that of its silent copy, whether it repeats, and settings",
+    512,
+)
 
 
 def _exchanged(traced: TracedBlocks, programs: Sequence[StageProgram], by_shape: ShapeCosts) -> F64:

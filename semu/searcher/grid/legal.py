@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from itertools import product
@@ -375,6 +375,32 @@ def _refusal(job: TrainingJob, point: Point) -> SemuError | None:
     return None
 
 
+def _refusals(job: TrainingJob, points: Sequence[Point]) -> list[SemuError | None]:
+    """``_refusal`` of each. What else is sharded of a job that can be prepared adds exchanges to its stages, which are
+    never refused: all that is asked of it then is whether its blocks can be traced."""
+    from semu.compile.layout import trace_blocks
+    from semu.simulation.checks.unmodelled import refuse_unmodelled
+
+    found: list[SemuError | None] = []
+    runs: set[Point] = set()
+    is_plain = job.training.offload is None and (job.parallel.vocabulary, job.parallel.loss) == ("ends", "head")
+    for point in points:
+        if point._replace(zero=0) not in runs:
+            found.append(_refusal(job, point))
+            if found[-1] is None and is_plain and point.zero <= 1 and _is_usual(job, point.schedule):
+                runs.add(point._replace(zero=0))
+            continue
+        try:
+            own = job_at(job, point)
+            refuse_unmodelled(own)
+            trace_blocks(own)
+        except SemuError as error:
+            found.append(error)
+        else:
+            found.append(None)
+    return found
+
+
 def _trainable(job: TrainingJob, points: Points, cuts: _Cuts) -> Points:
     """Without settings of recomputation that the job refuses; each is asked once."""
     firsts, place = points.groups("recompute")
@@ -402,7 +428,7 @@ def _shardable(job: TrainingJob, points: Points, cuts: _Cuts) -> Points:
     work = pp**2 * vpp * points.column("tp") * points.column("cp")  # stages of a pipeline, but for a factor
     order = np.lexsort((-points.column("micro_batch"), vpp, work, place))  # of equals, the first stays the first
     least = order[np.searchsorted(place[order], np.arange(len(firsts)))]
-    errors = [_refusal(job, points[row]) for row in least.tolist()]
+    errors = _refusals(job, [points[row] for row in least.tolist()])
     wrong = np.array([error is not None for error in errors], dtype=np.bool_)[place] if errors else np.zeros(0, bool)
     if not wrong.any():
         return points
