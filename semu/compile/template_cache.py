@@ -115,17 +115,21 @@ class CompiledBlock:
 
 
 class AskedOptions:
-    """Options that note which of them a trace reads. Of the plan of shards, keys hold what traces read."""
+    """Options that note which of them a trace reads. Of the plan of shards, keys hold what traces read.
+
+    Attributes:
+        options: what is read.
+    """
 
     def __init__(self, options: TraceOptions) -> None:
-        self._options, self._asked = options, dict[str, None]()
+        self.options, self._asked = options, dict[str, None]()
 
     def __getattr__(self, name: str) -> Any:
         own = getattr(TraceOptions, name, None)
         if isinstance(own, property):
             value = own.__get__(self)
         else:
-            value = getattr(self._options, name)
+            value = getattr(self.options, name)
             self._asked[name] = None
         self.__dict__[name] = value  # is not asked again
         return value

@@ -66,7 +66,9 @@ def test_experts_are_traced_once_for_their_groups() -> None:
     model = semu_models.build("mixtral-8x7b")
     training = semu.Training(micro_batch=1, global_batch=32, seq_len=1024)
     jobs = [
-        semu.TrainingJob(model, semu.Cluster("h100", nodes, 8), semu.Parallel(dp=nodes, tp=8, ep=ep, zero=zero), training)
+        semu.TrainingJob(
+            model, semu.Cluster("h100", nodes, 8), semu.Parallel(dp=nodes, tp=8, ep=ep, zero=zero), training
+        )
         for nodes, ep, zero in ((1, 8, 0), (2, 8, 0), (2, 8, 1), (2, 4, 1))
     ]
     semu.evaluate(jobs[0])

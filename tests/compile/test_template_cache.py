@@ -8,8 +8,10 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from semu.compile import tracer
 from semu.compile.join import build_stages
 from semu.compile.layout import build_layout
 from semu.compile.stage import StageProgram
-from semu.compile.template_cache import BLOCKS, LIBRARIES
+from semu.compile.template_cache import BLOCKS, LIBRARIES, AskedOptions
 from semu.compile.tracer import options_key
 from semu.errors import GraphError
 from semu.hardware.fp8 import Fp8Recipe
@@ -33,6 +35,7 @@ from semu.nn import Linear, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.nn.masked_kernel import Masking
 from semu.nn.routing import ExpertPlan
+from semu.nn.trace.block import CarrySpec, TracedBlock
 from semu.nn.trace.eager import Autocast, EagerKernels
 from semu.nn.trace.options import TraceOptions
 from semu.nn.trace.recompute_plan import RecomputePlan
@@ -41,7 +44,9 @@ from semu.parallel.config import Parallel
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation import simulate
 from semu.simulation.estimate import evaluate
+from semu_models.text.decoder import decoder_model
 from semu_models.text.gpt import GPT, GPTConfig
+from semu_models.text.mixtral import Mixtral, MixtralConfig
 
 
 @pytest.fixture(autouse=True)
@@ -287,6 +292,58 @@ def test_every_option_is_in_the_key() -> None:
         plan = dataclasses.replace(ShardingPlan(), **{name: value})  # type: ignore[arg-type]
         keys.append(options_key(TraceOptions(plan), full_recompute=False))
     assert len(set(keys)) == len(keys)
+
+
+def experts() -> Model:
+    config = MixtralConfig(layers=2, hidden=128, ffn=256, heads=4, kv_heads=2, vocab=512, experts=4)
+    return decoder_model("llm", Mixtral(config))
+
+
+@pytest.mark.parametrize("make", [experts, vlm])
+def test_options_that_a_trace_does_not_read_change_nothing(
+    make: Callable[[], Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every block is traced again with another value of each option that its trace has not read."""
+    unread: list[int] = []
+
+    def traced(body: Module, specs: tuple[CarrySpec, ...], options: AskedOptions, **settings: Any) -> TracedBlock:
+        found = original(body, specs, options, **settings)  # type: ignore[arg-type]
+        others = sorted(OTHER_OPTIONS.keys() - {*options.names})
+        for name in others:
+            other = replace(options.options, **{name: OTHER_OPTIONS[name]})  # type: ignore[arg-type]
+            assert content(original(body, specs, other, **settings)) == content(found), (settings["root"], name)
+        unread.append(len(others))
+        return found
+
+    def content(block: TracedBlock) -> str:
+        tensors = block.graph.tensors, block.output_specs, block.inputs, block.outputs
+        return repr(
+            (block.graph.operators, block.groups, block.num_forward, [use.path for use in block.parameters], tensors)
+        )
+
+    original = tracer.trace_block
+    monkeypatch.setattr(tracer, "trace_block", traced)
+    items = vlm_items(2, seed=1) if make is vlm else text_items(2)
+    for options in ({},) if make is vlm else ({}, {"recompute": "full"}):
+        build_layout(job_of(make(), items, Parallel(tp=2), **options), lambda _: [])  # type: ignore[arg-type]
+    assert len(unread) > 4 and min(unread) > 10
+
+
+def test_a_block_is_traced_again_where_an_option_differs_that_it_reads(traces: list[str]) -> None:
+    """The spread of experts changes their layers alone, recomputation what is recomputed."""
+    model = experts()
+    jobs_of = [
+        job_of(model, text_items(4), Parallel(dp=2, ep=ep), recompute=words)
+        for ep, words in ((1, "none"), (2, "none"), (2, "full"))
+    ]  # type: ignore[arg-type]
+    for job, again in zip(
+        jobs_of,
+        ({"llm.embedding", "llm.layers.0", "llm.head"}, {"llm.layers.0"}, {"llm.layers.0", "llm.head"}),
+        strict=True,
+    ):
+        traces.clear()
+        evaluate(job)
+        assert set(traces) == again
 
 
 def test_gradients_that_arrive_are_in_the_key() -> None:

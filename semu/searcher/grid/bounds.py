@@ -155,6 +155,7 @@ class _Bounds:
         is_plain = training.offload is None and not primary
         self._knows_static = is_plain and training.frozen_weights is None
         self._knows_step = is_plain and training.software.value == "megatron"
+        self._masters: bool | None = None
         self._tables, self._row = self._tabulate()
         self._costs = MicrobatchCosts(
             *(np.concatenate(own) for own in zip(*(vars(t.costs).values() for t in self._tables), strict=True))
@@ -353,6 +354,12 @@ class _Bounds:
         found[known] = (static[kind] + kept[each]).max(axis=1)
         return found
 
+    def _has_master_shards(self, point: Point) -> bool:
+        """As ``shards_are_masters``, which depends on no other axis than zero; ``point``: one with ZeRO-3."""
+        if self._masters is None:
+            self._masters = job_at(self._job, point).shards_are_masters
+        return self._masters
+
     def _static(self, point: Point, elements: I64, trained: I64, shards: tuple[int, int]) -> F64:
         """Parameters, gradients and optimizer state of every rank [bytes]; ``trained``, ``shards``: as ``_step_s``."""
         job, training = self._job, self._job.training
@@ -368,7 +375,7 @@ class _Bounds:
                 master_dtype=training.master_dtype,
                 state_dtype=training.optimizer_state_dtype,
                 moments=training.optimizer.fewest_moments,
-                shards_are_masters=point.zero >= 3 and job_at(job, point).shards_are_masters,
+                shards_are_masters=point.zero >= 3 and self._has_master_shards(point),
                 bucket_dtype=job.bucket_dtype,
                 has_two_gradients=job.sums_gradients_twice,
             )
