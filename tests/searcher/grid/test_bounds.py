@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from searcher.grid.cases import built, dense, documents, experts, on_own_gpus, packed, vision, voices
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searcher.grid.cases import built, dense, documents, experts, on_own_gpus, packed, vision, voices
 from simulation.jobs import valm, valm_items, vlm, vlm_items
 
 import semu_models
