@@ -77,6 +77,7 @@ from semu_models.text.deepseek import deepseek_v2 as deepseek_v2
 from semu_models.text.deepseek import deepseek_v2_lite as deepseek_v2_lite
 from semu_models.text.deepseek import deepseek_v3 as deepseek_v3
 from semu_models.text.deepseek import deepseek_v3_mtp as deepseek_v3_mtp
+from semu_models.text.deepseek import kimi_k2 as kimi_k2
 from semu_models.text.gemma import Gemma as Gemma
 from semu_models.text.gemma import Gemma2Config as Gemma2Config
 from semu_models.text.gemma import Gemma3Config as Gemma3Config
@@ -256,6 +257,7 @@ __all__ = [
     "internvl3_1b",
     "internvl3_8b",
     "internvl3_78b",
+    "kimi_k2",
     "language_model",
     "llama2_7b",
     "llama2_13b",

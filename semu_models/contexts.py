@@ -25,6 +25,7 @@ CONTEXTS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("qwen3-30b-a3b", "qwen3-235b-a22b"), 4096),  # 2505.09388 §3.2; 2.5: 2412.15115 §3.3
         **dict.fromkeys(("deepseek-v2", "deepseek-v2-lite"), 4096),  # 2405.04434 §3.1.2
         **dict.fromkeys(("deepseek-v3", "deepseek-v3-mtp"), 4096),  # 2412.19437 §4.2
+        "kimi-k2": 4096,  # 2507.20534 §2.5
         **dict.fromkeys(("gemma2-2b", "gemma2-9b", "gemma2-27b"), 8192),  # 2408.00118 §2
         **dict.fromkeys(("gemma3-1b", "gemma3-4b", "gemma3-12b", "gemma3-27b"), 32768),  # 2503.19786 §2.1
         **dict.fromkeys(("bert-base", "bert-large"), 512),  # 1810.04805 §A.2

@@ -53,6 +53,8 @@ SAME_SHAPE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("flux", "flux.1", "flux.1-dev", "flux.1-schnell"), "flux-12b"),
         **dict.fromkeys(("hunyuanvideo", "hunyuan-video"), "hunyuan-video-13b"),
         "gpt-3": "gpt3-175b",
+        **dict.fromkeys(("vit-b", "vit-b-16", "vit-base", "vit-base-patch16-224"), "vit-base-patch16"),
+        **dict.fromkeys(("vit-l", "vit-l-16", "vit-large", "vit-large-patch16-224"), "vit-large-patch16"),
     }
 )
 """Name, or last part of an id, in small letters -> shipped model of the same shape, where the names differ."""
@@ -67,6 +69,13 @@ def shipped_name(name: str, shipped: Collection[str]) -> str | None:
     while True:
         if (same := known_spelling(stem, SAME_SHAPE)) is not None:
             return SAME_SHAPE[same]
+        if stem in shipped:
+            return stem
+        # Qwen3-235B: the active parameters are often left out. Before spellings: "qwen2-57b" differs from "qwen2.5-7b"
+        # in hyphens and dots alone.
+        whole = [entry for entry in shipped if re.fullmatch(rf"{re.escape(stem)}-a\d+(\.\d+)?b", entry)]
+        if len(whole) == 1:
+            return whole[0]
         if (found := known_spelling(stem, shipped)) is not None:
             return found
         shorter = _DROPPED.sub("", stem)

@@ -149,6 +149,7 @@ _ENTRIES = (
     ModelEntry("deepseek-v2-lite", Family.DEEPSEEK, "text.deepseek", 15.7e9, "2405.04434 appendix B; config.json"),
     ModelEntry("deepseek-v2", Family.DEEPSEEK, "text.deepseek", 236e9, "2405.04434 §3.1.2; config.json"),
     ModelEntry("deepseek-v3-mtp", Family.DEEPSEEK, "text.deepseek", 683e9, "2412.19437 §2.2, §4.2, one further token"),
+    ModelEntry("kimi-k2", Family.DEEPSEEK, "text.deepseek", 1026e9, "2507.20534 Table 2; config.json"),
     ModelEntry("gpt-oss-20b", Family.GPT_OSS, "text.gpt_oss", 20.9e9, "2508.10925 Table 1; config.json"),
     ModelEntry("gpt-oss-120b", Family.GPT_OSS, "text.gpt_oss", 116.8e9, "2508.10925 Table 1; config.json"),
     ModelEntry(

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 
 from semu.errors import ConfigError, shown, unknown_name
-from semu.hardware.cluster import PER_NODE
 
 _AXES = {"tp": ("tensor", "tensor-model"), "pp": ("pipeline", "pipeline-model"), "cp": ("context",), "dp": ("data",)}
 _AXES |= {"ep": ("expert", "expert-model")}
@@ -89,6 +88,8 @@ def as_ours(words: Sequence[str], unknown: Sequence[str], options: Collection[st
 
 def _gpus_of(nodes: str) -> int:
     """GPUs of so many nodes."""
+    from semu.hardware.cluster import PER_NODE
+
     if not nodes.isdecimal() or not int(nodes):
         raise ConfigError("no number of nodes", where="--nodes", expected="at least 1", got=nodes, nearest=1)
     return int(nodes) * PER_NODE

@@ -71,11 +71,12 @@ class Overrides:
     def _flags(self) -> Iterator[tuple[str, tuple[str, ...], object]]:
         """(flag, path of the key, value) of each change that a flag makes."""
         if self.cluster is not None:
-            with _blamed("--gpus" if self.cluster.startswith(":") else "--cluster"):
+            flag = "--gpus" if self.cluster.startswith(":") else "--cluster"
+            with _blamed(flag):
                 said = said_of_cluster(self.cluster)
                 cluster = Cluster(**{"device": DEFAULT_DEVICE, **said})
             for name in said:
-                yield "--cluster", ("cluster", name), getattr(cluster, name)
+                yield flag, ("cluster", name), getattr(cluster, name)
         if self.parallel is not None:
             with _blamed("--parallel"):
                 sizes = Parallel.parse(self.parallel)

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import semu_models
+from semu.checks import is_integer
 from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
@@ -76,12 +77,48 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     changes = overrides if overrides is not None else Overrides()
     config, places, setup, is_open = read_source(os.fspath(name_or_path), changes.reading)
     changes.apply(config, places)
+    followed = _let_replicas_follow(config, places) if setup is not None else []
     decided = complete_run(config, places, resolve_tables) if is_open else ()
     run = resolve_tables(config, places, setup)
-    run = replace(run, notes=(*places.notes, *decided, *run.notes))
+    run = replace(run, notes=(*places.notes, *followed, *decided, *run.notes))
     if changes.seed is not None and run.config["batch"]["kind"] == "text":
         return replace(run, notes=(*run.notes, "--seed has no effect: a batch of text sequences draws nothing"))
     return run
+
+
+def _let_replicas_follow(config: dict[str, Any], places: Places) -> list[str]:
+    """Leave a setup's number of replicas to its GPUs where another cluster or other sizes are said and dp is not.
+
+    Returns:
+        What was decided, a sentence.
+    Raises:
+        ConfigError: GPUs that make no whole number of replicas.
+    """
+    said = {"cluster.nodes", "cluster.gpus_per_node", *(f"parallel.{axis}" for axis in MESH)} & places.flags.keys()
+    cluster, parallel = config["cluster"], config["parallel"]
+    rest = [parallel.get(axis, 1) for axis in MESH if axis != "dp"]
+    numbers = [cluster["nodes"], cluster["gpus_per_node"], *rest]
+    if not said or "parallel.dp" in said or not all(is_integer(number) and number > 0 for number in numbers):
+        return []  # what is no size is refused with the others
+    before, gpus, replica = parallel.pop("dp", None), cluster["nodes"] * cluster["gpus_per_node"], math.prod(rest)
+    if gpus % replica:
+        width, pp = replica // parallel.get("pp", 1), parallel.get("pp", 1)
+        depths = [depth for depth in range(1, 2 * pp) if gpus % (width * depth) == 0]
+        nearest = f"{max(gpus // replica, 1) * replica} GPUs"
+        if depths:
+            nearest = f"pp = {min(depths, key=lambda depth: abs(depth - pp))}"
+        sizes = " x ".join(f"{axis} {parallel.get(axis, 1)}" for axis in MESH if parallel.get(axis, 1) > 1)
+        raise ConfigError(
+            f"a replica takes {replica} GPUs ({sizes}), and {gpus} are no whole number of replicas",
+            where=places.flags[min(said)],
+            expected=f"a multiple of {replica} GPUs, or other sizes (--tp, --pp, --parallel)",
+            got=f"{gpus} GPUs",
+            nearest=nearest,
+        )
+    after = gpus // replica
+    return (
+        [] if before in (None, after) else [f"parallel.dp: {before} -> {after}, as many replicas as there are GPUs for"]
+    )
 
 
 def resolve_tables(

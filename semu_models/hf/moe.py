@@ -230,7 +230,7 @@ DEEPSEEK_V2 = Dialect(
 
 DEEPSEEK_V3 = Dialect(
     family="deepseek",
-    model_types=("deepseek_v3",),
+    model_types=("deepseek_v3", "kimi_k2"),
     spellings={
         **_latent_decoder(layers=61, hidden=7168, ffn=18432, heads=128, vocab=129280, context=4096),
         **expert_spellings(256, 8),

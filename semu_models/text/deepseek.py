@@ -126,6 +126,22 @@ DEEPSEEK_V3 = DeepSeekConfig(
 )
 """DeepSeek-V3 (2412.19437 §4.2; dense width and vocabulary: config.json of the released checkpoint)."""
 
+KIMI_K2 = DeepSeekConfig(
+    layers=61,
+    hidden=7168,
+    ffn=18432,
+    heads=64,
+    vocab=163840,
+    dense_layers=1,
+    moe_ffn=2048,
+    experts=384,
+    top_k=8,
+    latent=LatentSizes(kv_lora_rank=512, qk_head_dim=128, qk_pos_emb_head_dim=64, v_head_dim=128, q_lora_rank=1536),
+)
+"""Kimi K2 (2507.20534 Table 2: DeepSeek-V3 with half the heads, more experts and one dense layer; dense width,
+attention's widths and vocabulary: config.json of the released checkpoint). The table prints 1.04 T parameters where
+these sizes make 1.026 T, and 32.6 B active ones where they make 32.9 B."""
+
 
 class DeepSeek(Decoder):
     """Token ids [tokens] of the text stream -> scalar loss, of the next token only."""
@@ -165,3 +181,8 @@ def deepseek_v3() -> Model:
 def deepseek_v3_mtp() -> Model:
     """DeepSeek-V3 with the one further token that it was trained to predict."""
     return deepseek_model("deepseek-v3-mtp", replace(DEEPSEEK_V3, mtp_layers=1))
+
+
+def kimi_k2() -> Model:
+    """Kimi K2."""
+    return deepseek_model("kimi-k2", KIMI_K2)

@@ -166,6 +166,40 @@ def test_sizes_of_a_model(
     assert tuple(found[name] for name in SIZES) == sizes
 
 
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        (("--gpus", "768"), (8, 8, 12)),
+        (("--tp", "4"), (8, 4, 12)),
+        (("--gpu", "h100", "--gpus", "1024", "--pp", "8"), (16, 8, 8)),
+        (("--set", "cluster.nodes=12"), (1, 8, 12)),
+        (("--cluster", "h200"), (4, 8, 12)),
+        (("--gpus", "768", "--set", "parallel.dp=8"), (8, 8, 12)),
+    ],
+)
+def test_a_setups_replicas_follow_its_gpus(
+    words: tuple[str, ...], sizes: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = config(capsys, "simulate", "gpt3-175b", *words)["parallel"]
+    assert tuple(found[axis] for axis in ("dp", "tp", "pp")) == sizes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "1024"), "a replica takes 96 GPUs (tp 8 x pp 12), and 1024 are no whole number of replicas"),
+        (("--gpus", "1024"), "nearest allowed: pp = 8"),
+        (("--set", "cluster.nodes=3", "--set", "cluster.gpus_per_node=4", "--tp", "8"), "nearest allowed: 96 GPUs"),
+        (("--gpus", "768", "--set", "parallel.dp=4"), "nearest allowed: dp = 8"),
+        (("--tp", "many"), "not an integer"),
+    ],
+)
+def test_gpus_that_hold_no_whole_replicas(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in error(capsys, "simulate", "gpt3-175b", *words)
+
+
 def test_a_device_alone_takes_the_fewest_gpus_that_do() -> None:
     free, named = (resolve_run("gpt2", Overrides(cluster=cluster)) for cluster in (None, "a100-80g"))
     assert {**named.config["cluster"], "device": "h100"} == free.config["cluster"]

@@ -384,6 +384,7 @@ MODELS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "mixtral-8x7b": _tables({"name": "mixtral-8x7b"}, {"dp": 2, "tp": 2, "pp": 2, "ep": 4, "etp": 1}),
     "qwen3-30b-a3b": _tables({"name": "qwen3-30b-a3b"}, {"dp": 8, "ep": 8, "pp": 2, "zero": 1}, device="h800"),
     "deepseek-v2-lite": _tables({"name": "deepseek-v2-lite"}, {"dp": 4, "ep": 4, "pp": 2}),
+    "kimi-k2": _tables({"name": "kimi-k2"}, {"dp": 8, "ep": 8, "pp": 8}, precision="fp8"),
     "deepseek-v3-mtp": _tables({"name": "deepseek-v3-mtp"}, {"dp": 8, "ep": 8, "pp": 8}, precision="fp8"),
     "gpt-oss-20b": _tables({"name": "gpt-oss-20b"}, {"dp": 4, "ep": 2, "tp": 2}),
     "bert-large": _tables({"name": "bert-large"}, {"dp": 4, "pp": 2}, seq_len=512),

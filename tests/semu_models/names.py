@@ -37,5 +37,6 @@ DECODERS = (
     "qwen2-57b-a14b",
     "deepseek-v2-lite",
     "deepseek-v3-mtp",
+    "kimi-k2",
     "gpt-oss-20b",
 )

@@ -56,6 +56,7 @@ PARAMETERS: Mapping[str, int] = {
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
+    "kimi-k2": 1_026_408_209_408,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
 }
@@ -162,6 +163,11 @@ CONFIGS: Mapping[str, Config] = {
     "deepseek-v2-lite": _deepseek(2048, 10944, 27, 16, 1408, 64, None),
     "deepseek-v2": _deepseek(5120, 12288, 60, 128, 1536, 160, 1536),
     "deepseek-v3": ("deepseek_v3", {}),
+    "kimi-k2": (
+        "deepseek_v3",
+        {"vocab_size": 163840, "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384}
+        | {"first_k_dense_replace": 1},
+    ),
     "gpt-oss-20b": ("gpt_oss", {"num_hidden_layers": 24, "num_local_experts": 32}),
     "gpt-oss-120b": ("gpt_oss", {}),
 }

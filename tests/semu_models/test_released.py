@@ -59,6 +59,7 @@ ACTIVE = {
     "qwen3-235b-a22b": (22e9, "model card"),
     "deepseek-v2-lite": (2.4e9 + 102400 * 2048, "2405.04434 appendix B, and the token table"),
     "deepseek-v3": (37e9, "2412.19437 abstract"),
+    "kimi-k2": (32.6e9, "2507.20534 Table 2"),
     "gpt-oss-20b": (3.61e9 + 201088 * 2880, "2508.10925 Table 1, and one table more"),
     "gpt-oss-120b": (5.13e9 + 201088 * 2880, "2508.10925 Table 1, and one table more"),
 }
