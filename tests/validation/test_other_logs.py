@@ -92,6 +92,23 @@ def test_times(
     assert [one.time_s for one in log.iterations] == pytest.approx([time for _, time, _ in times])
 
 
+@pytest.mark.parametrize(
+    ("lines", "number", "left"),
+    [
+        (NANOTRON, "986", [9.87]),
+        (NEMO, "20.5", [1.25, 1.5]),
+        (COMPOSER, "0.8000", [2.0]),
+    ],
+)
+@pytest.mark.parametrize("damage", ["0", "0.000", "9" * 400])
+def test_a_time_that_is_none_is_left_out(
+    lines: list[str], number: str, left: list[float], damage: str, tmp_path: Path
+) -> None:
+    """An iteration of no time, or of one beyond what numbers hold."""
+    log = log_of(tmp_path / "log", [line.replace(number, damage) for line in lines])
+    assert [one.time_s for one in log.iterations] == pytest.approx(left)
+
+
 def test_memory(tmp_path: Path) -> None:
     rates = log_of(tmp_path / "log", DEEPSPEED_RATES)
     assert rates.memory == {(None, LoggedMemory.MAX_ALLOCATED): 40.5 * 2.0**30}

@@ -119,7 +119,7 @@ class Points(Sequence[Point]):
         order = np.lexsort(keys[::-1])
         ranked = [key[order] for key in keys]
         is_new = np.any([own[1:] != own[:-1] for own in ranked], axis=0) if len(order) else np.zeros(0, dtype=np.bool_)
-        ends = [*(1 + np.flatnonzero(is_new)).tolist(), len(order)] if len(order) else []
+        ends = [*(1 + np.flatnonzero(is_new)).tolist(), len(order)]
         for first, last in pairwise([0, *ends]):
             alike = [(self[row], row) for row in order[first:last].tolist()]
             yield from ((row, point) for point, row in sorted(alike))

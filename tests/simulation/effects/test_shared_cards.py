@@ -91,6 +91,17 @@ def test_two_encoders_on_a_node_wait_for_their_card() -> None:
     assert shared.makespan_s > plain.makespan_s
 
 
+@pytest.mark.parametrize("nics", [1, 2])
+def test_collectives_of_a_stage_over_nodes_share_cards_with_sends(nics: int) -> None:
+    """An encoder of four GPUs on two nodes: its collectives and its sends of the microbatch before meet on the cards,
+    and the pipeline waits for what the collectives lose. Sends that nothing runs beside lose nothing."""
+    hidden, waited = (placed("wide encoder", nics, overlap=overlap(pipeline=hides)) for hides in (True, False))
+    plain, shared = simulate(hidden), simulate(hidden, contention=True)
+    assert shared.contention is not None and shared.contention.lost_s["tp"] > 0
+    assert shared.makespan_s - plain.makespan_s == pytest.approx(shared.contention.lost_s["tp"], rel=1e-6)
+    assert simulate(waited, contention=True).makespan_s == simulate(waited).makespan_s
+
+
 @pytest.mark.parametrize(
     ("vit", "llm"),
     [*product((own(gpus=4, tp=1), own(gpus=4, tp=2), own(gpus=4, tp=4)), (own(gpus=2, tp=2), own(gpus=6, tp=2, pp=3)))],

@@ -130,6 +130,11 @@ def test_static_memory_is_asked_for_tensor_by_tensor(master: str) -> None:
     bf16, fp32 = [2 * n for n in elements], [4 * n for n in elements]
     expected = [CUBLAS_BYTES_HOPPER] * CUBLAS_HANDLES + bf16 + [sum(fp32)] + fp32 * (3 if master == "fp32" else 2)
     assert static_requests(layout, 0) == expected
+    away = replace(job, training=replace(job.training, offload=("weights",)))
+    ends = {0, max(entry[1] for entry in layout.held_by(0))}  # embedding and head: no layers, whose weights are away
+    left = [2 * entry[2].elements for entry in layout.held_by(0) if entry[1] in ends]
+    expected[2 : 2 + len(bf16)] = left
+    assert static_requests(timed(away).layout, 0) == expected
 
 
 def test_zero_3_frees_what_it_gathers() -> None:
