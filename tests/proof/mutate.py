@@ -1,14 +1,15 @@
 """Puts one fault at a time into semu and asks the default suite whether it notices.
 
     python -m tests.proof.mutate [--count 400] [--seed 0] [--state FILE] [--workers 2] [--whole] [--lines FOLDER]
-                                 [AREA | FILE ...]
+                                 [--chosen] [AREA | FILE ...]
 
 A fault is drawn from an area (``AREAS``) or a file, the areas in turn, the files of an area by their length. The test
 files that share rare words with the fault's line run first, then those of its room, until one fails; with ``--whole``,
 what they miss is tried by the whole default suite. With ``--lines`` (``tests/proof/covered.py``) instead: the quickest
 tests that execute the line, for ``NEAR_S``, then the nearest files, and those that hold such tests, for ``ROOM_S`` of
-measured time; a line that no test executes has its near files alone. A test that fails counts when it passes without
-the fault.
+measured time; a line that no test executes has its near files alone. With ``--chosen`` files that have a line in
+``tests/proof/chosen.json`` are asked of the tests that it names, in their order. A test that fails counts when it
+passes without the fault.
 Results are lines of JSON in the state file, with which the same command goes on where it stopped.
 Survivors are read in ``tests/proof/survivors.json``: those proved equivalent have a reason there and do not count.
 """
@@ -44,6 +45,8 @@ from tests.proof.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SURVIVORS = Path(__file__).with_name("survivors.json")
+CHOSEN = Path(__file__).with_name("chosen.json")
+"""Files and folders of semu -> tests that were chosen for them by hand; the longest path that fits counts."""
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "network": (("semu/costs/collectives/**/*.py", "semu/hardware/network/**/*.py"), ("costs", "hardware")),
     "costs": (("semu/costs/**/*.py",), ("costs",)),
@@ -181,11 +184,12 @@ class Tree:
 
     Args:
         folder: of the copy, and of the kernels that are compiled in it; what is there stays. covered: which tests
-            execute which lines.
+            execute which lines. has_chosen: tests that were chosen by hand are asked.
     """
 
-    def __init__(self, folder: Path, covered: Covered | None = None) -> None:
+    def __init__(self, folder: Path, covered: Covered | None = None, *, has_chosen: bool = False) -> None:
         self.folder, self.covered = folder / "repository", covered
+        self.chosen: dict[str, list[str]] = json.loads(CHOSEN.read_text()) if has_chosen else {}
         self.kernels = folder / "kernels"
         self.kernels.mkdir(parents=True, exist_ok=True)
         names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -298,6 +302,13 @@ class Tree:
 
     def _steps(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> Iterator[tuple[str, list[str], float]]:
         """Tests that are asked one after another: the step's name, the tests, and how long they may take."""
+        if own := [path for path in self.chosen if name.startswith(path)]:
+            tests = self.chosen[max(own, key=len)]
+            stem = Path(name).stem
+            yield "room", sorted(tests, key=lambda test: stem not in test), LIMIT_S
+            if is_whole:
+                yield "whole", ["tests"], WHOLE_S
+            return
         near = self.near(name, (self.folder / name).read_text(), mutant.line)
         executing = self.covered.tests_of(name, mutant.line) if self.covered else set()
         if self.covered is None or not executing:
@@ -391,6 +402,7 @@ def run(
     seconds: float,
     folder: Path | None = None,
     lines: Path | None = None,
+    has_chosen: bool = False,
 ) -> list[Result]:
     """Try faults; see the module's text. Returns all results of the state file that belong to them."""
     done = {}
@@ -406,7 +418,7 @@ def run(
     with tempfile.TemporaryDirectory() as temporary:
         trees: Queue[Tree] = Queue()
         for number in range(workers):
-            trees.put(Tree((folder or Path(temporary)) / f"tree{number}", covered))
+            trees.put(Tree((folder or Path(temporary)) / f"tree{number}", covered, has_chosen=has_chosen))
 
         def work(task: tuple[str, str, Mutant, str]) -> None:
             area, name, mutant, key = task
@@ -442,6 +454,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="keep copies of the repository and compiled kernels here")
     parser.add_argument("--lines", type=Path, metavar="FOLDER", help="what tests/proof/covered.py wrote")
+    parser.add_argument("--chosen", action="store_true", help="ask tests of tests/proof/chosen.json, where it has them")
     parser.add_argument("--whole", action="store_true", help="what a room misses is tried by the whole default suite")
     arguments = parser.parse_args()
     for area in arguments.areas:
@@ -457,6 +470,7 @@ def main() -> int:
         seconds=arguments.seconds,
         folder=arguments.folder,
         lines=arguments.lines,
+        has_chosen=arguments.chosen,
     )
     equivalent = json.loads(SURVIVORS.read_text())
     outcomes = Counter("equivalent" if one.key in equivalent else one.outcome for one in found)

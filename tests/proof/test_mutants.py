@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.proof.covered import callers
 from tests.proof.mutants import mutants_of
-from tests.proof.mutate import AREAS, ROOT, SURVIVORS, Tree, drawn, key_of
+from tests.proof.mutate import AREAS, CHOSEN, ROOT, SURVIVORS, Tree, drawn, key_of
 
 SOURCE = '''\
 """A text."""
@@ -65,6 +65,16 @@ def test_faults_are_drawn_alike_and_survivors_exist() -> None:
         source = (ROOT / name).read_text()
         keys |= {key_of(name, source, mutant) for mutant in mutants_of(source)}
     assert set(known) <= keys, "a proof of equivalence stands for code that has changed: prove it again"
+
+
+def test_chosen_tests_exist_and_the_longest_path_counts(tmp_path: Path) -> None:
+    chosen = json.loads(CHOSEN.read_text())
+    assert all((ROOT / path).exists() for path in chosen)
+    assert all((ROOT / test.split("::")[0]).is_file() for tests in chosen.values() for test in tests)
+    tree = object.__new__(Tree)
+    tree.chosen = {"semu/a/": ["tests/test_b.py", "tests/test_x.py"], "semu/a/c.py": ["tests/test_c.py"]}
+    asked = [next(tree._steps("plan", f"semu/a/{name}.py", mutants_of(SOURCE)[0], False))[1] for name in ("x", "c")]
+    assert asked == [["tests/test_x.py", "tests/test_b.py"], ["tests/test_c.py"]]
 
 
 def test_lines_that_call_a_kernel_stand_for_it() -> None:

@@ -211,12 +211,16 @@ def test_the_best_so_far_is_taken_at_the_deadline(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("iteration_s", "fits", "outcome"),
-    [(0.0, True, Outcome.BEST_SO_FAR), (1e9, True, Outcome.HEURISTIC), (0.0, False, Outcome.HEURISTIC)],
-    ids=["better", "longer-iteration", "does-not-fit"],
+    ("case", "outcome"),
+    [
+        ("better", Outcome.BEST_SO_FAR),
+        ("longer iteration", Outcome.HEURISTIC),
+        ("does not fit", Outcome.HEURISTIC),
+        ("as long once it fits", Outcome.HEURISTIC),
+    ],
 )
 def test_what_a_search_tells_is_taken_if_it_fits_and_its_iteration_is_no_longer(
-    iteration_s: float, fits: bool, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+    case: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search tells of a shorter pipeline; its iteration, and whether it fits, are only known when it is simulated."""
     with Planner(vision_job(), vision_stream(3), rollouts=200) as planner:
@@ -225,8 +229,11 @@ def test_what_a_search_tells_is_taken_if_it_fits_and_its_iteration_is_no_longer(
         def endless(begun: Any, default: Any, level: Any, budget: Any, keep: Any = None, *rest: Any) -> Any:
             result, tight, best = inner(begun, default, level, budget, None)
             assert best.makespan_s < default.makespan_s
-            monkeypatch.setattr(running, "iteration_s", lambda *_: iteration_s)
-            if not fits:
+            monkeypatch.setattr(running, "iteration_s", lambda *_: 1e9 if case == "longer iteration" else 0.0)
+            if case == "as long once it fits":
+                longer = replace(best, makespan_s=default.makespan_s)
+                monkeypatch.setattr(running, "fitted", lambda *_: (tight, longer))
+            if case == "does not fit":
                 limits = begun.problem.static_bytes + (best.peak_bytes - begun.problem.static_bytes) // 8
                 tight = tight.limited(limits)
                 tight = replace(tight, target_bytes=limits)
