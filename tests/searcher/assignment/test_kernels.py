@@ -34,14 +34,16 @@ def plain_deal(order, first_bin, num_bins, load, base, tokens, limit, slowness) 
 @pytest.mark.parametrize("num_bins", [1, 7, 16, 17, 50, 100])
 @pytest.mark.parametrize("columns", [1, 3])
 def test_dealing_equals_looking_at_every_bin(num_bins: int, columns: int) -> None:
-    """Loads of few values, so that many bins are alike."""
+    """Loads of few values, so that many bins are alike; at last most of them nothing, so that many bins stay empty."""
     generator = np.random.default_rng(num_bins + columns)
-    for groups, limit, is_slow in ((1, -1, False), (3, -1, False), (2, 30, False), (1, 30, True)):
+    for groups, limit, is_slow in ((1, -1, False), (3, -1, False), (2, 30, False), (1, 30, True), (4, -1, False)):
         n = 5 * num_bins * groups
         load = generator.integers(0, 6, (n, columns)) * generator.integers(1, 4, (n, 1))
+        if groups == 4:
+            load[generator.random(n) < 0.9] = 0
         tokens, order = generator.integers(1, 9, n), generator.permutation(n)
         first = generator.integers(0, groups, n) * num_bins
-        base = generator.integers(0, 3, columns)
+        base = generator.integers(0, 3 if groups < 4 else 1, columns)
         slowness = generator.integers(1, 4, num_bins) if is_slow else np.empty(0, np.int64)
         found = np.empty(n, np.int64)
         lost = deal(order, first, num_bins, load, base, tokens, limit, slowness, found)
