@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -92,3 +93,33 @@ def test_a_name_is_known_by_its_letters_and_first_as_it_stands(name: str, expect
             checks.find_named("letter", name, entries)
     else:
         assert checks.find_named("letter", name, entries) == entries[expected]
+
+
+def test_the_nearest_divisor_is_the_nearest_of_all() -> None:
+    for total in range(1, 61):
+        for near in range(1, 71):
+            divisors = [n for n in range(1, total + 1) if total % n == 0]
+            assert checks.nearest_divisor(total, near) == min(divisors, key=lambda n: (abs(n - near), n))
+
+
+@dataclass
+class Sizes:
+    width: int = 3
+    share: float = 0.5
+    depth: int | None = None
+
+
+def test_sizes_are_all_whole_numbers_or_those_that_are_named() -> None:
+    checks.check_sizes(Sizes())
+    checks.check_sizes(Sizes(width=0), zero=("width",))
+    checks.check_sizes(Sizes(width=0), "depth")
+    checks.check_sizes(Sizes(share=2), "share")
+    for sizes, names, place in (
+        (Sizes(width=0), (), "Sizes.width"),
+        (Sizes(width=0), ("width",), "Sizes.width"),
+        (Sizes(depth=-1), (), "Sizes.depth"),
+        (Sizes(width=0, share=0.5), ("share",), "Sizes.share"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            checks.check_sizes(sizes, *names)
+        assert caught.value.where == place

@@ -217,6 +217,32 @@ def test_no_memory_left_for_receives() -> None:
     check_late(checkpoint, tight)
 
 
+def test_receives_that_fit_are_not_put_off() -> None:
+    """The fullest rank has just the memory that its receives take ahead of any stage, counted one by one; less than
+    that by a byte, and one is put off."""
+    checkpoint = prepare(many_receives())
+    peaks = checkpoint.estimate().peak_memory_bytes
+    fullest = peaks.index(max(peaks))
+    usual = compile_plan(checkpoint, memory_limit_bytes=max(peaks) + (1 << 30))
+    assert usual.estimates is not None
+    begins, sizes = usual.estimates.transfer_start_s.tolist(), usual.messages.num_bytes.max(axis=0).tolist()
+    ahead, posted = list[list[int]](), list[int]()
+    for (kind, target, _), begin in zip(
+        actions_of(usual, fullest), usual.estimates.start_s[fullest].tolist(), strict=True
+    ):
+        if kind is ActionKind.IRECV:
+            posted.append(target)
+        elif kind.is_stage:
+            ahead.append([sizes[message] for message in posted if begin < begins[message]])
+            posted.clear()
+    most = max(map(sum, ahead))
+    assert any(map(sum, ahead[: [sum(one) for one in ahead].index(most)])), "others are ahead of an earlier stage"
+    enough, short = (compile_plan(checkpoint, memory_limit_bytes=max(peaks) + left) for left in (most, most - 1))
+    for rank in range(usual.num_ranks):
+        assert actions_of(enough, rank) == actions_of(usual, rank)
+    assert actions_of(short, fullest) != actions_of(usual, fullest)
+
+
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 2))
 @example(843032949, 1)  # a message that was not put off begins later, and its receive is launched later
