@@ -123,3 +123,22 @@ def test_sizes_are_all_whole_numbers_or_those_that_are_named() -> None:
         with pytest.raises(ConfigError) as caught:
             checks.check_sizes(sizes, *names)
         assert caught.value.where == place
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "shape", "words"),
+    [
+        (checks.check_times, [["a"]], (1, 1), "here: not times; expected numbers, 1 x 1; got 1 x 1 of str32"),
+        (checks.check_times, np.zeros((2, 3)), (2, None, 1), "expected numbers, 2 x n x 1; got 2 x 3"),
+        (checks.check_times, np.zeros((2, 3)), (2, 2), "expected numbers, 2 x 2; got 2 x 3"),
+        (checks.check_times, 1.0, (2,), "expected numbers, 2; got one"),
+        (checks.check_times, [[1.0], [1.0, 2.0]], (), "here: not a table of numbers; expected numbers, one"),
+        (checks.check_times, [[0.0, 1.0], [2.0, -3.0]], (2, 2), "here[1][1]: not a time"),
+        (checks.check_times, [math.inf], (None,), "here[0]: not a time; expected a finite number >= 0; got inf"),
+    ],
+)
+def test_arrays_are_told_by_their_sizes(check: Any, value: Any, shape: Any, words: str) -> None:
+    assert check(np.full((2, 3), 4), "here", (2, None)).tolist() == [[4.0] * 3] * 2
+    with pytest.raises(ScheduleError) as caught:
+        check(value, "here", shape)
+    assert words in str(caught.value)

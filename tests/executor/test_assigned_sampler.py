@@ -82,8 +82,10 @@ def test_weights_go_with_the_lists(source):
     sampler = AssignedSampler(vlm_assigner(), source, 0)
     loader = torch.utils.data.DataLoader(range(400), batch_sampler=sampler, collate_fn=list)
     assert [len(own) for own in loader] == [len(own) for own in sampler]
-    weights = []
-    for handed in AssignedSampler(vlm_assigner(), source, 0):
+    weights, plain = [], AssignedSampler(vlm_assigner(), source, 0)
+    assert plain.loss_weight == 1.0 and plain.assignment is None  # nothing was handed out
+    for handed in plain:
+        assert plain.loss_weight == handed.loss_weight
         weights.append(handed.loss_weight)
         if len(weights) == 8:
             break

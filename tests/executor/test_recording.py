@@ -22,7 +22,7 @@ from semu.executor.demo import run_demo
 from semu.executor.demo.model import DemoModel
 from semu.executor.demo.replay import Calibrated, agreement, calibrate, simulate_order, starts_of
 from semu.executor.demo.scaled import with_fewer_layers
-from semu.plan.action import KINDS
+from semu.plan.action import KINDS, ActionKind
 from semu.plan.plan import ExecutionPlan
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.schedule import PipelineShape
@@ -55,6 +55,14 @@ def test_a_recording_has_every_action_in_order() -> None:
         assert len(timeline.ranks[rank].stages) == len(stages)
         moments = [t for span in zip(own.start_s, own.end_s, strict=True) for t in span]
         assert moments == sorted(moments)
+        waits = [
+            f"wait {'for' if kind is ActionKind.WAIT_IRECV else 'until sent'} message {target}"
+            for a in own.actions
+            if a >= 0
+            for kind, target in [(KINDS[plan.actions[rank].kind[a]], plan.actions[rank].target[a])]
+            if kind in (ActionKind.WAIT_IRECV, ActionKind.WAIT_ISEND)
+        ]
+        assert [piece.name for piece in timeline.ranks[rank].outer] == waits and len({w[:10] for w in waits}) == 2
     begin = {stage.label: stage for rank in timeline.ranks for stage in rank.stages}
     assert begin["1F0"].start_s >= begin["0F0"].end_s  # a message lies between them
     assert begin["2F0"].start_s >= begin["1F2"].end_s  # part 2 of microbatch 0
