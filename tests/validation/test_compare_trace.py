@@ -188,3 +188,15 @@ def test_work_longer_than_its_step_is_said(tmp_path: Path) -> None:
     result = compare_trace(read_kineto(path), run.job, run.report, rank=0)
     assert result.measured.idle_s == pytest.approx(-100e-6)
     assert any(one.startswith("the GPU works 100.00 us longer than") for one in result.warnings)
+
+
+def test_kernels_outside_all_steps_are_counted(tmp_path: Path) -> None:
+    """Only kernels of the chosen step are compared; those of a warm-up before it are said, where there are any."""
+    run = text_run(tmp_path)
+    inside = (step(1, 100, 100), launch(105, 1), kernel("nvjet", 120, 20, correlation=1))
+    early = [piece for k in (2, 3) for piece in (launch(10 * k, k), kernel("nvjet", 10 * k + 2, 5, correlation=k))]
+    for events, warned in ((inside, []), ((*early, *inside), ["2 of 3 kernels lie outside all steps"])):
+        path = write_trace(tmp_path / "t.json", *events)
+        result = compare_trace(read_kineto(path), run.job, run.report, rank=0)
+        assert [one for one in result.warnings if "outside" in one] == warned
+        assert result.measured.families[Family.MATMUL].busy_s == pytest.approx(20e-6)

@@ -196,3 +196,11 @@ def test_nothing_makes_the_reader_crash(field: str, value: object) -> None:
     for kind in KINDS.values():
         (row,) = parse_rows([run(model={}, multimodal={**kind, field: value})])
         assert isinstance(row, Row | BadRow)
+
+
+def test_captions_of_two_towers_have_as_many_tokens_as_clip_s_unless_a_row_says_it() -> None:
+    """CLIP: 77 tokens of a vocabulary of 49,408 (2103.00020, 2.4); every caption has all of them."""
+    for said, context, vocab in (({}, 77, 49408), ({"context": 16, "vocab": 256}, 16, 256)):
+        tables = tables_of(read({"multimodal": {**VIT, "text": {**TOWER, **said}}}))
+        text = tables["model"]["dual"]["text"]
+        assert (text["positions"], text["vocab"], tables["batch"]["text_tokens"]) == (context, vocab, context)
