@@ -142,3 +142,18 @@ def test_arrays_are_told_by_their_sizes(check: Any, value: Any, shape: Any, word
     with pytest.raises(ScheduleError) as caught:
         check(value, "here", shape)
     assert words in str(caught.value)
+
+
+def test_integers_of_arrays_are_whole_and_an_empty_list_has_none() -> None:
+    assert checks.check_integers([], np.int32, "here", (None,)).dtype == np.int32
+    assert checks.check_integers([[0, 9]], np.int8, "here", (1, 2), most=9).tolist() == [[0, 9]]
+    for value, words in (
+        ([1.0], "here: not whole numbers; expected numbers, n; got 1 of float64"),
+        (["a"], "here: not whole numbers"),
+        ([[]], "here: not whole numbers; expected numbers, n; got 1 x 0 of float64"),
+        ([0, 10], "here[1]: out of range; expected 0 to 9; got 10; nearest allowed: 9"),
+        ([-1], "here[0]: out of range"),
+    ):
+        with pytest.raises(ScheduleError) as caught:
+            checks.check_integers(value, np.int8, "here", (None,), most=9)
+        assert words in str(caught.value)

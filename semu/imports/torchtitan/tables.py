@@ -275,6 +275,10 @@ def _stages(settings: Settings, pp: int, layers: int) -> dict[str, Any]:
     else:
         total = layers + before + behind
         stages = pp * (2 if is_looped else 1) if each is None else -(-total // each)
+        if stages > min(total, layers + 2):  # each but the first and the last has a layer
+            name = "parallelism.pipeline_parallel_degree"
+            message = f"{stages} stages of {layers} layers, the embedding and the head"
+            raise settings.error(name, message, expected=f"at most {min(total, layers + 2)} stages", got=pp)
         share, extra = divmod(total, stages)
         counts = [share + (number < extra) for number in range(stages)]
         counts[0] -= before

@@ -150,6 +150,7 @@ def test_flavors_have_the_parameters_of_their_arithmetic() -> None:
         ('flavor = "8B"\n[training]\nenable_cpu_offload = true', "x.toml:5", None),
         ('flavor = "8B"\n[activation_checkpoint]\nmode = "memory_budget"', "x.toml:5", None),
         ('flavor = "8B"\n[parallelism]\ntensor_parallel_degree = "many"', "x.toml:5", None),
+        ('flavor = "8B"\n[parallelism]\npipeline_parallel_degree = 35', "x.toml:5", None),
         ('flavor = "8B"\nbroken = [', "x.toml", None),
     ],
 )
