@@ -18,6 +18,7 @@ from semu.costs.result_cache import ResultCache
 from semu.costs.roofline import CostModel
 from semu.costs.segment_keys import keys_under
 from semu.costs.shape_costs import ShapeCosts, distinct_rows
+from semu.distinct import sorted_distinct
 from semu.records import dataclass
 
 _NUM_SCALARS = 4
@@ -120,8 +121,8 @@ def _compute(
 ) -> dict[bytes, NDArray[np.int64]]:
     """Run segments of a group for some of its shapes."""
     segments = [group.segments[key] for key in keys]
-    rows = np.unique(np.concatenate([segment.rows for segment in segments]))
-    size_rows = np.unique(np.concatenate([segment.size_rows for segment in segments]))
+    rows = sorted_distinct(np.concatenate([segment.rows for segment in segments]))
+    size_rows = sorted_distinct(np.concatenate([segment.size_rows for segment in segments]))
     symbols = {name: np.ascontiguousarray(shapes[:, number]) for number, name in enumerate(group.symbols)}
     columns = model.library.evaluate(symbols, rows, size_rows)
     latency = model.latencies(columns, rows)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import StageProgram, csr, pointer
+from semu.distinct import sorted_distinct
 from semu.engine.consolidation import Consolidated
 from semu.engine.sides import PlaceEdges
 from semu.engine.unit_graph import Edges, Slots, UnitGraph
@@ -69,7 +70,7 @@ def _slots(alone: Consolidated, places: PlaceEdges) -> tuple[Slots, NDArray[np.i
     cost_ptr = np.full(num_units, -1, dtype=np.int64)
     costs: list[NDArray[np.float64]] = []
     filled = 0
-    for unit in np.unique(owner).tolist():
+    for unit in sorted_distinct(owner).tolist():
         program = alone.programs[alone.variant[unit]]
         prog[unit] = programs.setdefault(program, len(programs))
         whole = alone.partition.units[unit]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
+
 
 def sample_step_function(times: NDArray[np.float64], values: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:
     """Positions of the points worth keeping: per time bucket the highest, the lowest and the last.
@@ -31,7 +33,7 @@ def sample_step_function(times: NDArray[np.float64], values: NDArray[np.int64], 
     for extreme in (np.maximum, np.minimum):
         hits = np.flatnonzero(values == np.repeat(extreme.reduceat(values, first), sizes))
         kept.append(hits[np.diff(bucket[hits], prepend=-1) > 0])
-    return np.unique(np.concatenate(kept))
+    return sorted_distinct(np.concatenate(kept))
 
 
 def pool_step_function(

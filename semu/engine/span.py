@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from semu.distinct import sorted_distinct
 from semu.engine.rank_timeline import OuterSlice, RankTimeline, StageOperators
 from semu.errors import ConfigError, nearest_name
 from semu.graph.level import Level
@@ -43,7 +44,7 @@ class SpanCosts:
         busy = np.bincount(mine, weights=(operators.end_s - operators.start_s)[rows], minlength=len(names))
         return cls(
             operators=len(mine),
-            busy_s={names[code]: float(busy[code]) for code in np.unique(mine)},
+            busy_s={names[code]: float(busy[code]) for code in sorted_distinct(mine)},
             flop=math.fsum(operators.flop[rows].tolist()),
             mem_bytes=int(operators.mem_bytes[rows].sum()),
             net_bytes=int(operators.net_bytes[rows].sum()),

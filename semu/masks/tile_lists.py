@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
 from semu.masks.balance import Cut
 from semu.masks.mask import Seen
 from semu.masks.spans import IntArray
@@ -50,7 +51,7 @@ def reads_of_blocks(seen: Seen, starts: IntArray, bounds: IntArray) -> tuple[Int
     numbers = np.arange(len(bounds) - 1, dtype=np.int32)
     tiles = packed(Cut(bounds, numbers, len(numbers)), starts)
     ptr, key, _ = _listed(seen, tiles, tiles, tiles.rank)
-    pairs = np.unique(np.repeat(tiles.rank, np.diff(ptr)).astype(np.int64) * len(numbers) + key)
+    pairs = sorted_distinct(np.repeat(tiles.rank, np.diff(ptr)).astype(np.int64) * len(numbers) + key)
     block, other = np.divmod(pairs, len(numbers))
     is_other = block != other
     counts = np.bincount(block[is_other], minlength=len(numbers))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
 from semu.compile.recipe.cut_module import CutModule
+from semu.distinct import sorted_distinct
 from semu.errors import ConfigError
 from semu.graph.operator import Phase
 from semu.job import Recompute, TrainingJob
@@ -183,7 +184,7 @@ class PlanContents:
         chunk, number = arrays.chunk[kept], arrays.part[kept]
         kind, column = self.layout.recipe.kind_of(chunk, number), self.layout.recipe.column_of(chunk, number)
         sizes = np.zeros((3, len(shapes), len(kept)), dtype=np.int64)
-        for its in np.unique(kind).tolist():
+        for its in sorted_distinct(kind).tolist():
             mine = kind == its
             sizes[:, :, mine] = stage_sizes(checkpoint, its)[:, shapes[:, column[mine]]]
         found = sizes[:, 0].copy()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
+from semu.distinct import sorted_distinct
 from semu.engine.unit_graph import Edges, Slots
 from semu.records import dataclass
 from semu.simulation.context import SimulatedJob
@@ -96,7 +97,7 @@ class StageInsides:
             of_unit, inside = [*group], self.of(unit)
             bound = of_unit[0].op
             if len(of_unit) > 1 or not (bound[1:] > bound[:-1]).all():
-                bound = np.unique(np.concatenate([binding.op for binding in of_unit]))
+                bound = sorted_distinct(np.concatenate([binding.op for binding in of_unit]))
             prog[unit], cost_ptr[unit], num_bound[unit] = inside.number, inside.place, len(bound)
             ops.append(bound)
             starts.append(inside.start.take(bound, axis=1))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from semu import memo
 from semu.checks import check_word
+from semu.distinct import sorted_distinct
 from semu.masks.spans import KINDS, TEXT, Spans
 from semu.records import dataclass
 from semu.workload.batch import Microbatch
@@ -200,7 +201,7 @@ class PlacesOfSamples:
         lengths = samples.lengths[first:last]
         starts = offsets(lengths)
         starts = starts[self.bounds - first] if self.across else starts
-        return Spans(np.unique(starts), offsets(sizes), document, kind, item)
+        return Spans(sorted_distinct(starts), offsets(sizes), document, kind, item)
 
 
 def _runs_of(samples: Samples, first: int, last: int) -> IntArray:
@@ -266,7 +267,7 @@ def _as_recorded(runs: IntArray, layouts: Sequence[Layout | None]) -> IntArray:
         if layout is None:
             rows.append(mine)
             continue
-        of_kind = {kind: np.unique(mine[3][mine[2] == kind]) for kind in range(1, len(KINDS))}
+        of_kind = {kind: sorted_distinct(mine[3][mine[2] == kind]) for kind in range(1, len(KINDS))}
         own = [
             (tokens, number, KINDS.index(name), -1 if name == "text" else int(of_kind[KINDS.index(name)][item]))
             for name, item, tokens in layout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
 from semu.errors import PlanError
 from semu.plan.action import ActionKind
 from semu.plan.columns import message_name, stage_name
@@ -65,7 +66,7 @@ def _check_complete(plan: ExecutionPlan, flow: PlanFlow, is_gradient: Flags, edg
     is_open = flow.is_seam & (flow.parts[flow.source] > 1) & (flow.parts[flow.reader] > 1)
     for end in (flow.source, flow.reader):
         cell = flow.edge * n + end
-        is_open &= np.isin(cell, np.unique(cell[sent]))
+        is_open &= np.isin(cell, sorted_distinct(cell[sent]))
     missing = flow.crosses & ~sent & (~is_open | back)
     unanswered = flow.crosses & sent & flow.has_backward & ~back
     for lacking, phase in ((missing, 0), (unanswered, 1)):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
 from semu.errors import PlanError
 from semu.plan.action import ActionKind
 from semu.plan.columns import ActionColumns, stage_name
@@ -32,7 +33,7 @@ def check_pairs(plan: ExecutionPlan) -> None:
     first_of, count_of = (np.array([getattr(c, name) for c in chunks]) for name in ("first_layer", "num_layers"))
     module, first = module_of[pairs.chunk], first_of[pairs.chunk]
     end = first + count_of[pairs.chunk]
-    there = np.unique(pairs.microbatch)
+    there = sorted_distinct(pairs.microbatch)
     if len(there) < plan.num_microbatches:
         missing = int(np.argmax(np.append(there, -1) != np.arange(len(there) + 1)))
         raise PlanError(

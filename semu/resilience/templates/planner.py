@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
 from semu.records import dataclass
 from semu.resilience.templates.kernels import fill_cuts
 
@@ -115,7 +116,7 @@ def _slowest(
     spans = time[:, last] - time[:, first]
     fits = state[:, last] - state[:, first] + held[:, last] - held[:, first] <= room_bytes
     least = np.diff(time, axis=1).min(axis=0).max(initial=0.0)
-    found: NDArray[np.float64] = np.unique(spans[fits & (spans >= least)])
+    found: NDArray[np.float64] = sorted_distinct(spans[fits & (spans >= least)])
     return found
 
 

@@ -48,6 +48,8 @@ def barrier_edges(shape: PipelineShape, columns: StageColumns) -> tuple[I64, I64
         int64[k] each.
     """
     fellow, stage = fellows(shape, columns)
+    if not len(fellow):
+        return fellow, stage
     is_first = np.isin(fellow, columns.ptr[:-1])
     return fellow[~is_first] - 1, stage[~is_first]
 

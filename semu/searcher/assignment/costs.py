@@ -21,6 +21,7 @@ from semu.compile.chunk import ChunkStages
 from semu.compile.recipe.variants import symbols_of_module
 from semu.costs.evaluation import CostedJob
 from semu.costs.phases import CODES
+from semu.distinct import sorted_distinct
 from semu.errors import ConfigError
 from semu.job import TrainingJob
 from semu.records import dataclass
@@ -208,7 +209,7 @@ def fit_costs(
     repeated = [items[number % len(items)] for number in range(times * count)]
     fitted_on = prepared_with(job, repeated, times * job.num_microbatches)
     shape_of = fitted_on.evaluation.shapes.index.T.ravel()
-    used = np.unique(np.arange(len(shape_of)) % len(items))
+    used = sorted_distinct(np.arange(len(shape_of)) % len(items))
     costed = CostedJob(fitted_on.layout, fitted_on.evaluation)
     by_row, rows = distinct_latencies(costed, fitted_on.units, fitted_on.replicas.links[0])
     keys, which = unit_keys(fitted_on)

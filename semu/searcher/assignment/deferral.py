@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
 from semu.records import dataclass
 
 I64 = NDArray[np.int64]
@@ -135,7 +136,7 @@ def bottleneck_match(cost: I64, alone: I64) -> tuple[I64, int]:
     partner = np.full(len(alone), -1, np.int64)
     if not len(alone):
         return partner, 0
-    values = np.unique(np.concatenate((cost.ravel(), alone)))
+    values = sorted_distinct(np.concatenate((cost.ravel(), alone)))
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2

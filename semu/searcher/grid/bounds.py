@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import wire_factor
 from semu.job import Fp8Weights, Precision, TrainingJob
@@ -191,7 +192,7 @@ class _Bounds:
         micro, tables, row, last = points.column("micro_batch"), [], np.zeros(len(points), dtype=np.int64), 0
         members = members_of(self._table_of, len(firsts))
         for first, rows in zip(firsts.tolist(), members, strict=True):
-            sizes = np.unique(micro[policy == policy[first]])
+            sizes = sorted_distinct(micro[policy == policy[first]])
             tables.append(BlockTable.of(self._job, points[first], sizes.tolist()))
             row[rows] = last + np.searchsorted(sizes, micro[rows])
             last += len(sizes)

@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
 from semu.records import dataclass
 from semu.searcher.problem.problem_arrays import F64, I32
 from semu.searcher.problem.search_problem import SearchProblem
@@ -42,7 +43,7 @@ class OrderSpace:
         groups = problem.num_groups
         exists = np.zeros(2 * groups, dtype=np.bool_)
         exists[:groups] = True
-        exists[groups + np.unique(problem.group[problem.has_backward])] = True
+        exists[groups + sorted_distinct(problem.group[problem.has_backward])] = True
         needs: list[set[int]] = [set() for _ in range(2 * groups)]
         for before, after in _flow(problem):
             needs[after].add(before)

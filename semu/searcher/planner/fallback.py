@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
+from semu.distinct import sorted_distinct
 from semu.errors import MemoryLimitError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
@@ -94,7 +95,7 @@ _PHASE = (Phase.FORWARD, Phase.BACKWARD)
 def _repeated(built: JobProblem, count: int) -> tuple[SearchProblem, I32]:
     """``count`` microbatches of the mean size with the leanest candidates, and the chunk of every pair."""
     problem, order = built.problem, np.lexsort((built.problem.chunk, built.problem.microbatch))
-    before = len(np.unique(problem.microbatch))
+    before = len(sorted_distinct(problem.microbatch))
     n = problem.num_pairs // before
     one = order[:n]  # of the first microbatch; the others have the same pairs
 

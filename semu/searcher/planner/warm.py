@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from semu.distinct import sorted_distinct
 from semu.records import dataclass
 from semu.searcher.orders.space import OrderSpace
 from semu.searcher.problem.problem_arrays import F64, I32, I64
@@ -84,7 +85,7 @@ def _by_work(problem: SearchProblem) -> I64:
     last = (np.arange(problem.num_pairs), problem.num_candidates - 1)
     count = int(problem.microbatch.max(initial=-1)) + 1
     work = np.bincount(problem.microbatch, problem.forward_s[last] + problem.backward_s[last], minlength=count)
-    there = np.unique(problem.microbatch)
+    there = sorted_distinct(problem.microbatch)
     found = np.full(count, -1, dtype=np.int64)
     found[there[np.argsort(-work[there], kind="stable")]] = np.arange(len(there))
     return found

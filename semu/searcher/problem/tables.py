@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu import memo
+from semu.distinct import sorted_distinct
 from semu.records import dataclass
 from semu.searcher.problem.problem_arrays import F64, I16, I32, I64, U8
 from semu.searcher.problem.search_problem import SearchProblem
@@ -48,7 +49,7 @@ class SearchTables:
         rank = problem.stage_rank.astype(np.int32)
         by_producer = np.lexsort((after, before))
         source, target = rank[before[by_producer]], rank[after[by_producer]]
-        sent = np.unique((source.astype(np.int64) * problem.num_ranks + target)[source != target])
+        sent = sorted_distinct((source.astype(np.int64) * problem.num_ranks + target)[source != target])
         pairs = [divmod(ends, problem.num_ranks) for ends in sent.tolist()]
         number = np.full((problem.num_ranks, problem.num_ranks), -1, dtype=np.int32)
         for link, (a, b) in enumerate(pairs):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
+from semu.distinct import sorted_distinct
 from semu.engine.timeline import OuterSlice
 from semu.errors import ConfigError
 from semu.job import TrainingJob
@@ -178,7 +179,7 @@ def _summary(
         _see(item.piece.stream, np.repeat(lost[job.reductions + number], len(item.ranks)))
     for stages in job.written:
         first = stages.first[stages.replica == replica]
-        for stream in np.unique(stages.program.stream[stages.moves]).tolist():
+        for stream in sorted_distinct(stages.program.stream[stages.moves]).tolist():
             ops = np.flatnonzero(stages.moves & (stages.program.stream == stream))
             _see(layout.streams[stream], lost[first[:, None] + ops[None, :]])
     held = {node for (number, node), stage in inside.items() if number == replica and stage.held_s > 0}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
+from semu.distinct import sorted_distinct
 from semu.graph.operator import Phase
 from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT
@@ -78,7 +79,7 @@ class _Changes:
         known = self._by_shape.setdefault(key, np.full(num_shapes, -1, dtype=np.int64))
         numbers: I64 = known[shape]
         if (numbers < 0).any():
-            for new in np.unique(shape[numbers < 0]).tolist():
+            for new in sorted_distinct(shape[numbers < 0]).tolist():
                 known[new] = self.number((key, new), partial(make, new))
             numbers = known[shape]
         return numbers
@@ -206,7 +207,7 @@ class AllocationTape:
     def _sizes_of(self, shape: int) -> I64:
         """Sizes of all storages of the library for a shape: int64[n] [bytes]."""
         if shape not in self._sizes:  # and sooner or later the others
-            every = np.unique(self._shape_of)
+            every = sorted_distinct(self._shape_of)
             self._sizes.update(zip(every.tolist(), self._by_shape.sizes_of(every), strict=True))
         return self._sizes[shape]
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.stage import ExpandedStage, StageProgram, later_of
 from semu.costs.phases import CODES, costs_of, program_of
+from semu.distinct import sorted_distinct
 from semu.records import dataclass
 from semu.schedule.phases import BACKWARD, FORWARD
 from semu.simulation.context import TimedJob
@@ -124,7 +125,7 @@ class PipelineMemory:
         """Stages of a replica, alike ones once: they, and which of them each node is, int64[num_nodes]."""
         run, problem = self.run, self.run.problem
         shape = run.shape[replica, run.column[nodes]]
-        self.load(np.unique(shape).tolist())
+        self.load(sorted_distinct(shape).tolist())
         code = (len(CODES) * run.kind[nodes] + problem.phase[nodes]) * self.evaluation.num_shapes + shape
         moved = {node for row, node in (*run.release, *run.inside) if row == replica}
         if moved:  # no other is like them

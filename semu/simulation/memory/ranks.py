@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import ROLES
+from semu.distinct import sorted_distinct
 from semu.engine.sampling import pool_step_function
 from semu.engine.timeline import compress_steps
 from semu.graph.tensor import Role
@@ -57,7 +58,7 @@ class RankMemory:
         outside = np.concatenate([changes.sum(axis=0) for changes in deltas])
         times.append(np.zeros(1))
         deltas.append(np.zeros((len(ROLES), 1), dtype=np.int64))
-        self.pipeline.load(run.shape[replica, np.unique(run.column[self.nodes])].tolist())
+        self.pipeline.load(run.shape[replica, sorted_distinct(run.column[self.nodes])].tolist())
         for node in self.nodes:
             stage = self.pipeline.expand(replica, int(node))
             times.append(run.start[replica, node] + stage.event_time)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from semu.compile.chunk import ChunkStages
 from semu.compile.stage import StageProgram
 from semu.costs.phases import program_of
+from semu.distinct import sorted_distinct
 from semu.schedule.phases import WEIGHT
 from semu.simulation.context import PipelineRun, TimedJob
 
@@ -49,7 +50,7 @@ def highest_level(run: PipelineRun, rank: int, changes_of: Callable[[int], NDArr
     """
     nodes = run.problem.rank_nodes[rank]
     change = np.zeros((run.num_replicas, len(nodes)), dtype=np.int64)
-    for kind in np.unique(run.kind[nodes]).tolist():
+    for kind in sorted_distinct(run.kind[nodes]).tolist():
         alike = np.flatnonzero(run.kind[nodes] == kind)
         codes, columns = run.problem.phase[nodes[alike]], run.column[nodes[alike]]
         change[:, alike] = changes_of(kind)[codes, run.shape[:, columns]]

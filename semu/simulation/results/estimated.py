@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from semu.distinct import sorted_distinct
 from semu.job import TrainingJob
 from semu.present.estimate import Deferred, Estimate
 from semu.records import dataclass
@@ -117,7 +118,7 @@ def stage_table(run: PipelineRun, estimated: EstimatedIteration) -> StageTable:
         pipeline = estimated.memories[0].pipeline
         level = pipeline.summits.low[slowest].copy()
         doubtful = nodes[pipeline.summits.high[slowest, nodes] > level[nodes]]
-        pipeline.load(run.shape[slowest, np.unique(run.column[doubtful])].tolist())
+        pipeline.load(run.shape[slowest, sorted_distinct(run.column[doubtful])].tolist())
         for node in doubtful.tolist():
             level[node] = pipeline.exact_summit(slowest, node, with_end=False)
         resident = np.array([memory.static.total + memory.workspace for memory in estimated.memories], dtype=np.int64)
