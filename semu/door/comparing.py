@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from semu.job import TrainingJob
 from semu.present.comparison import Comparison, Side, compared
 from semu.present.report import Report
 from semu.runfile import Overrides, resolve_run
+from semu.runfile.overrides import Changes
 
 if TYPE_CHECKING:
     from semu.validation.logs.training_log import TrainingLog
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def compare(
     *sides: str | os.PathLike[str] | TrainingJob | Report,
-    overrides: Sequence[str] = (),
+    overrides: Changes = (),
     cluster: str | None = None,
     parallel: str | None = None,
     changes: Overrides | None = None,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semu.checks import check_integer
 from semu.door.runs import RunName, job_of
@@ -20,12 +21,15 @@ from semu.simulation.contexts.permutations import write_permutations
 from semu.simulation.contexts.policies import study
 from semu.simulation.contexts.result import ContextStudy
 
+if TYPE_CHECKING:
+    from semu.runfile.overrides import Changes
+
 __all__ = ["context", "save_study", "with_context", "write_permutations"]
 
 
 def context(
     job: TrainingJob | RunName,
-    overrides: Sequence[str] = (),
+    overrides: Changes = (),
     *,
     cluster: str | None = None,
     parallel: str | None = None,

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semu.door.runs import RunName, job_of
 from semu.files import make_folder, write_file, write_text
@@ -15,6 +15,9 @@ from semu.job import TrainingJob
 from semu.resilience.long_run import simulate_long_run
 from semu.resilience.options import CheckpointOptions, FailureOptions, PriceOptions, Resilience
 from semu.resilience.report import GoodputReport
+
+if TYPE_CHECKING:
+    from semu.runfile.overrides import Changes
 
 _TIME = re.compile(r"\s*\d+(\.\d*)?\s*[a-z]*\s*")
 
@@ -31,7 +34,7 @@ def failures_of(given: object) -> dict[str, object]:
 
 def goodput(
     job: TrainingJob | RunName,
-    overrides: Sequence[str] = (),
+    overrides: Changes = (),
     *,
     cluster: str | None = None,
     parallel: str | None = None,

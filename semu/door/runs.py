@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
@@ -14,6 +14,7 @@ from semu.simulation.preparation import check_job
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
+    from semu.runfile.overrides import Changes
 
 _Options = ParamSpec("_Options")
 _Result_co = TypeVar("_Result_co", covariant=True)
@@ -37,7 +38,7 @@ class _OfRuns(Protocol[_Options, _Result_co]):
         self,
         job: RunName,
         *options: Any,
-        overrides: Sequence[str] = (),
+        overrides: Changes = (),
         cluster: str | None = None,
         parallel: str | None = None,
         **named: Any,
@@ -45,7 +46,7 @@ class _OfRuns(Protocol[_Options, _Result_co]):
 
 
 def job_of(
-    job: TrainingJob | RunName, overrides: Sequence[str] = (), cluster: str | None = None, parallel: str | None = None
+    job: TrainingJob | RunName, overrides: Changes = (), cluster: str | None = None, parallel: str | None = None
 ) -> tuple[TrainingJob, RunConfig | None]:
     """A job, and the run that it was read from.
 
@@ -84,7 +85,7 @@ def of_runs(
     def _function(
         job: TrainingJob | RunName,
         *options: Any,
-        overrides: Sequence[str] = (),
+        overrides: Changes = (),
         cluster: str | None = None,
         parallel: str | None = None,
         **named: Any,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from semu.simulation.schedules import comparing, exploring
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
+    from semu.runfile.overrides import Changes
 
 
 def run_to_vary(
@@ -54,7 +55,7 @@ def run_to_vary(
 
 def _job_to_vary(
     job: TrainingJob | RunName,
-    overrides: Sequence[str],
+    overrides: Changes,
     cluster: str | None,
     parallel: str | None,
     options: Mapping[str, Any],
@@ -70,7 +71,7 @@ def _job_to_vary(
 
 def _job_to_search(
     job: TrainingJob | RunName,
-    overrides: Sequence[str],
+    overrides: Changes,
     cluster: str | None,
     parallel: str | None,
     options: dict[str, Any],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,11 +20,12 @@ from semu.simulation import estimate
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
+    from semu.runfile.overrides import Changes
 
 
 def simulate(
     job: TrainingJob | RunName,
-    overrides: Sequence[str] = (),
+    overrides: Changes = (),
     *,
     cluster: str | None = None,
     parallel: str | None = None,

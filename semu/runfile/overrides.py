@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeAlias
 
 from semu.errors import ConfigError
 from semu.hardware.cluster import DEFAULT_DEVICE, Cluster, said_of_cluster
@@ -16,6 +16,10 @@ from semu.parallel.axes import Following
 from semu.parallel.config import Parallel
 from semu.records import dataclass
 from semu.runfile.places import Places
+from semu.runfile.sources import plain
+
+Changes: TypeAlias = Sequence[str] | Mapping[str, object]
+"""Changes of a run: ``["training.seq_len=4096"]`` or ``{"training.seq_len": 4096}``."""
 
 _BARE_WORD = re.compile(r"[\w~./][\w~./:+-]*")
 
@@ -25,7 +29,8 @@ class Overrides:
     """Changes to a run, as the command line gives them.
 
     Attributes:
-        assignments: ``key=value``, dotted keys of the run file; values in TOML, simple words also without quotes.
+        assignments: ``key=value``, dotted keys of the run file; values in TOML, simple words also without quotes; or
+            key -> value, None: the default.
         cluster: ``DEVICE:NODESxGPUS``, or a part of it (``said_of_cluster``); replaces device, nodes and
             gpus_per_node as far as it says them, keeps ``[cluster.override]``.
         parallel: ``dp8-tp2-pp4``; sizes that are not named become 1, the other keys of ``[parallel]`` stay.
@@ -35,7 +40,7 @@ class Overrides:
         allow_unmodelled: leave out what makes another model or arithmetic in such a file, instead of refusing it.
     """
 
-    assignments: Sequence[str] = ()
+    assignments: Changes = ()
     cluster: str | None = None
     parallel: str | None = None
     profile: str | None = None
@@ -46,9 +51,11 @@ class Overrides:
     @property
     def reading(self) -> ReadOptions:
         """How a file of another program is read."""
-        keys = [text.partition("=") for text in self.assignments]
-        models = [value.strip(" \"'") for key, _, value in keys if key.strip() in ("model.name", "model.hf_config")]
-        sizes = [value.strip() for key, _, value in keys if key.strip() == "model.transformer.vocab"]
+        texts = self.assignments
+        keys = [f"{key}={texts[key]}" for key in texts] if isinstance(texts, Mapping) else texts
+        said = [text.partition("=") for text in keys]
+        models = [value.strip(" \"'") for key, _, value in said if key.strip() in ("model.name", "model.hf_config")]
+        sizes = [value.strip() for key, _, value in said if key.strip() == "model.transformer.vocab"]
         model, vocab = models[-1] if models else None, sizes[-1] if sizes else None
         return ReadOptions(self.cluster, self.defined, self.allow_unmodelled, model, vocab)
 
@@ -60,13 +67,27 @@ class Overrides:
         """
         for flag, keys, setting in self._flags():
             _assign(config, keys, setting, flag, places)
+        for path, value in self._assigned():
+            _assign(config, path, value, "--set", places)
+
+    def _assigned(self) -> Iterator[tuple[tuple[str, ...], object]]:
+        """(path of the key, value) of each assignment."""
+        if isinstance(self.assignments, str):
+            raise ConfigError(
+                "not a list of assignments",
+                where="overrides",
+                expected='["training.seq_len=4096"] or {"training.seq_len": 4096}',
+                got=repr(self.assignments),
+                nearest=f"[{self.assignments!r}]",
+            )
+        if isinstance(self.assignments, Mapping):
+            for key, given in self.assignments.items():
+                yield _path_of(key, "overrides", "a key of a run file, e.g. training.seq_len"), plain(given)
+            return
         for text in self.assignments:
             key, equals, value = (part.strip() for part in text.partition("="))
-            path = _parse_key(key) if equals else None
-            if path is None:
-                expected = "key=value, e.g. training.seq_len=4096"
-                raise ConfigError("not an assignment", where="--set", expected=expected, got=text)
-            _assign(config, path, parse_value(key, value), "--set", places)
+            path = _path_of(key if equals else "", "--set", "key=value, e.g. training.seq_len=4096", text)
+            yield path, parse_value(key, value)
 
     def _flags(self) -> Iterator[tuple[str, tuple[str, ...], object]]:
         """(flag, path of the key, value) of each change that a flag makes."""
@@ -122,6 +143,13 @@ def parse_value(key: str, value: str) -> object:
         raise ConfigError("more than one value", where=f"--set {key}", expected="one value", got=repr(value))
     found: object = parsed["value"]
     return found
+
+
+def _path_of(key: object, where: str, expected: str, text: str | None = None) -> tuple[str, ...]:
+    path = _parse_key(key) if isinstance(key, str) else None
+    if path is None:
+        raise ConfigError("not an assignment", where=where, expected=expected, got=repr(key) if text is None else text)
+    return path
 
 
 def _parse_key(key: str) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from semu.runfile.config import RunConfig, ordered
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.multimodal import complete_parts, is_own, own_model
 from semu.runfile.networks import NETWORKS
-from semu.runfile.overrides import Overrides
+from semu.runfile.overrides import Changes, Overrides
 from semu.runfile.places import Places
 from semu.runfile.schedules import named_rules, set_cut
 from semu.runfile.schema import TABLES, check_schema
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 def load_run(
     name_or_path: str | os.PathLike[str],
-    overrides: Sequence[str] = (),
+    overrides: Changes = (),
     *,
     cluster: str | None = None,
     parallel: str | None = None,

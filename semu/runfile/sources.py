@@ -119,16 +119,16 @@ def options_table(options: Parallel | Training | Overlap, table: str) -> dict[st
         if kind is ValueKind.AUTO_SWITCH and values.get(name, "") is None
     }
     given = {name: value for name, value in values.items() if value is not None and not isinstance(value, Following)}
-    plain = {name: _plain(value) for name, value in given.items()}
-    return {name: value for name, value in plain.items() if value != {}}
+    words = {name: plain(value) for name, value in given.items()}
+    return {name: value for name, value in words.items() if value != {}}
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
     """A value in the words of a run file."""
     if isinstance(value, PipelineLayout | ModuleParallel):
         return value.to_table()
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     return value.value if isinstance(value, Enum) else value
 
 

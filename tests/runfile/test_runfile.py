@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import semu
 import semu_models
 from semu.errors import ConfigError, ScheduleError
-from semu.job import Precision, Recompute, TrainingJob
+from semu.job import Precision, Recompute, Training, TrainingJob
 from semu.runfile import Overrides, Places, format_toml, load_run, make_job, resolve_run
 from semu.simulation import prepare, simulate
 from semu.simulation.estimate import evaluate
@@ -538,6 +538,33 @@ def test_layers_can_be_frozen_without_the_adapter() -> None:
 
 
 # -- overrides -----------------------------------------------------------------------------------------------------
+def test_overrides_as_a_table() -> None:
+    """Values as in Python, or as a TOML file has them; None: the default."""
+    texts = ["training.seq_len=512", "training.recompute=full", "parallel.tp=2", "parallel.pp=1"]
+    table = {"training.seq_len": 512, "training.recompute": Recompute.FULL, "parallel.tp": 2, "parallel.pp": 1}
+    assert resolve_run("gpt2", Overrides(table)).config == resolve_run("gpt2", Overrides(texts)).config
+    assert load_run("vlm-m", {"training.recompute": None}).training.recompute is Training().recompute
+    alike = [semu.simulate("gpt2", changes, cluster="h100:8") for changes in (texts, table)]
+    assert alike[0].iteration_time_s == alike[1].iteration_time_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "said"),
+    [
+        ("training.seq_len=512", "overrides", "not a list of assignments"),
+        ({"training.seq_len": "many"}, "--set training.seq_len", "not an integer"),
+        ({"no key": 3}, "overrides", "not an assignment"),
+        ({3: 3}, "overrides", "not an assignment"),
+        (["training.seq_len"], "--set", "not an assignment"),
+        ({"training.sek_len": 3}, "--set training.sek_len", "did you mean 'seq_len'?"),
+    ],
+)
+def test_overrides_that_are_none(changes: Any, where: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_run("gpt2", changes)
+    assert raised.value.where == where and said in str(raised.value)
+
+
 def test_the_size_of_a_setup_changes_its_global_batch() -> None:
     setup = semu_models.SETUPS["vlm-m"]
     run = resolve_run("vlm-m", Overrides(cluster="h800:8x8", parallel="dp8-tp2-pp4"))
