@@ -35,6 +35,12 @@ SPELLINGS: Mapping[str, str] = {
 }
 """Options of other programs, and what says the same here. ``--gpu 8`` is ``--gpus 8``; ``--nodes`` are of 8 GPUs."""
 
+BARE: Mapping[str, str] = {
+    "--fsdp": "parallel.zero=3",
+    **{f"--{precision}": f"training.precision={precision}" for precision in ("bf16", "fp16", "fp8")},
+}
+"""Options that need no value, as other programs have them."""
+
 
 def run_keys() -> dict[str, str]:
     """Options that are keys of a run file: ``--seq-len`` -> ``training.seq_len``, ``--tp`` -> ``parallel.tp``."""
@@ -59,19 +65,26 @@ def as_ours(words: Sequence[str], unknown: Sequence[str], options: Collection[st
     """
     keys = run_keys() if "--set" in options else {}
     theirs = {word.partition("=")[0] for word in unknown}
-    theirs = {flag for flag in theirs if SPELLINGS.get(flag, flag) in keys or SPELLINGS.get(flag) in options}
+    theirs = {
+        flag
+        for flag in theirs
+        if SPELLINGS.get(flag, flag) in keys or SPELLINGS.get(flag) in options or (keys and flag in BARE)
+    }
     if not theirs:
         return None
     found: list[str] = []
-    left = iter(words)
-    for word in left:
-        flag, equals, value = word.partition("=")
+    left = [*reversed(words)]
+    while left:
+        flag, equals, value = (word := left.pop()).partition("=")
         if flag not in theirs:
             found.append(word)
             continue
+        if flag in BARE and not equals and (flag not in keys or not left or left[-1].startswith("--")):
+            found += ["--set", BARE[flag]]
+            continue
         ours = SPELLINGS.get(flag, flag)
         if not equals:
-            value = next(left, "--")
+            value = left.pop() if left else "--"
         if not value or value.startswith("--"):
             raise ConfigError(f"{flag} needs a value", where=flag, expected=f"{flag} VALUE, for {keys.get(ours, ours)}")
         if flag == "--gpu" and value.isdecimal() and "--gpus" in options:

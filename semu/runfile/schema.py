@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -156,7 +157,16 @@ def _check_table(path: str, value: object, places: Places) -> None:
             _check_table(f"{path}.{key}", item, places)
         elif kinds[key] is not ValueKind.TABLE and not kinds[key].accepts(item):
             expected = kinds[key].value
-            raise ConfigError(f"not {expected}", where=where, expected=expected, got=repr(item))
+            nearest = _whole(item) if kinds[key] is ValueKind.INTEGER else None
+            raise ConfigError(f"not {expected}", where=where, expected=expected, got=repr(item), nearest=nearest)
+
+
+def _whole(item: object) -> int | None:
+    """The integer that was meant: 131072 by ``128k`` and ``128K``, 64 by ``64.0`` and ``"64"``."""
+    if isinstance(item, float):
+        return int(item) if item.is_integer() else None
+    found = re.fullmatch(r"(\d{1,15})([kKmM]?)", item) if isinstance(item, str) else None
+    return int(found[1]) << {"": 0, "k": 10, "m": 20}[found[2].lower()] if found else None
 
 
 def _unknown(key: str, path: str, legal: tuple[str, ...], where: str) -> ConfigError:

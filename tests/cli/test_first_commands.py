@@ -69,6 +69,8 @@ def test_a_key_without_a_value(words: tuple[str, ...]) -> None:
 
 def test_wrong_values_and_near_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "training.seq_len" in error(capsys, "simulate", "lm-7b", "--seq-len", "many")
+    assert "nearest allowed: 131072" in error(capsys, "simulate", "lm-7b", "--seq-len", "128k")
+    assert "nearest allowed: 4096" in error(capsys, "simulate", "lm-7b", "--seq-len", "4096.0")
     assert "did you mean '--batch-size'?" in error(capsys, "simulate", "lm-7b", "--batch-sise", "8")
     assert "did you mean '--micro-batch'?" in error(capsys, "simulate", "lm-7b", "--micro-batches", "8")
 
@@ -89,6 +91,8 @@ def test_wrong_values_and_near_words(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (("--dtype", "fp16", "--zero-stage", "3"), ("--set", "training.precision=fp16", "--set", "parallel.zero=3")),
         (("--lora", "16"), ("--set", "model.lora.rank=16")),
+        (("--fsdp", "--fp16"), ("--set", "parallel.zero=3", "--set", "training.precision=fp16")),
+        (("--bf16", "--fsdp", "fsdp2"), ("--set", "training.fsdp=fsdp2")),
     ],
 )
 def test_options_as_other_programs_spell_them(
