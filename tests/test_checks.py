@@ -60,6 +60,7 @@ REFUSED: list[tuple[Callable[..., Any], Any, dict[str, Any], type[SemuError], st
     (checks.check_number, 3, {"most": 2}, ConfigError, "expected a number >= 0, at most 2", 2),
     (checks.check_efficiency, 1.5, {}, ConfigError, "not an efficiency; expected a number > 0, at most 1", 1.0),
     (checks.check_switch, 1, {}, ConfigError, "not a switch; expected true or false", None),
+    (checks.check_seed, 2**64, {}, ConfigError, "expected an integer from 0 to 18446744073709551615", 2**64 - 1),
     (checks.check_int32, 2**31, {}, ScheduleError, "out of range", 2**31 - 1),
     (checks.check_text, "\ud800", {}, ScheduleError, "not a text", None),
 ]

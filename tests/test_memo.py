@@ -164,7 +164,10 @@ def test_large_values_stay_until_there_are_too_many_bytes_of_them() -> None:
     small, half = memo.Table[int]("small", 4), memo.LARGE_BYTES // 2
 
     def holding(size: int) -> object:
-        return {"columns": (np.empty(size, dtype=np.uint8), "text"), "none": None}
+        loop: list[object] = []
+        loop.append(loop)
+        held: dict[str, object] = {"columns": (np.empty(size, dtype=np.uint8), "text"), "none": None, "loop": loop}
+        return held | {"again": [held] * 2}  # which is counted once
 
     memo.clear()
     small.get(0, lambda: 0)

@@ -189,3 +189,11 @@ def test_a_demo_of_threads_that_fails_leaves_no_planner(monkeypatch: pytest.Monk
         demo_run.run_demo(plan_on(2), backend="fake", timeout_s=180.0)
     planners = [thread for thread in set(threading.enumerate()) - before if "publish" in thread.name]
     assert planners == []
+
+
+def test_parts_are_joined_along_their_first_dimension() -> None:
+    one, two = ((3, 4), torch.float32), ((5, 4), torch.float32)
+    scalar = ((), torch.float64)
+    assert shapes.joined_shapes([[one, scalar]]) == [one, scalar]  # one part is what it is
+    assert shapes.joined_shapes([[one], [two]]) == [((8, 4), torch.float32)]
+    assert shapes.joined_shapes([[one, two]] * 3) == [((9, 4), torch.float32), ((15, 4), torch.float32)]

@@ -173,6 +173,29 @@ def test_plans_arrive_one_by_one_and_none_is_lost() -> None:
     assert not thread.is_alive()
 
 
+def test_a_planner_is_two_plans_ahead_and_drops_those_that_were_taken() -> None:
+    class Slow:
+        """What is waited for comes; keys in the order in which they are asked for and dropped."""
+
+        def __init__(self) -> None:
+            self.values: dict[str, bytes] = {}
+            self.waited: list[tuple[str, int]] = []
+
+        def set(self, key: str, value: bytes) -> None:
+            self.values[key] = value
+
+        def wait(self, keys: list[str], _: object) -> None:
+            self.waited += [(key, len(self.values)) for key in keys]
+
+        def delete_key(self, key: str) -> None:
+            self.values.pop(key, None)
+
+    store = Slow()
+    assert publish_plans(store, [plan_of_three()] * 4, 1, name="p") == 4
+    assert store.waited == [("p/0/taken", 2), ("p/1/taken", 2)]
+    assert sorted(store.values) == ["p/2", "p/3", "p/4"] and store.values["p/4"] == b"e"
+
+
 def test_a_planner_that_fails_tells_all_ranks() -> None:
     store = Store()
 

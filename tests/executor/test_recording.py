@@ -62,7 +62,9 @@ def test_a_recording_has_every_action_in_order() -> None:
             for kind, target in [(KINDS[plan.actions[rank].kind[a]], plan.actions[rank].target[a])]
             if kind in (ActionKind.WAIT_IRECV, ActionKind.WAIT_ISEND)
         ]
-        assert [piece.name for piece in timeline.ranks[rank].outer] == waits and len({w[:10] for w in waits}) == 2
+        outer = timeline.ranks[rank].outer
+        assert [piece.name for piece in outer] == waits and len({wait[:10] for wait in waits}) == 2
+        assert {piece.net_bytes for piece in outer} == {0}  # nobody measured them
     begin = {stage.label: stage for rank in timeline.ranks for stage in rank.stages}
     assert begin["1F0"].start_s >= begin["0F0"].end_s  # a message lies between them
     assert begin["2F0"].start_s >= begin["1F2"].end_s  # part 2 of microbatch 0

@@ -15,16 +15,22 @@ from semu.nn import Model
 from semu.parallel.config import Parallel
 from semu.simulation import simulate
 from semu.workload import Microbatch
+from semu_models.text.bert import BertConfig, make_bert
 from semu_models.text.llama import Llama, LlamaConfig
 
 HEADS, KV_HEADS, WIDTH = 8, 2, 16
 
 
+def bert() -> Model:
+    return make_bert("bert", BertConfig(layers=2, hidden=64, ffn=256, heads=4, vocab=512, positions=128))
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("cp", [2, 4])
-@pytest.mark.parametrize("kind", ["text", "vlm"])
+@pytest.mark.parametrize("kind", ["text", "vlm", "both ways"])
 def test_as_the_reference(kind: str, cp: int, tp: int) -> None:
-    model, items = {"text": (gpt, text_items), "vlm": (vlm, vlm_items)}[kind]
+    """Causal text halves the keys of other ranks, text that is read both ways does not."""
+    model, items = {"text": (gpt, text_items), "vlm": (vlm, vlm_items), "both ways": (bert, text_items)}[kind]
     run = job_of(model(), items(2), Parallel(cp=cp, tp=tp, zero=3), software="torch")
     assert_equal(simulate(run), expand(run))
 
@@ -66,6 +72,21 @@ def test_every_kernel_by_hand(cp: int) -> None:
     assert memory["add_grad"] == steps * (e + 2 * e // 2) * (6 + 12)
     assert memory["join_grad_kv"] == 2 * e * (6 + 8) + steps * 2 * e * (8 + 8)
     assert memory["from_fp32_bw"] == 3 * e * 6
+    assert wire["pass_kv"] == steps * 2 * e * 2
+    assert wire["pass_kv_grad_kv"] == steps * 2 * e * (2 + 4)
+    assert wire["pass_grad_kv"] == 2 * e * 4
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_every_kernel_of_text_that_is_read_both_ways(cp: int) -> None:
+    """Every step reads all of another rank's keys: nothing is cut, and the gradients that come are one buffer."""
+    tokens, layers = 128, 2
+    run = job_of(bert(), [Microbatch({"text": [cp * tokens]}, samples=1)], Parallel(cp=cp, zero=3), software="torch")
+    e, steps = layers * tokens * 64, cp - 1
+    memory, wire = moved(run)
+    assert memory["merge"] == steps * e * (6 + 12 + 8 + 12)
+    assert memory["add_grad"] == steps * (e + 2 * e) * (6 + 12)
+    assert memory["join_grad_kv"] == 2 * e * (6 + 8) + steps * 2 * e * 8
     assert wire["pass_kv"] == steps * 2 * e * 2
     assert wire["pass_kv_grad_kv"] == steps * 2 * e * (2 + 4)
     assert wire["pass_grad_kv"] == 2 * e * 4

@@ -17,7 +17,7 @@ from semu.nn import Model
 from semu.parallel.config import Overlap, Parallel
 from semu.runfile import load_run, make_job
 from semu.runfile.transformer import TransformerConfig
-from semu.validation.jobs import Settings, layers_of_chunks, run_tables
+from semu.validation.jobs import Settings, layers_of_chunks, may_hide_exchanges, run_tables
 from tests.validation.rows_kit import plain_job, row
 
 GPT_RUN = """\
@@ -259,6 +259,7 @@ MOE = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 768, "shared_expert_ffn": 
         ({"overlap": {"fsdp_prefetch": True}}, "overlap.param_gather", True),
         ({"overlap": {"fsdp_prefetch": True, "dp_param_gather": False}}, "overlap.param_gather", False),
         ({"overlap": {"pp_p2p": True}}, "overlap.pipeline", True),
+        ({"overlap": {"tp_comm": True}}, "overlap.pipeline", None),  # there is none
     ],
 )
 def test_what_a_field_means(changes: dict[str, Any], place: str, value: object) -> None:
@@ -392,3 +393,22 @@ def test_fsdp_rows_have_torchtitans_policy_and_pytorchs_loss(recompute: str, wor
     other = run_tables(row(recompute_kind=recompute), Settings(1, 1, recompute), "h100")["training"]
     assert other["recompute"] == recompute
     assert "cross_entropy" not in other
+
+
+@pytest.mark.parametrize(
+    ("changes", "vp", "may"),
+    [
+        ({}, 2, True),
+        ({}, 1, False),  # no virtual stages
+        ({"pp": 1, "dp": 4}, 2, False),
+        ({"ep": 1}, 2, False),
+        ({"model.moe": None}, 2, False),
+        ({"overlap": {"moe_a2a": False}}, 2, False),  # the row says it
+        ({"software_date": "2025-09"}, 2, True),  # the month of Megatron-LM 0.14
+        ({"software_date": "2025-08"}, 2, False),
+        ({"software": "torch"}, 2, False),
+    ],
+)
+def test_when_exchanges_may_hide_without_a_word(changes: dict[str, Any], vp: int, may: bool) -> None:
+    base = {"software": "megatron", "model.moe": MOE, "pp": 2, "dp": 2, "ep": 2, "gpus": 4, "global_batch": 16}
+    assert may_hide_exchanges(row({**base, **changes}), vp) is may

@@ -92,6 +92,14 @@ def test_times(
     assert [one.time_s for one in log.iterations] == pytest.approx([time for _, time, _ in times])
 
 
+def test_quick_iterations_of_a_trainer(tmp_path: Path) -> None:
+    """Of a bar, the time between two of its lines: ten iterations in 0.3 s, then ten in 0.45 s."""
+    bars = ["1%| | 10/1000 [00:00<00:50, 20.00it/s]", "2%| | 20/1000 [00:00<00:39, 25.00it/s]"]
+    last = "3%| | 30/1000 [00:01<00:40, 24.00it/s]"
+    log = log_of(tmp_path / "log", [*bars, last, "1%| | 2/50 [01:00<25:00, 30.00s/it]"])  # another loop's
+    assert [one.time_s for one in log.iterations] == pytest.approx([0.03, 0.045])
+
+
 @pytest.mark.parametrize(
     ("lines", "number", "left"),
     [

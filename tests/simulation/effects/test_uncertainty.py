@@ -126,6 +126,21 @@ def test_spreads_come_from_errors_else_from_provenance() -> None:
     )
 
 
+def test_a_precision_without_measurements_is_as_uncertain_as_another_device() -> None:
+    """Rates of products in fp32 are those of bf16 carried over; kernels without products move bytes as they do."""
+    found = {}
+    for precision in ("bf16", "fp32"):
+        job = job_of(gpt(), text_items(2), precision=precision, software="kernels")
+        kinds = uncertainty(replace(job, cluster=semu.Cluster("h100", 1, 1))).kinds
+        found[precision] = {item.kind: item.spread for item in kinds}
+    own = replace(job, cluster=semu.Cluster("h100", 1, 1)).profile.efficiencies
+    for kind in (OpKind.MATMUL, OpKind.NORM, OpKind.ADD):
+        assert found["bf16"][kind.value] == pytest.approx((own[kind].relative_error or 0) * MAPE_TO_SIGMA)
+    assert found["fp32"]["matmul"] == pytest.approx(SPREADS[Provenance.TRANSFERRED])
+    assert found["fp32"]["matmul"] > found["bf16"]["matmul"]
+    assert all(found["fp32"][kind] == pytest.approx(found["bf16"][kind]) for kind in ("norm", "add"))
+
+
 def test_software_factors_have_spreads_of_their_own() -> None:
     plain = job_of(gpt(), text_items(2), software="kernels")
     assert not [item for item in uncertainty(plain).kinds if item.kind.startswith("software.")]

@@ -132,3 +132,13 @@ def test_outside_by_hand() -> None:
     assert device_room(job).other_bytes == outside(job.parallel)
     assert device_room(job, Parallel()).other_bytes == 512 << 20
     assert device_room(job, Parallel(dp=2, tp=2, pp=2)).other_bytes == (512 + 3 * 128) << 20
+
+
+def test_ranks_of_modules_on_their_own_gpus_have_as_many_communicators_as_any() -> None:
+    """An encoder of four replicas of one GPU, a language model of one of four: tensor, data and pipeline ranks."""
+    sizes = {"vit": {"gpus": 4, "tp": 1}, "llm": {"gpus": 4, "tp": 4}}
+    job = load_run("vlm-s", ["training.global_batch=8"], cluster="h100:1x8", parallel="dp1-tp4-pp2")
+    assert device_room(job).other_bytes == (512 + 2 * 128) << 20
+    apart = replace(job, parallel=Parallel(dp=1, tp=4, pp=2, segments="apart", modules=sizes))
+    assert [apart.parallel.of_module(name).dp for name in sizes] == [4, 1]
+    assert device_room(apart).other_bytes == (512 + 3 * 128) << 20
