@@ -13,7 +13,7 @@ from simulation.reference.expansion import expand
 from semu.job import TrainingJob
 from semu.nn import Model
 from semu.parallel.config import Parallel
-from semu.simulation import simulate
+from semu.simulation import prepare, simulate
 from semu.workload import Microbatch
 from semu_models.text.bert import BertConfig, make_bert
 from semu_models.text.llama import Llama, LlamaConfig
@@ -90,6 +90,16 @@ def test_every_kernel_of_text_that_is_read_both_ways(cp: int) -> None:
     assert wire["pass_kv"] == steps * 2 * e * 2
     assert wire["pass_kv_grad_kv"] == steps * 2 * e * (2 + 4)
     assert wire["pass_grad_kv"] == 2 * e * 4
+
+
+def test_what_travels_is_made_of_what_was_there() -> None:
+    """The first message holds both gradients of the rank's own keys and values, the next what came and was added to."""
+    library = prepare(grouped(4, 128)).layout.library
+    (block,) = (t for t in library.templates if any(op.path.endswith("join_grad_kv") for op in t.operators))
+    made = {tensor: op.path.rpartition(".")[2] for op in block.operators for tensor in op.outputs}
+    joins = [op.inputs for op in block.operators if op.path.endswith("join_grad_kv")]
+    found = [[made[tensor] for tensor in inputs] for inputs in joins]
+    assert found == [["attention_bw"] * 2, *[["add_grad"]] * 3]
 
 
 def test_others_send_the_heads_that_there_are() -> None:

@@ -229,6 +229,16 @@ def under_factors(numbers: Mapping[str, Number], device: str = "a100-80g") -> di
     return {item.kind: item for item in uncertainty(replace(job, cluster=semu.Cluster(profile, 1, 1))).kinds}
 
 
+@pytest.mark.parametrize(("kernel", "worst"), [("fa2", Provenance.FITTED), ("fa1", Provenance.SPEC)])
+def test_a_kernel_of_attention_is_no_surer_than_its_own_factor(kernel: str, worst: Provenance) -> None:
+    """FlashAttention's factor is from its successor's paper, FlashAttention-2's is fitted, as is the framework's."""
+    fitted = SoftwareFactors.of({"attention": Number(1.1, Provenance.FITTED, "runs", 0.04)})
+    profile = replace(semu.Cluster("h100", 1, 1).profile, software={Software.MEGATRON: fitted})
+    job = job_of(gpt(), text_items(2), software="megatron", attention_kernel=kernel)
+    kinds = uncertainty(replace(job, cluster=semu.Cluster(profile, 1, 1))).kinds
+    assert {i.kind: i.spread for i in kinds}["software.attention"] == pytest.approx(FACTOR_SPREADS[worst])
+
+
 def test_runs_left_out_of_a_fit_judge_kernels_and_factors_together() -> None:
     """Products and memory-bound kernels of the device's own share one error; attention keeps its own and its factor's,
     as do kernels whose coefficients are another device's."""
