@@ -117,6 +117,13 @@ def test_a_time_that_is_none_is_left_out(
     assert [one.time_s for one in log.iterations] == pytest.approx(left)
 
 
+def test_a_clock_with_a_part_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    """A part of a step may be nothing, not more than numbers hold."""
+    for damage, left in (("0.00", [1.25, 0.865]), ("9" * 400, [1.25]), ("1.2.3", [1.25])):
+        log = log_of(tmp_path / "log", [line.replace("410.00", damage) for line in DEEPSPEED])
+        assert [one.time_s for one in log.iterations] == pytest.approx(left)
+
+
 def test_memory(tmp_path: Path) -> None:
     rates = log_of(tmp_path / "log", DEEPSPEED_RATES)
     assert rates.memory == {(None, LoggedMemory.MAX_ALLOCATED): 40.5 * 2.0**30}

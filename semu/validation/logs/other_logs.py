@@ -88,6 +88,9 @@ def parse_deepspeed(lines: Sequence[str]) -> TrainingLog | None:
         rank = _RANK.search(line)
         if (clock := _SPEED.search(line)) is not None:
             parts = dict(_SPEED_PART.findall(clock[1]))
+            if any(positive(text) is None and text.strip("0.") for text in parts.values()):
+                clocks.skip(number)
+                continue
             total = sum(positive(text) or 0.0 for text in parts.values())
             if {"fwd", "bwd", "step"} <= parts.keys() and total > 0:
                 steps += 1
