@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.chunk import ChunkStages
-from semu.engine.timeline import RankTimeline
 from semu.graph.operator import Phase
 from semu.simulation import JobCheckpoint
 
@@ -14,31 +15,33 @@ _LAYERS = ".layers."
 """In the path of every transformer layer of a decoder, and of nothing else."""
 
 
-def activation_bytes(checkpoint: JobCheckpoint, rank: RankTimeline) -> int:
+def activation_bytes(checkpoint: JobCheckpoint, rank: int, stages: Sequence[tuple[int, Phase]]) -> int:
     """Bytes that the layers of a pipeline rank keep, at the moment at which they are most (2205.05198 §4).
 
     Nothing transient counts, and nothing of embedding and head. A microbatch counts from its forward stage to its
     backward stage, of a split one to the last part.
 
     Args:
-        checkpoint: a job whose microbatches are all equal. rank: one of its ranks, simulated.
+        checkpoint: a job whose microbatches are all equal. rank: one of its pipeline ranks.
+        stages: chunk and phase of each of its stages, in their order.
     """
     sizes = checkpoint.evaluation.by_shape.sizes_of(np.zeros(1, dtype=np.int64))[0]
     kept = {
         chunk.chunk.index: _kept_by_layers(chunk, sizes)
         for chunk in checkpoint.layout.chunks
-        if chunk.chunk.rank == rank.rank
+        if chunk.chunk.rank == rank
     }
-    parts = {(stage.chunk, stage.phase) for stage in rank.stages}
+    parts = set(stages)
     last: set[tuple[int, Phase]] = {(c, phase) for c, phase in parts if phase is Phase.WEIGHT_GRADIENT}
     last |= {(c, Phase.INPUT_GRADIENT) for c, _ in parts if (c, Phase.WEIGHT_GRADIENT) not in last}
     held = most = 0
-    for stage in rank.stages:
-        if stage.phase is Phase.FORWARD:
-            held += kept[stage.chunk]
+    for part in stages:
+        chunk, phase = part
+        if phase is Phase.FORWARD:
+            held += kept[chunk]
             most = max(most, held)
-        elif stage.phase is Phase.BACKWARD or (stage.chunk, stage.phase) in last:
-            held -= kept[stage.chunk]
+        elif phase is Phase.BACKWARD or part in last:
+            held -= kept[chunk]
     return most
 
 

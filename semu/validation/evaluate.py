@@ -107,8 +107,8 @@ def _predicted(row: Row, run: Run) -> dict[Quantity, float | None]:
     report = run.report
     if row.measure is Measure.ANALYTIC:
         scope = row.scope or Scope.FIRST_STAGE
-        ranks = run.lived.timeline.ranks
-        activation = max(activation_bytes(run.checkpoint, ranks[rank]) for rank in ranks_of(scope, len(ranks)))
+        ranks = ranks_of(scope, run.checkpoint.job.parallel.pp)
+        activation = max(activation_bytes(run.checkpoint, rank, run.lived.parts_of(rank)) for rank in ranks)
         static = static_bytes(report, scope)
         return {
             Quantity.MEMORY: activation + static,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 
 from semu.engine.timeline import IterationTimeline
+from semu.graph.operator import Phase
 from semu.present.uncertainty import Uncertainty
 from semu.records import dataclass
 from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
 from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.estimated import EstimatedIteration
-from semu.simulation.results.rank_timeline import build_timeline
+from semu.simulation.results.rank_timeline import build_timeline, stage_parts
 from semu.simulation.results.time_breakdown import stage_weights
 
 
@@ -38,6 +39,10 @@ class LivedIteration:
         if self.iteration.job.training.optimizer_post_validation:
             time_s = max(time_s, *(tail.end_s for tail in self.iteration.tails))
         return build_timeline(self.iteration, self.head.memories, self.head.slowest, self.costs, time_s)
+
+    def parts_of(self, rank: int) -> list[tuple[int, Phase]]:
+        """Chunk and phase of each stage of a pipeline rank, in their order."""
+        return stage_parts(self.iteration, self.head.memories[rank])
 
     @property
     def launched_s(self) -> float:

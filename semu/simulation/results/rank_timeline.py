@@ -45,6 +45,21 @@ def build_timeline(
     return IterationTimeline(ranks, time_s, float(iteration.run.makespan()[replica]))
 
 
+def shown_nodes(timed: TimedJob, memory: RankMemory) -> NDArray[np.int64]:
+    """Nodes of a rank's stages in their order; parts of backwards in which nothing happens are left out."""
+    if not timed.run.problem.splits_backward:
+        return memory.nodes
+    has_work = [memory.pipeline.program(node).num_ops > 0 for node in memory.nodes.tolist()]
+    return memory.nodes[np.array(has_work, dtype=np.bool_)]
+
+
+def stage_parts(timed: TimedJob, memory: RankMemory) -> list[tuple[int, Phase]]:
+    """Chunk and phase of each stage of a rank, in their order, as its timeline has them."""
+    problem, nodes = timed.run.problem, shown_nodes(timed, memory)
+    phases = [_PHASES[code] for code in problem.phase[nodes].tolist()]
+    return [*zip(problem.chunk[nodes].tolist(), phases, strict=True)]
+
+
 class _RankBuilder:
     """One rank of one replica as a ``RankTimeline``."""
 
@@ -58,10 +73,7 @@ class _RankBuilder:
     ) -> None:
         self.layout, self.evaluation, self.run = timed.layout, timed.evaluation, timed.run
         self.memory, self.replica, self.costs, self.tables = memory, replica, costs, tables
-        self.nodes = memory.nodes
-        if timed.run.problem.splits_backward:  # parts in which nothing happens are not shown
-            has_work = [memory.pipeline.program(node).num_ops > 0 for node in memory.nodes.tolist()]
-            self.nodes = memory.nodes[np.array(has_work, dtype=np.bool_)]
+        self.nodes = shown_nodes(timed, memory)
 
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
         """Stages, gathers and the optimizer of the rank, in the order of time [s]."""
