@@ -89,11 +89,14 @@ class BlockTable:
     costs: MicrobatchCosts
 
     @classmethod
-    def of(cls, job: TrainingJob, point: Point, micro_batches: Sequence[int]) -> BlockTable:
+    def of(
+        cls, job: TrainingJob, point: Point, micro_batches: Sequence[int], shapes: KnownShapes | None = None
+    ) -> BlockTable:
         """Trace the model in a configuration and cost its blocks.
 
         Args:
             job: the base. point: a legal configuration. micro_batches: all sizes of a microbatch.
+            shapes: of the base's batch, where several tables are made.
         """
         own = job_at(job, point)
         if own.parallel.cuts_by_time:  # only where blocks lie depends on it
@@ -124,7 +127,8 @@ class BlockTable:
                     if held.parameter.requires_grad:
                         trained[int(held.is_expert), number] += held.elements
         templates = [(block.template, copy) for block, copy in zip(blocks, chain(*copies), strict=True)]
-        costs = _costs(own, traced, model, templates, micro_batches)
+        shapes = shapes if shapes is not None else KnownShapes(job)
+        costs = _costs(own, traced, model, templates, [shapes.of(own, traced, size) for size in micro_batches])
         if is_partial:
             costs = replace(costs, kept=np.zeros_like(costs.kept))
         return cls(
@@ -160,14 +164,34 @@ def _running(table: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate((np.zeros((*table.shape[:-1], 1), dtype=table.dtype), np.cumsum(table, axis=-1)), axis=-1)
 
 
-def _shapes(job: TrainingJob, traced: TracedBlocks, micro_batch: int) -> BatchShapes:
-    """The distinct shapes of the job's batch in microbatches of a size."""
-    symbols, parallel = traced.library.symbols, job.parallel
-    count = job.training.global_batch // micro_batch
-    items = job.batch.microbatches(count, micro_batch, job.training.seq_len)
-    windows = windows_in(symbols)
-    sizes = 1, parallel.token_divisor, parallel.sequence_parts
-    return distinct_shapes(items, *sizes, spreads(job), windows, Ranked.of(job, symbols), derived_in(symbols))
+class KnownShapes:
+    """The distinct shapes of a base's batch in microbatches of a size, as blocks of its configurations read them.
+
+    Those of a job whose blocks read nothing but sequences are the same for many configurations, and found once.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._known: dict[object, BatchShapes] = {}
+
+    def of(self, job: TrainingJob, traced: TracedBlocks, micro_batch: int) -> BatchShapes:
+        """Of one size; ``job``: one of the base's, in a configuration."""
+        symbols, parallel = traced.library.symbols, job.parallel
+        windows, derived, ranked = windows_in(symbols), derived_in(symbols), Ranked.of(job, symbols)
+        sizes = 1, parallel.token_divisor, parallel.sequence_parts
+        spread = spreads(job)
+
+        def _find() -> BatchShapes:
+            count = self._job.training.global_batch // micro_batch
+            items = self._job.batch.microbatches(count, micro_batch, self._job.training.seq_len)
+            return distinct_shapes(items, *sizes, spread, windows, ranked, derived)
+
+        if windows or derived or spread or ranked is not None:
+            return _find()
+        key = micro_batch, sizes
+        if key not in self._known:
+            self._known[key] = _find()
+        return self._known[key]
 
 
 def _costs(
@@ -175,11 +199,10 @@ def _costs(
     traced: TracedBlocks,
     model: CostModel,
     templates: Sequence[tuple[int, int]],
-    micro_batches: Sequence[int],
+    shapes: Sequence[BatchShapes],
 ) -> MicrobatchCosts:
     """For every size of a microbatch; the shapes of all sizes are costed in one go. ``templates``: of every block, and
     of its copy where no gradient arrives, -1: there is none."""
-    shapes = [_shapes(job, traced, size) for size in micro_batches]
     columns, index = [], []
     for own in shapes:
         columns += [(name, column.dtype.str, column.tobytes()) for name, column in own.columns.items()]

@@ -32,7 +32,7 @@ from semu.parallel.stage_layers import stage_boundaries
 from semu.records import dataclass
 from semu.schedule.problem import members_of
 from semu.schedule.registry import ALL_SCHEDULES
-from semu.searcher.grid.blocks import F64, I64, BlockTable, MicrobatchCosts
+from semu.searcher.grid.blocks import F64, I64, BlockTable, KnownShapes, MicrobatchCosts
 from semu.searcher.grid.columns import Points, groups_of
 from semu.searcher.grid.space import OPTIONS, Point, job_at, parallel_of
 from semu.searcher.grid.splits import widths_of
@@ -190,10 +190,11 @@ class _Bounds:
         firsts, self._table_of = points.groups(*_BLOCKS, experts, replicated, widths)
         _, policy = points.groups("cp", "cp_balance")  # on these depends which sizes context ranks can share
         micro, tables, row, last = points.column("micro_batch"), [], np.zeros(len(points), dtype=np.int64), 0
-        members = members_of(self._table_of, len(firsts))
+        members, shapes = members_of(self._table_of, len(firsts)), KnownShapes(self._job)
+        sizes_of = [sorted_distinct(micro[rows]) for rows in members_of(policy, int(policy.max(initial=-1)) + 1)]
         for first, rows in zip(firsts.tolist(), members, strict=True):
-            sizes = sorted_distinct(micro[policy == policy[first]])
-            tables.append(BlockTable.of(self._job, points[first], sizes.tolist()))
+            sizes = sizes_of[policy[first]]
+            tables.append(BlockTable.of(self._job, points[first], sizes.tolist(), shapes))
             row[rows] = last + np.searchsorted(sizes, micro[rows])
             last += len(sizes)
         return tables, row
