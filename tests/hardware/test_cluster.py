@@ -49,6 +49,8 @@ def test_not_a_cluster(text: str) -> None:
         ("H800", "h800"),
         ("4090", "rtx4090"),
         ("gb200", "gb200-nvl72"),
+        ("GB300", "gb300-nvl72"),
+        ("NVIDIA B300", "b300"),
     ],
 )
 def test_what_people_call_a_device_is_its_profile(said: str, device: str) -> None:

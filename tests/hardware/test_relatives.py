@@ -11,7 +11,7 @@ from semu.hardware.profile import list_profiles, load_profile
 
 RELATIVES = {OpKind.GROUPED_MATMUL: OpKind.MATMUL, OpKind.PERMUTE: OpKind.COPY, OpKind.TOP_K: OpKind.NORM}
 MEASURED_GROUPS = ("a100-pcie", "b200")
-SISTERS = {"gb200-nvl72": "b200"}
+SISTERS = dict.fromkeys(("b300", "gb200-nvl72", "gb300-nvl72"), "b200")
 """Devices that take over grouped products measured on another."""
 
 

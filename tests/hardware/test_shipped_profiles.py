@@ -18,7 +18,9 @@ SOLD_GB = {
     "a40": 48,
     "a800": 80,
     "b200": 180,
+    "b300": 270,
     "gb200-nvl72": 186,
+    "gb300-nvl72": 279,
     "h100": 80,
     "h100-96g": 96,
     "h20": 96,
@@ -30,8 +32,9 @@ SOLD_GB = {
     "rtx4090": 24,
 }
 NAMES = list(SOLD_GB)
-FP8 = {"b200", "gb200-nvl72", "h100", "h100-96g", "h20", "h200", "h800", "h800-400g", "l40s", "mi300x", "rtx4090"}
-UNMEASURED = {"a800", "gb200-nvl72", "l40s", "mi300x", "rtx4090"}
+WITHOUT_FP8 = {"a100-40g", "a100-80g", "a100-pcie", "a40", "a800"}
+FP8 = {*NAMES} - WITHOUT_FP8
+UNMEASURED = {"a800", "b300", "gb200-nvl72", "gb300-nvl72", "l40s", "mi300x", "rtx4090"}
 """Of whose kernels nothing is fitted: peaks of the data sheet, coefficients of a sister device."""
 WITHOUT_NVLINK = {"l40s", "rtx4090"}
 

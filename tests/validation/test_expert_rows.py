@@ -89,6 +89,7 @@ def test_dropped_tokens_are_the_capacity_of_balanced_routing() -> None:
     ("gpu", "profile", "device"),
     [
         ("GB200-186GB (NVL72)", "b200", "gb200-nvl72"),
+        ("GB300-279GB (NVL72)", "b200", "gb300-nvl72"),
         ("B200-SXM-180GB", "b200", "b200"),
         ("H100-SXM-96GB-HBM2e-500W", "h100-96g", "h100-96g"),
         ("H800-SXM-80GB", "h800", "h800"),

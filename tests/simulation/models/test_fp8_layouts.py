@@ -186,7 +186,7 @@ def test_static_memory(name: str, weights: str) -> None:
 
 def test_which_devices_take_either_layout() -> None:
     found = {name for name in list_profiles() if load_profile(name).fp8_layouts.value == 2}
-    assert found == {"b200", "gb200-nvl72"}
+    assert found == {"b200", "b300", "gb200-nvl72", "gb300-nvl72"}
 
 
 def test_mxfp8_on_a_device_without_it_is_said() -> None:
