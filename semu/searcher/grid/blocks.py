@@ -43,6 +43,8 @@ REPEATS = 4
 """Copies of a repeated block that are joined to measure what one more of them adds."""
 FEW = 256
 """So many shapes of a batch, at most, are looked up one by one."""
+MOST_KNOWN = 1024
+"""Shapes of a block after which what they cost is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +293,8 @@ class _Floors:
         templates = self._traced.library.templates
         key = memo.Same(templates[own] for own in (number, copy) if own >= 0), is_repeated, self._settings
         known = _KNOWN.get(key, dict) if len(self._shapes) <= FEW else {}
+        if len(known) > MOST_KNOWN:
+            known = _KNOWN.put(key, {})
         missing = {shape: row for row, shape in enumerate(self._shapes) if shape not in known}
         if missing:
             found = self._find(number, copy, is_repeated, self._costs_of([*missing.values()]))
