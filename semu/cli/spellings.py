@@ -93,7 +93,7 @@ def as_ours(words: Sequence[str], unknown: Sequence[str], options: Collection[st
             value = str(_gpus_of(value))
         found += ["--set", f"{keys[ours]}={value}"] if ours in keys else [ours, value]
     for option, what in (("--cluster", "device"), ("--gpus", "number of GPUs")):
-        if theirs and sum(word.partition("=")[0] == option for word in found) > 1:
+        if sum(word.partition("=")[0] == option for word in found) > 1:
             same = [option, *(flag for flag in SPELLINGS if SPELLINGS[flag] == option)]
             raise ConfigError(f"the {what} is told twice", where=option, expected=f"one of {', '.join(same)}")
     return found
