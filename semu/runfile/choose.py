@@ -116,8 +116,30 @@ def choose_layout(
         f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {device}:{size}" + cause,
         where="--cluster" if has_cluster else "--parallel",
         expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",
-        got=f"{model.num_parameters():,} parameters",
+        got=f"{model.num_parameters():,} parameters" + _least(config, weights),
     )
+
+
+def _least(config: Mapping[str, Any], weights: _Weights) -> str:
+    """On how many GPUs weights, gradients and Adam's state have room at the least; empty: the run may keep others."""
+    if not _is_usual(config):
+        return ""
+    memory = _memory_bytes(config)
+    total = (WEIGHT_BYTES + STATE_BYTES) * (weights.dense + weights.experts)
+    return f", whose weights, gradients and optimizer state alone fill {math.ceil(total / memory):,} GPUs"
+
+
+def _memory_bytes(config: Mapping[str, Any]) -> float:
+    """Of a GPU."""
+    cluster = config["cluster"]
+    profile = Cluster(cluster.get("device", DEFAULT_DEVICE), 1, 1, cluster.get("override", {})).profile
+    return float(profile.memory_bytes.value)
+
+
+def _is_usual(config: Mapping[str, Any]) -> bool:
+    """Whether ranks hold bf16 weights, fp32 gradients and Adam's fp32 state of every parameter, sharded as ZeRO-1."""
+    is_changed = "zero" in config["parallel"] or any(key in config["training"] for key in _OTHER_BYTES)
+    return not is_changed and not any(config["model"].get(key) for key in ("frozen", "lora"))
 
 
 _Tried = list[tuple[float | ConfigError | ScheduleError, dict[str, Any]]]
@@ -145,10 +167,8 @@ def _layouts(
 ) -> Iterator[dict[str, Any]]:
     """Tables of the layouts to try; those that cannot fit are left out."""
     gpus = nodes * per_node
-    device = config["cluster"].get("device", DEFAULT_DEVICE)
-    memory = Cluster(device, nodes, per_node, config["cluster"].get("override", {})).profile.memory_bytes.value
-    is_changed = "zero" in config["parallel"] or any(key in config["training"] for key in _OTHER_BYTES)
-    is_usual = not is_changed and not any(config["model"].get(key) for key in ("frozen", "lora"))
+    device, memory = config["cluster"].get("device", DEFAULT_DEVICE), _memory_bytes(config)
+    is_usual = _is_usual(config)
     settings = [config["training"]["recompute"]] if "recompute" in config["training"] else ["none", "full"]
     sizes = [(tp, pp) for tp in _powers(min(8, per_node)) for pp in range(1, MOST_PP + 1) if gpus % (tp * pp) == 0]
     sizes.sort(key=lambda item: (item[0] * item[1], item[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from semu.cli import main
 from semu.cli.options.every import build_parser, parse_arguments
 from semu.cli.spellings import SPELLINGS, run_keys
 from semu.errors import ConfigError
+from semu.hardware.profile import load_profile
 from semu.runfile import Overrides, resolve_run
 
 SIZES = ("device", "nodes", "gpus_per_node")
@@ -139,6 +141,14 @@ def test_lists_and_runs_without_their_command(capsys: pytest.CaptureFixture[str]
     assert "did you mean 'simulate'?" in error(capsys, "simluate", "llama3-8b")
     assert "did you mean 'semu simulate gpt2'?" in error(capsys, "gpt2")
     assert "semu simulate" not in error(capsys, "qwertz", "--gpus", "8")
+
+
+def test_a_model_that_does_not_fit_says_what_its_state_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """18 bytes a parameter over 79.1 GiB a GPU; not of a run that may keep fewer."""
+    least = math.ceil(18 * 405_853_388_800 / load_profile("h100").memory_bytes.value)
+    said = error(capsys, "simulate", "llama3-405b", "--gpus", "8")
+    assert f"weights, gradients and optimizer state alone fill {least} GPUs" in said
+    assert "alone fill" not in error(capsys, "simulate", "llama3-405b", "--gpus", "8", "--grad-dtype", "bf16")
 
 
 def test_a_grid_of_a_model_is_based_on_its_gpus(capsys: pytest.CaptureFixture[str]) -> None:
