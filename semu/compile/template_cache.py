@@ -144,6 +144,8 @@ def block_like(key: Hashable, options: TraceOptions, make: Callable[[TraceOption
     """A compiled block: what was made before under options with the same values of all that its trace reads, or new.
 
     A trace that reads the same as another goes the same way, so that options which it does not read cannot matter.
+    No other table holds blocks: one that forgets later would hand out the block before beside a new one like it, and
+    sums over blocks would depend, in their last bit, on what the process did before.
 
     Args:
         key: all that the block depends on but ``options``, and what it depends on of their plan of shards.
@@ -151,7 +153,7 @@ def block_like(key: Hashable, options: TraceOptions, make: Callable[[TraceOption
     """
     known = _ASKED.peek(key) or ()
     for names in known:
-        block = _ALIKE.peek((key, names, tuple([getattr(options, name) for name in names])))
+        block = BLOCKS.peek((key, names, tuple([getattr(options, name) for name in names])))
         if block is not None:
             return block
     asked = AskedOptions(options)
@@ -159,7 +161,7 @@ def block_like(key: Hashable, options: TraceOptions, make: Callable[[TraceOption
     names = asked.names
     if names not in known:
         _ASKED.put(key, (*known, names))
-    return _ALIKE.put((key, names, tuple([getattr(options, name) for name in names])), block)
+    return BLOCKS.put((key, names, tuple([getattr(options, name) for name in names])), block)
 
 
 class JoinedLibrary:
@@ -219,8 +221,7 @@ class JoinedLibrary:
         )
 
 
-BLOCKS = memo.Table[CompiledBlock]("compiled blocks by structure, arriving tensors, sharding and other options", 256)
-_ALIKE = memo.Table[CompiledBlock]("compiled blocks by all that is no option, names of options, and their values", 512)
+BLOCKS = memo.Table[CompiledBlock]("compiled blocks by all that is no option, names of options, and their values", 512)
 _ASKED = memo.Table[tuple[tuple[str, ...], ...]]("options that traces have read, by all that is no option", 512)
 LIBRARIES = memo.Table[JoinedLibrary]("libraries by serial numbers of their blocks, and exchanges", 16)
 _STAGES = memo.ScopedTable[tuple[StageProgram, StageProgram | None]](

@@ -11,7 +11,7 @@ from semu import memo
 from semu.compile.model_memo import state_of
 from semu.compile.module_sharding import ModuleSetting, resharded, to_shards, to_whole, vocabulary_options
 from semu.compile.structure import Structure, StructureReader
-from semu.compile.template_cache import BLOCKS, CompiledBlock, ParameterSlot, block_like
+from semu.compile.template_cache import CompiledBlock, ParameterSlot, block_like
 from semu.errors import ConfigError
 from semu.hardware.attention_kernels import head_dims
 from semu.hardware.kinds import DType
@@ -418,8 +418,7 @@ class ModelTracer:
         known = self._known.get((place.number, gradients))
         if known is None:
             if place.is_lasting:
-                alike = place.key_but_options, gradients
-                known = BLOCKS.get((place.key, gradients), lambda: block_like(alike, place.options, _make))
+                known = block_like((place.key_but_options, gradients), place.options, _make)
             else:
                 known = _make(place.options)
             self._known[place.number, gradients] = known
