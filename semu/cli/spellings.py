@@ -7,8 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from semu.errors import ConfigError, shown, unknown_name
 
-_AXES = {"tp": ("tensor", "tensor-model"), "pp": ("pipeline", "pipeline-model"), "cp": ("context",), "dp": ("data",)}
-_AXES |= {"ep": ("expert", "expert-model")}
+_AXES = {
+    "tp": ("tensor", "tensor-model"),
+    "pp": ("pipeline", "pipeline-model"),
+    "cp": ("context",),
+    "dp": ("data",),
+    "ep": ("expert", "expert-model"),
+}
 
 SPELLINGS: Mapping[str, str] = {
     "--device": "--cluster",

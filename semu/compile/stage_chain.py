@@ -70,6 +70,7 @@ class StageChain:
             first: first operator of the latest block. written: number of arrays of ``wait`` before it.
         """
         size, count = len(half.operators), len(positions)
+        whole = size * count
         later = size * np.arange(1, count + 1)
         waits = self._waits[written:]
         if waits:
@@ -83,8 +84,7 @@ class StageChain:
         self.block += positions
         self.lengths += [size] * count
         self.is_exchange += [False] * count
-        self.length += size * count
-        whole = size * count
+        self.length += whole
         self.producers = [None if p is None else p + whole for p in self.producers]
         if self.last >= first:
             self.last, self.before_last = self.last + whole, self.before_last + whole

@@ -43,6 +43,7 @@ KNOWN_DEVICES: Mapping[str, KnownDevice] = MappingProxyType(
         "a40": KnownDevice(("A40", "NVIDIA A40"), 84, 6e6),
         "a800": KnownDevice(("A800-SXM", "A800", "NVIDIA A800-SXM4-80GB"), 108, 40e6),
         "b200": KnownDevice(("B200-SXM", "B200", "NVIDIA B200"), 148, 126e6, True),
+        # b300 and gb300-nvl72 as b200, whose kernels they take: nobody here has read them from one
         "b300": KnownDevice(("B300-SXM", "B300", "NVIDIA B300"), 148, 126e6, True),
         "gb200-nvl72": KnownDevice(("GB200", "GB200-NVL", "NVIDIA GB200"), 148, 126e6, True),
         "gb300-nvl72": KnownDevice(("GB300", "GB300-NVL", "NVIDIA GB300"), 148, 126e6, True),

@@ -142,7 +142,7 @@ def test_reference_point(save: float, best: float, goodput: float) -> None:
 def test_closed_form(work: float, save: float, restart: float, mtbf: float) -> None:
     """E = e^(R/M) (e^((W + C)/M) - 1) M, within 1 % or what the drawn failures leave open."""
     expected = expected_time(work, save, restart, mtbf)
-    days = min(540.0, 2_000 * expected / 86400)  # some ten thousand units of work in all
+    days = min(540.0, 2_000 * expected / 86400)  # 2,000 units of work a seed
     found = goodput_of(1.0, mtbf, Tier(work, save, 0.0, 0.0), Conduct(1.0, 4, reconfigure_s=restart), days=days)
     assert found == pytest.approx(work / expected, rel=0.01, abs=1e-4)
 
