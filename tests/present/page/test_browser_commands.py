@@ -48,3 +48,22 @@ def test_dots_of_a_validation(
     assert count == len(rows)
     named = next(row for row in rows if row["id"] == said.split("\n")[0])
     assert f"{named['time_error_percent']:+.1f} %" in said
+
+
+def test_a_page_is_ready_when_its_charts_are_drawn(
+    opened: Callable[[Path], Any], browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked in the moment in which the page says so: a program that waits for it may click at once."""
+    path = tmp_path / "page.html"
+    assert main(["validate", "--group", "h100", "--html", str(path)]) == 0
+    capsys.readouterr()
+    asked = """
+        document.addEventListener('DOMContentLoaded', () => new MutationObserver(() => {
+            window.drawnWhenReady = (window.semu.chart0.dots || []).length;
+        }).observe(document.body, {attributeFilter: ['data-ready']}));
+    """
+    added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": asked})
+    opened(path)
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    drawn, kept = browser.execute_script("return [window.drawnWhenReady, window.semu.chart0.kept.length]")
+    assert drawn == kept > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import chdir
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from matplotlib.axes import Axes
@@ -12,9 +14,13 @@ from matplotlib.lines import Line2D
 
 
 def figure_of(draw: Callable[[], None]) -> Figure:
-    """The one figure that ``draw`` saves; nothing is rendered."""
+    """The one figure that ``draw`` saves; nothing is rendered, and a relative path leaves no file behind."""
     saved: list[Figure] = []
-    with patch.object(Figure, "savefig", lambda figure, *_, **__: saved.append(figure)):
+    with (
+        TemporaryDirectory() as folder,
+        chdir(folder),
+        patch.object(Figure, "savefig", lambda figure, *_, **__: saved.append(figure)),
+    ):
         draw()
     (figure,) = saved
     return figure

@@ -10,6 +10,8 @@ const CHARTS = { timeline: Timeline, scatter: Scatter, lines: Lines, matrix: Mat
   const store = new Store(arrays);
   /** @type {Record<string, unknown>} */ const made = {};
   for (const [id, table] of Object.entries(charts)) made[id] = new CHARTS[table.kind](byId(id), table, store);
+  // Charts draw when they are told their size, which a browser does at the end of a frame.
+  for (let frame = 0; frame < 2; frame += 1) await new Promise(requestAnimationFrame);
   Object.assign(window, { semu: { ...made, readyMs: performance.now() } });
   document.body.dataset.ready = "yes";
 })().catch((error) => {
