@@ -220,7 +220,7 @@ class _Joiner:
         while turn < len(order):
             position = order[turn]
             if copies:
-                fronts.append([i for stream, i in chain.ends.items() if stream not in self.host_copies])
+                fronts.append(list(chain.ends.values()))
             for number in gathers.get(turn, ()):
                 before = chain.latest
                 if self.exchanges.units[number].shard >= 0:
@@ -287,7 +287,8 @@ class _Joiner:
         self, chain: StageChain, position: int, first: int, stream: Numbers, ours: Numbers, is_backward: bool
     ) -> None:
         """A block's operators wait for its parameters, which stay to its end, and write its gradients."""
-        chain.ends = {number: first + i for i, number in enumerate(stream.tolist())}
+        turns = enumerate(stream.tolist(), first)
+        chain.ends = {number: i for i, number in turns if number not in self.host_copies}
         if chain.barrier >= 0:
             chain.wait([(i, chain.barrier) for i in range(first, chain.length)])
         chain.barrier = -1
@@ -295,7 +296,7 @@ class _Joiner:
             unit, storages = self.exchanges.units[number], self.unit_maps[number]
             if unit.gathers:
                 gathered = int(storages[BACKWARD_PARAMETERS if is_backward else FORWARD_PARAMETERS])
-                chain.touch([(i, gathered) for s, i in chain.ends.items() if s not in self.host_copies])
+                chain.touch([(i, gathered) for i in chain.ends.values()])
                 if number in chain.ready:
                     chain.wait([(i, chain.ready[number]) for i in ours.tolist()])
             if is_backward:

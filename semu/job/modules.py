@@ -7,6 +7,7 @@ from dataclasses import replace
 from semu.errors import ConfigError, unknown_name
 from semu.nn.layers.transformer import CrossAttention, SelfAttention
 from semu.nn.model import Model
+from semu.nn.rules.attention.shared_heads import ranks_share
 from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 
@@ -41,7 +42,7 @@ def named_modules(model: Model, parallel: Parallel) -> Parallel:
 
 
 def check_modules(model: Model, parallel: Parallel) -> None:
-    """Heads must divide.
+    """Heads must divide; key-value heads may also be shared by whole ranks.
 
     Args:
         parallel: with modality modules by name.
@@ -54,7 +55,9 @@ def check_modules(model: Model, parallel: Parallel) -> None:
         for path, part in body.named_modules(name):
             if not isinstance(part, SelfAttention | CrossAttention):
                 continue
-            counts = (part.heads, part.kv_heads) if isinstance(part, SelfAttention) else (part.heads,)
+            counts = [part.heads]
+            if isinstance(part, SelfAttention) and (part.whole_norm or not ranks_share(part.kv_heads, tp)):
+                counts.append(part.kv_heads)
             for heads in counts:
                 if heads % tp:
                     legal = [n for n in range(1, tp + 1) if heads % n == 0 and parallel.tp % n == 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from semu.nn.module import Parameter
 from semu.nn.rules.attention.joint import concatenate_features, concatenate_tokens, split_tokens
 from semu.nn.rules.attention.scaled_dot_product import attention
+from semu.nn.rules.attention.shared_heads import share_heads
 from semu.nn.rules.collective import all_reduce, all_to_all, send
 from semu.nn.rules.embeddings import embedding, merge_tokens, scatter_tokens, shard_tokens
 from semu.nn.rules.few_channels import as_convolution
@@ -89,6 +90,7 @@ __all__ = [
     "select_tokens",
     "send",
     "shard_tokens",
+    "share_heads",
     "silu",
     "softcap",
     "split",

@@ -8,9 +8,8 @@ from semu.errors import ConfigError, ScheduleError
 from semu.job import TrainingJob
 from semu.simulation import prepare
 from semu.simulation.effects.pass_times import with_pass_times
-from semu.validation.activations import activation_bytes
 from semu.validation.jobs import Settings, Tables, run_tables
-from semu.validation.memory import measured_bytes, peak_bytes, ranks_of, static_bytes
+from semu.validation.memory import activation_bytes, measured_bytes, peak_bytes, ranks_of, static_bytes
 from semu.validation.resolve import Choice, Run, choose
 from semu.validation.result import Comparison, Quantity, RowResult, Status
 from semu.validation.row import BadRow, Measure, Row, Scope, Trust

@@ -67,23 +67,17 @@ from semu.errors import ConfigError
 from semu.hardware.kinds import DType
 from semu.hardware.profile import load_profile
 from semu.hardware.software import Software
-from semu.nn.layers.activation import Activation
-from semu.parallel.expert_layers import layer_pattern
 from semu.records import dataclass
 from semu.schedule.family import ScheduleFamily
 from semu.schedule.placement import Placement
 from semu.schedule.registry import ALL_SCHEDULES, NEAREST
-from semu.validation.row import Measure, Row, Shape
+from semu.validation.row import Measure, Row
+from semu.validation.row_model import transformer_table
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
 
 UNFUSED = frozenset({"unfused", "local"})
 """Attention kernels that write the s x s matrices."""
-UNFUSED_DROPOUT = 0.1
-_LEARNED = ("learned", "learned_absolute")
-"""Words for a table of positions."""
-VOCAB_MULTIPLE = 128
-"""Megatron-LM's ``make-vocab-size-divisible-by``."""
 DEADLOCKS_UNTIL, DEADLOCKS_FROM_GPUS = "2023-01", 384
 """Where pipelines of Megatron-DeepSpeed ran with synchronous launches (2211.05100 §3.2)."""
 FUSED_LOSS_SINCE = "2025-05"
@@ -157,6 +151,8 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     is_eager = row.compiled is False or (row.compiled is None and is_torch_fsdp)
     decided = {
         "recompute_layers": settings.layers,
+        "offload": "activations" if row.offloaded_layers else None,
+        "offload_layers": [f"*layers.{number}" for number in range(row.offloaded_layers)] or None,
         "activation_limit": row.activation_limit,
         "workspaces": _workspaces(row),
         "grad_dtype": settings.grad_dtype or _grad_dtype(row),
@@ -181,7 +177,7 @@ def run_tables(row: Row, settings: Settings, device: str) -> Tables:
     }
     tables: Tables = {
         "model": {
-            "transformer": _transformer(row, is_unfused=is_unfused),
+            "transformer": transformer_table(row, is_unfused=is_unfused),
         },
         "cluster": {
             "device": device,
@@ -259,7 +255,7 @@ def _is_unfused(row: Row) -> bool:
     if row.software_date is not None and row.software_date < FUSED_SINCE:
         return row.cp == 1
     is_early = row.precision == "fp16" or (row.precision == "bf16" and not _has_fp8(row.profile))
-    return is_early and row.shape.position in _LEARNED and row.cp == 1 and _software(row) == "megatron"
+    return is_early and row.shape.has_learned_positions and row.cp == 1 and _software(row) == "megatron"
 
 
 def _has_fp8(device: str) -> bool:
@@ -321,83 +317,6 @@ def layers_of_chunks(layers: int, chunks: int) -> list[int]:
 def divides(layers: int, chunks: int) -> bool:
     """Whether ``layers_of_chunks`` can share them out."""
     return layers % chunks == 0 or (layers + 2) % chunks == 0
-
-
-def _transformer(row: Row, *, is_unfused: bool) -> dict[str, Any]:
-    shape = row.shape
-    dropout = shape.dropout
-    if dropout is None:
-        dropout = UNFUSED_DROPOUT if is_unfused else 0.0
-    table: dict[str, Any] = {
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "ffn": shape.ffn,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab": row.tp if row.measure is Measure.ANALYTIC else shape.vocab_padded or shape.vocab,
-        **({"vocab_multiple": VOCAB_MULTIPLE} if _is_padded(row) else {}),
-        "gated_mlp": shape.gated_mlp,
-        "tied_embeddings": shape.tied_embeddings,
-        "rms_norm": find_named("norm", shape.norm, {"layernorm": False, "rmsnorm": True}, where="model.norm"),
-        "bias": shape.bias,
-        "dropout": dropout,
-        **_activation(shape),
-        **_positions(row),
-        **_experts(shape),
-    }
-    if shape.qkv_bias is not None:
-        table["qkv_bias"] = shape.qkv_bias
-    if shape.mla is not None:
-        table["mla"] = {name: value for name, value in shape.mla.items() if value is not None}
-    if shape.mtp_layers:
-        table["mtp_layers"] = shape.mtp_layers
-    return table
-
-
-def _activation(shape: Shape) -> dict[str, Any]:
-    """The non-linearity of feed-forward networks where it is not semu's default; gated ones have names of their own."""
-    word = shape.activation
-    if word in (None, "swiglu" if shape.gated_mlp else "gelu"):
-        return {}
-    names = {kind.value: kind.value for kind in Activation}
-    if shape.gated_mlp:
-        names = {kind.gated_name: kind.value for kind in reversed(Activation)} | names
-    return {"activation": find_named("activation", word, names, where="model.activation")}
-
-
-def _positions(row: Row) -> dict[str, Any]:
-    kinds = {"learned": False, "learned_absolute": False, "rope": True, "none": False}
-    is_rotary = find_named("position", row.shape.position, kinds, where="model.position")
-    if row.shape.position not in _LEARNED or row.measure is Measure.ANALYTIC:
-        return {"rotary": is_rotary}
-    return {"rotary": is_rotary, "positions": row.shape.positions or row.shape.seq_len}
-
-
-def _experts(shape: Shape) -> dict[str, Any]:
-    """Keys for a mixture of experts; a setting that is null, or that every layer shares, is left out."""
-    if shape.moe is None:
-        return {}
-    names = {"num_experts": "experts", "topk": "top_k", "moe_ffn_hidden": "moe_ffn", "shared_expert_ffn": "shared_ffn"}
-    table = {key: shape.moe[name] for name, key in names.items() if shape.moe.get(name) is not None}
-    for name in ("num_experts", "topk", "moe_ffn_hidden"):
-        if names[name] not in table:
-            raise ConfigError("missing field", where=f"model.moe.{name}", expected="an integer >= 1")
-    frequency = shape.moe.get("layer_freq")
-    if isinstance(frequency, str):
-        frequency = layer_pattern(frequency, "model.moe.layer_freq")
-    if frequency not in (None, 1):
-        table["moe_layer_freq"] = frequency
-    elif shape.moe.get("dense_layers"):
-        table["first_k_dense"] = shape.moe["dense_layers"]
-    return table
-
-
-def _is_padded(row: Row) -> bool:
-    """Whether the table has more rows than the row says."""
-    if row.measure is Measure.ANALYTIC or row.shape.vocab_padded is not None:
-        return False
-    return (row.tp > 1 and row.sharding != "fsdp") or row.pp > 1 or row.shape.vocab % row.tp != 0
 
 
 def _workspaces(row: Row) -> str | None:

@@ -83,6 +83,11 @@ class Shape:
     mla: Mapping[str, object] | None = None
     mtp_layers: int = 0
 
+    @property
+    def has_learned_positions(self) -> bool:
+        """Whether the row's word for positions is one for a learned table."""
+        return self.position in ("learned", "learned_absolute")
+
 
 NO_TRANSFORMER = Shape(1, 1, 1, 1, 1, 1, 1, 1, True, False, False, "rmsnorm", "none")
 """Stands in a row whose ``run`` says the model."""
@@ -116,6 +121,7 @@ class Row:
         nic_bytes_per_s: of a GPU, where it differs from the profile's; None: the profile's [byte/s].
         fabric: as in ``[cluster]``; None: the profile's network.
         grad_dtype: first word of the file's remark on the gradients' type; empty: none.
+        offloaded_layers: the first layers, whose activations live on the host between their passes; 0: of none.
         compiled: whether ``torch.compile`` made the kernels; None: the source does not say.
         layout: keys of ``[parallel.layout]``, where a file has them; None: none.
         scope, measure: whose memory, and of which kind.
@@ -165,6 +171,7 @@ class Row:
     fabric: str | None = None
     nvlink_domain: int | None = None
     grad_dtype: str = ""
+    offloaded_layers: int = 0
     compiled: bool | None = None
     layout: Mapping[str, object] | None = None
     lora: Mapping[str, object] | None = None

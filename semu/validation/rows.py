@@ -239,6 +239,7 @@ def _row(fields: _Fields) -> Row:
         nic_bytes_per_s=fields.amount_or_none("nic_bytes_per_s", is_optional=True),
         fabric=_fabric(fields),
         grad_dtype=_first_word(fields.word_or_none("grad_dtype", is_optional=True)),
+        offloaded_layers=_offloaded_layers(fields, remarks),
         compiled=fields.switch_or_none("torch_compile"),
         layout=fields.child("layout", is_optional=True),
         scope=fields.member("peak_mem_scope", Scope),
@@ -252,6 +253,20 @@ def _row(fields: _Fields) -> Row:
     )
     _check(row)
     return row
+
+
+def _offloaded_layers(fields: _Fields, remarks: list[str]) -> int:
+    """Layers in ``cpu_offloading``: a number, or words with "N of M"; words that tell no number are said to be left
+    out."""
+    value = fields.table.get("cpu_offloading")
+    if value is None or value is False:
+        return 0
+    if is_integer(value):
+        return fields.size("cpu_offloading", 0)
+    told = re.search(r"\b(\d+) of \d+\b", fields.word("cpu_offloading"))
+    if told is None:
+        remarks.append("cpu_offloading tells no number of layers (N of M): taken as none")
+    return 0 if told is None else int(told[1])
 
 
 def _device(fields: _Fields) -> str:

@@ -412,3 +412,17 @@ def test_fsdp_rows_have_torchtitans_policy_and_pytorchs_loss(recompute: str, wor
 def test_when_exchanges_may_hide_without_a_word(changes: dict[str, Any], vp: int, may: bool) -> None:
     base = {"software": "megatron", "model.moe": MOE, "pp": 2, "dp": 2, "ep": 2, "gpus": 4, "global_batch": 16}
     assert may_hide_exchanges(row({**base, **changes}), vp) is may
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "fsdp"])
+def test_the_first_layers_are_offloaded(sharding: str) -> None:
+    """As a run file says it; memory falls by what the layers keep, and the host has it."""
+
+    def report(**more: Any) -> semu.Report:
+        settings = Settings(2, 1, "full")
+        return semu.simulate(make_job(run_tables(row(sharding_kind=sharding, **more), settings, "a100-80g")))
+
+    plain, moved = report(), report(cpu_offloading="2 of 4")
+    inputs = 2 * 2 * 512 * 256  # bytes of a layer's input: bf16, 2 sequences of 512 tokens, 256 wide
+    assert moved.host_memory_bytes == (2 * inputs,)
+    assert plain.ranks[0].activation_bytes - moved.ranks[0].activation_bytes == 2 * inputs

@@ -209,3 +209,17 @@ def test_published_runs_say_what_the_collection_says(data_dir: Path) -> None:
         assert data["measured_values"].items() <= source["measured_values"].items()
         assert data["model"].items() <= source["model"].items()
         assert source.get("attention", "").startswith(data.get("attention", ""))
+
+
+@pytest.mark.parametrize(
+    ("said", "layers"),
+    [(None, 0), (False, 0), (0, 0), (3, 3), ("activations of some layers (2 of 4 at HEAD)", 2), ("some layers", 0)],
+)
+def test_layers_whose_activations_go_to_the_host(said: object, layers: int) -> None:
+    """Words without a number of layers are said to be left out."""
+    read = row(cpu_offloading=said)
+    assert read.offloaded_layers == layers
+    assert len(read.remarks) == (said == "some layers")
+    for bad in (-1, True, 2.5):
+        (refused,) = parse_rows([run(cpu_offloading=bad)])
+        assert isinstance(refused, BadRow) and refused.reason.startswith("cpu_offloading")

@@ -17,7 +17,8 @@ class SelfAttention(Module):
     """Multi-head self-attention with a fused QKV projection; grouped queries where ``kv_heads < heads``.
 
     Args:
-        hidden: width. heads: query heads. kv_heads: key/value heads, a divisor of heads; None: heads.
+        hidden: width. heads: query heads. kv_heads: key/value heads, a divisor of heads; None: heads. Tensor-parallel
+            ranks that are a multiple of them share them (``semu.nn.rules.attention.shared_heads``).
         head_dim: None: hidden / heads. causal: mask the future. rotary: rotate q and k (RoPE).
         rotary_dim: features of a head that are rotated; None: all.
         bias, qkv_bias: biases of the output and of the QKV projection (None: as ``bias``).
@@ -85,7 +86,10 @@ class SelfAttention(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        q, k, v = F.split_heads(self.qkv(x), (self.heads, self.kv_heads, self.kv_heads), self.head_dim)
+        projected, kv_heads = self.qkv(x), self.kv_heads
+        if not self.whole_norm:  # which norms all keys together, and asks for whole heads
+            projected, kv_heads = F.share_heads(projected, self.heads, kv_heads, self.head_dim)
+        q, k, v = F.split_heads(projected, (self.heads, kv_heads, kv_heads), self.head_dim)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
         if self.rotary:

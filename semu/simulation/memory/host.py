@@ -26,17 +26,9 @@ def check_offload(job: TrainingJob) -> None:
     """Refuse what would be wrong.
 
     Raises:
-        ConfigError: offload with collectives inside stages, patterns that name no layer.
+        ConfigError: weights on the host beside what does not go with them, patterns that name no layer.
     """
     plan = job.training.offload_plan
-    if plan.activations and job.parallel.zero >= 2:
-        raise ConfigError(
-            f"offload of activations with ZeRO-{job.parallel.zero} is not modelled by this version",
-            where="training.offload",
-            expected='"optimizer", or parallel.zero of 0 or 1',
-            got="activations",
-            nearest="optimizer",
-        )
     if plan.weights:
         _check_weights(job)
     if not plan.layers:

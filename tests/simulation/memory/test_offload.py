@@ -165,7 +165,38 @@ def test_bad_input(options: dict[str, Any], where: str, nearest: object) -> None
     assert caught.value.got is not None
 
 
-def test_sharded_parameters_are_refused() -> None:
-    job = job_of(gpt(), text_items(2), Parallel(dp=2, zero=3), offload="activations")
-    with pytest.raises(ConfigError, match="ZeRO-3"):
-        semu.simulate(job)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("pp", "vpp", "schedule"), [(1, 1, "1f1b"), (2, 1, "gpipe"), (2, 2, "interleaved")])
+@pytest.mark.parametrize("software", ["megatron", "torch"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_sharded_parameters_and_gradients_as_the_reference(
+    zero: int, recompute: str, software: str, pp: int, vpp: int, schedule: str
+) -> None:
+    """Gathers and reductions wait for kernels, not for copies to and from the host."""
+    job = job_of(
+        gpt(4),
+        text_items(4),
+        Parallel(dp=2, pp=pp, vpp=vpp, zero=zero),
+        overlap=overlap(gradients=True),
+        schedule=schedule,
+        recompute=recompute,
+        software=software,
+        offload="activations",
+        offload_fraction=0.5,
+    )
+    assert_tails_equal(job)
+
+
+@pytest.mark.parametrize("make", [big_gpt, big_llama])
+def test_gathers_do_not_wait_for_the_host_link(make: Any) -> None:
+    """Behind a link so slow that the first layer's copies outlast the stage, every gather of the forward ends first."""
+    model = make()
+    link = Cluster("h100", 1, 2, override={"pcie_bytes_per_s": 1e6})
+    options = Training(1, 2, SEQ, offload="activations")
+    report = semu.simulate(TrainingJob(model, link, Parallel(dp=2, zero=3), options))
+    operators = report.timeline.ranks[0].expand(0)
+    ends = list(zip(operators.table.kinds, operators.table.streams, operators.end_s.tolist(), strict=True))
+    gathers = [end for kind, _, end in ends if kind is OpKind.ALL_GATHER]
+    copies = [end for _, stream, end in ends if stream == "offload"]
+    assert len(gathers) > LAYERS and max(gathers) < min(copies)

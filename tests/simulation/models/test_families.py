@@ -244,6 +244,27 @@ def test_times_and_memory_are_the_reference_s(name: str, recompute: str) -> None
     )
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"attention": "unfused"}),
+        ("qwen3", {"recompute": "full"}),
+        ("gpt-oss", {}),
+        ("gpt-oss", {"precision": "fp8"}),
+    ],
+    ids=str,
+)
+def test_ranks_that_share_key_value_heads(name: str, options: dict[str, object]) -> None:
+    """Four ranks over two heads: times and memory are the reference's, and no parameter counts twice."""
+    member = FAMILIES[name]
+    parallel = replace(parallel_of(member), tp=4)
+    job = job_of(member.make(), text_items(2 * parallel.dp), parallel, **options)  # type: ignore[arg-type]
+    assert_tails_equal(job)
+    assert simulate(job).parameters == job.model.num_parameters()
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "qwen2-moe"])
 @pytest.mark.parametrize(
