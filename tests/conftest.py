@@ -138,12 +138,24 @@ def _part_of(size: int) -> int:
 
 
 def _mark_sampled(items: list[pytest.Item]) -> None:
-    """Mark slow what ``sampled(k)`` leaves out: of a test's cases all but one in k, by the hash of the names."""
-    for those in _cases(item for item in items if item.get_closest_marker("sampled") is not None):
+    """Mark slow what ``sampled(k)`` leaves out: of a test's cases that are not slow anyway all but one in k."""
+    sampled = (item for item in items if item.get_closest_marker("sampled") is not None)
+    for those in _cases(item for item in sampled if item.get_closest_marker("slow") is None):
         mark = those[0].get_closest_marker("sampled")
         assert mark is not None
-        for item in those[-(-len(those) // mark.args[0]) :]:
+        for item in _spread(those)[-(-len(those) // mark.args[0]) :]:
             item.add_marker(pytest.mark.slow)
+
+
+def _spread(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases, first those whose names have most parts that none before them has: few show every option's values."""
+    parts = {item: {*enumerate(item.nodeid.partition("[")[2].rstrip("]").split("-"))} for item in cases}
+    first, seen = dict[pytest.Item, None](), set[tuple[int, str]]()
+    while new := max((len(own - seen) for own in parts.values()), default=0):
+        item = next(item for item, own in parts.items() if len(own - seen) == new)
+        first[item] = None
+        seen |= parts.pop(item)
+    return [*first, *(item for item in cases if item not in first)]
 
 
 def _other_parts(items: list[pytest.Item], size: int) -> set[str]:

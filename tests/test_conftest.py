@@ -111,9 +111,23 @@ def test_of_many_cases_the_default_run_takes_some_and_the_slow_one_the_others(fo
     )
     every = {f"case[{a}-{b}]" for a in range(7) for b in "xyz"}
     some, others = run(folder, "-m", "not slow")[1], run(folder, "-m", "slow")[1]
-    assert len(some) == 7 and len({case[-2] for case in some}) > 1  # not all of one kind
     assert some | others == every and not some & others
+    assert len(some) == 7
+    assert {case[5] for case in some} == {*"0123456"} and {case[-2] for case in some} == {*"xyz"}
     assert run(folder, "-m", "not slow")[1] == some
+
+
+def test_cases_that_are_slow_anyway_are_not_counted(folder: Path) -> None:
+    (folder / "test_whole.py").unlink()
+    (folder / "test_some.py").write_text(
+        "import pytest\n\nmarks = {a: pytest.mark.slow if a < 8 else () for a in range(10)}\n"
+        "@pytest.mark.sampled(2)\n"
+        "@pytest.mark.parametrize('a', [pytest.param(a, marks=mark) for a, mark in marks.items()])\n"
+        "def test_case(a):\n    pass\n"
+    )
+    some, others = run(folder, "-m", "not slow")[1], run(folder, "-m", "slow")[1]
+    assert len(some) == 1 and some <= {"case[8]", "case[9]"}
+    assert len(others) == 9
 
 
 def test_commits_take_parts_of_the_slow_cases_and_together_all(folder: Path) -> None:

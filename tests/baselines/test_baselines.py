@@ -79,6 +79,7 @@ def _interleaved() -> list[tuple[int, Any]]:
     return [(count, replace(job("vlm", count).training, schedule="interleaved")) for count in (4, 12)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [(kind, name) for kind in ("vlm", "t2v") for name in BASELINES if (kind, name) not in NOT_SCHEDULED],

@@ -91,6 +91,7 @@ def test_fewer_ranks_than_modules() -> None:
         cornstarch(job("omni", 2)).simulate()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", FROZEN)
 @pytest.mark.parametrize("by", CUTS)
 @pytest.mark.parametrize("segments", PLACEMENTS)

@@ -88,6 +88,7 @@ def jobs(kind: str, recompute: str, **sizes: int) -> TrainingJob:
     return job_of(model, items, Parallel(**sizes), recompute=recompute)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["vlm", "t2v"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_stage_takes_what_its_layers_take(kind: str, recompute: str) -> None:

@@ -243,6 +243,7 @@ def test_a_framework_can_cut_what_is_legal(
         assert any(cut["rule"] == "framework" for cut in found["cuts"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run_name", ["lm-7b", "vlm-s"])
 def test_a_framework_says_what_it_does_not_run(run_name: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("grid", run_name, "--vary", "pp=2:4,vpp=1:2,zero,placement=circular:v-shape,schedule=1f1b:zb-v:gpipe")

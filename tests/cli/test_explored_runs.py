@@ -24,6 +24,7 @@ def explored(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, 
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("run", ["vlm-m", "t2v-s", CLIP])
 def test_schedules(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     explored([run], capsys)
@@ -45,6 +46,7 @@ def test_the_instruction_of_a_run_file_is_simulated(capsys: pytest.CaptureFixtur
     assert max(grouped["peak_memory_bytes"]) > max(plain["peak_memory_bytes"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("run", "axes"),
     [

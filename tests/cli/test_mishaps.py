@@ -125,7 +125,7 @@ def test_folders_and_links_are_not_runs(
 
 # -- files ---------------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", [("simulate",), ("simulate", "--json"), ("--help",), ("schedules",)])
 def test_stdout_on_a_full_disk(words: tuple[str, ...], run_file: str) -> None:
     others = words if words == ("--help",) else (words[0], run_file, *words[1:])
@@ -144,7 +144,7 @@ def test_stdout_on_a_full_disk(words: tuple[str, ...], run_file: str) -> None:
         (("search", "--rollouts", "1"), "schedule.json"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_the_text_outlives_a_full_disk(
     words: tuple[str, ...], file: str, run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

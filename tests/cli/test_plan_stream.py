@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.runs import SMALL_VLM
 
 from semu.cli import main
 
-SMALL = ("vlm-s", "--set", "training.global_batch=2")
+SMALL = (SMALL_VLM, "--set", "training.global_batch=2")
 QUICK = (*SMALL, "--rollouts", "10")
 
 
@@ -200,6 +201,6 @@ def test_bad_input_is_named(words: tuple[str, ...], said: str, capsys: pytest.Ca
 
 
 def test_memory_that_does_not_suffice(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--set", "cluster.override.memory_bytes=9000000000", "--iterations", "2")
+    words = ("--set", "cluster.override.memory_bytes=2000000000", "--iterations", "2")
     code, out, _ = run(capsys, *SMALL, *words)
     assert (code, out) == (3, "")

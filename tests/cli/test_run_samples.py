@@ -60,7 +60,7 @@ def test_they_are_simulated_and_planned(
 
 def test_they_are_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    job = write_run(tmp_path, "llama3-8b", method="coupled", count=20)
+    job = write_run(tmp_path, "llama-3.2-1b", method="coupled", count=20)
     assigned = semu.assign(job, "samples.jsonl", "coupled", per_iteration=20)
     wanted = semu.search(job, assigned=assigned, candidates=2, **SHORT).report.iteration_time_s
     found, _ = run(capsys, "search", "run.toml", "--candidates", "2", *OPTIONS)
@@ -73,7 +73,7 @@ def test_plans_are_searched_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_run(tmp_path, "llama3-8b", method="coupled", count=20)
+    write_run(tmp_path, "llama-3.2-1b", method="coupled", count=20)
     wanted = semu.search("run.toml", **SHORT).report.iteration_time_s
     assert run(capsys, "plan", "run.toml", *OPTIONS)[0]["iteration_time_s"] == wanted
 

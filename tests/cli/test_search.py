@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.runs import SMALL_VLM
 
 from semu.cli import main
 
@@ -29,7 +30,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
     return code, json.loads(out)
 
 
-SMALL = ("vlm-s", "--set", "training.global_batch=4")
+SMALL = (SMALL_VLM, "--set", "training.global_batch=4")
 
 
 def test_the_table_and_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,18 +70,18 @@ def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_choices_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--sub-batch", "vit=4", "--segments", "vit=1", "--strategies", "none,full", "--candidates", "4")
+    options = ("--sub-batch", "encoder=4", "--segments", "encoder=1", "--strategies", "none,full", "--candidates", "4")
     code, found = document(capsys, *SMALL, "--rollouts", "0", "--memory-limit", "40GiB", *options)
     assert code == 0
-    assert found["partition"]["vit"]["sub_batch"] == 4
-    assert found["partition"]["vit"]["segments"] == 1
+    assert found["partition"]["encoder"]["sub_batch"] == 4
+    assert found["partition"]["encoder"]["segments"] == 1
     assert found["limit_bytes"] == 40 << 30
     assert max(found["search"]["peak_memory_bytes"]) <= 40 << 30
     assert found["heuristic"] == found["search"]
 
 
 def test_memory_that_does_not_suffice(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, *SMALL, "--rollouts", "5", "--memory-limit", "13GiB")
+    code, out, err = run(capsys, *SMALL, "--rollouts", "5", "--memory-limit", "2GiB")
     assert (code, out) == (3, "")
     assert "rank 0" in err
     assert "are missing" in err
@@ -90,10 +91,10 @@ def test_memory_that_does_not_suffice(capsys: pytest.CaptureFixture[str]) -> Non
     ("words", "said"),
     [
         (("--memory-limit", "40"), "--memory-limit"),
-        (("--sub-batch", "vit"), "--sub-batch"),
-        (("--sub-batch", "vti=3"), "vit"),
-        (("--segments", "vit=0"), "segments.vit"),
-        (("--segments", "vit=60"), "segments.vit"),
+        (("--sub-batch", "encoder"), "--sub-batch"),
+        (("--sub-batch", "encodre=3"), "encoder"),
+        (("--segments", "encoder=0"), "segments.encoder"),
+        (("--segments", "encoder=60"), "segments.encoder"),
         (("--strategy", "mtcs"), "mcts"),
         (("--objective", "best"), "objective"),
         (("--strategies", "none,ful"), "full"),
@@ -101,7 +102,7 @@ def test_memory_that_does_not_suffice(capsys: pytest.CaptureFixture[str]) -> Non
         (("--time", "-1"), "time_s"),
         (("--workers", "0"), "workers"),
         (("--workers", "100000"), "1024"),
-        (("--sub-batch", f"vit={10**23}"), "sub_batch.vit"),
+        (("--sub-batch", f"encoder={10**23}"), "sub_batch.encoder"),
         (("--time", "nan"), "time_s"),
         (("--set", "parallel.zero=3"), "parallel.zero"),
         (("--tim", "3"), "--time"),
@@ -186,7 +187,7 @@ def test_a_time_is_told_and_not_reproducible(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 def test_a_batch_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*SMALL, "--set", "batch.images_mean=0")
+    words = ("vlm-s", "--set", "training.global_batch=4", "--set", "batch.images_mean=0")
     code, out, _ = run(capsys, *words, "--rollouts", "5", "--out", str(tmp_path))
     assert code == 0
     assert "no items in this batch" in out

@@ -16,7 +16,9 @@ from semu.searcher.assignment.assigner import Assigner
 ON = ("--cluster", "h800:1x4", "--parallel", "tp2-pp2", "--set", "training.global_batch=4")
 
 
-@pytest.mark.parametrize("model", ["vlm-s", "llama3-8b"])
+@pytest.mark.parametrize(
+    "model", ["vlm-s", pytest.param("llama3-8b", marks=pytest.mark.slow)], ids=["vlm", "llama3-8b"]
+)
 def test_it_is_the_search_of_the_assignment(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,6 @@ from semu.schedule.study import PipelineStudy
 from semu.units import GIB, fit_columns, fit_lines, fit_options, format_time
 
 FILES = Path(__file__).parents[2] / "benchmarks" / "instances" / "first_minutes"
-FEW = "vlm-s --set training.global_batch=2"
 SMALL = "--set cluster.override.memory_bytes=1.5e10"
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "simulate": (
@@ -102,7 +101,7 @@ def test_every_command_is_tried() -> None:
 
 @pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", ["--help", "--version", *CASES])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_it_fits(
     words: str, columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +179,11 @@ def test_what_to_try_is_pasted(words: str, label: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    "words", [f"search {FEW} --rollouts 8 --out found", "schedules lm-7b --compare zb-v --csv a.csv"]
+    "words",
+    [
+        "search lm-7b --set training.global_batch=4 --rollouts 8 --out found",
+        "schedules lm-7b --compare zb-v --csv a.csv",
+    ],
 )
 @pytest.mark.sampled(2)
 def test_what_runs_again_is_pasted(words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ def row_of(report: semu.Report, path: str) -> LayerRow:
     return next(row for row in report.layer_times if row.first == path)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("frozen", [(), ENCODER, (*ENCODER, "llm"), ("vit",), ("llm",)])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("sizes", [{}, {"pp": 2}, {"tp": 2, "pp": 2}])

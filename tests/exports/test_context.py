@@ -30,6 +30,7 @@ def _unsaid(program: str, parallel: str, *words: str) -> str:
     return "\n".join(export(run, program).unsaid)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", SAID, ids=lambda words: words[-1])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_no_program_has_is_said(program: str, words: tuple[str, ...]) -> None:

@@ -35,7 +35,7 @@ def read_back(text: str, run: RunConfig) -> RunConfig:
     return resolve_tables(read_megatron(text, asked).tables, Places("run.sh"))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize("case", range(200))
 def test_round_trips(case: int) -> None:
     """Import, export, import: the same time and the same memory on every rank, to the last bit."""

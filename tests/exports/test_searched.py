@@ -20,6 +20,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("program", "name"), [("megatron", "best.sh"), ("nemo", "best.yaml")])
 def test_the_file_runs_as_told(program: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The cut found goes along under the program's own schedule, and the file takes the time that is told."""

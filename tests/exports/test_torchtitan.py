@@ -70,7 +70,7 @@ def tables_that_it_can_say(draw: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("case", range(200))
 def test_round_trips(case: int) -> None:
     """Export, then import: nothing is unsaid, and the same time and memory to the last bit."""

@@ -42,6 +42,7 @@ def check(found: semu.SearchReport) -> None:
     assert "of this cut into stages with these candidates" in " ".join(repr(found).split())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run", ["llama3-70b", "lm-7b", "vlm-s", "t2v-s"])
 @pytest.mark.parametrize(
     "options", [{"rollouts": 0}, pytest.param({"rollouts": 60, "seed": 3}, marks=pytest.mark.slow)], ids=str
@@ -50,7 +51,7 @@ def test_no_slower_than_the_baseline(run: str, options: dict[str, Any]) -> None:
     check(semu.search(job_of(run), workers=1, **options))
 
 
-@pytest.mark.parametrize("run", ["llama3-70b", "vlm-s"])
+@pytest.mark.parametrize("run", [pytest.param("llama3-70b", marks=pytest.mark.slow), "vlm-s"])
 def test_no_slower_where_segments_and_strategies_are_given(run: str) -> None:
     """One segment for every module, layers without recomputation: the cut that lost to Megatron-LM's."""
     job = job_of(run)

@@ -56,7 +56,7 @@ def test_only_the_attention_kernels_backward_repeats_work(full_recompute: bool, 
     "name", ["lm-7b", "llama3-8b", "qwen2-32b", "qwen2-72b", "gpt3-175b", "vit-5b", "vlm-s", "vlm-m", "t2v-l"]
 )
 @pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_tensor_parallelism_conserves_flop(name: str, tp: int) -> None:
     """Each rank does its part, except of what all do alike: patch projection and reconstruction of a ViT without
     sequence parallelism, the condition of a DiT."""

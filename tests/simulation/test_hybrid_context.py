@@ -30,6 +30,7 @@ def _hybrid(mask: str = "document", **options: Any) -> TrainingJob:
     return job(mask, **{"batch": MIXED, "cp": 4, "cp_balance": "hybrid", **options})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mask", ["document", "multimodal", "causal"])
 @pytest.mark.parametrize("cp", [4, 6])
@@ -83,6 +84,7 @@ def test_groups_of_ranks_are_fewer_context_ranks(kind: str, mask: str, ranks: in
     np.testing.assert_array_equal(*wire)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [*KINDS, "needed", "auto"])
 @pytest.mark.parametrize("mask", ["document", "multimodal", "prefix"])
 def test_model_flop_stay(kind: str, mask: str) -> None:

@@ -115,6 +115,7 @@ def timed_one_by_one(
             return end
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("cp", "tp"), [(2, 1), (4, 2)])
@@ -151,6 +152,7 @@ def test_a_stage_ends_when_its_last_rank_does(kind: str, policy: str, cp: int, t
             assert costs.latency[shape] - costs.exposed[shape].sum() == pytest.approx(busy, rel=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["zigzag", "contiguous", "lpt"])
 def test_layers_and_cuts_by_latency_see_all_ranks(kind: str, policy: str) -> None:
@@ -204,6 +206,7 @@ def test_layers_and_cuts_by_latency_see_all_ranks(kind: str, policy: str) -> Non
     assert heaviest == pytest.approx(min(cuts), rel=1e-9)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", [*KINDS, "all_to_all"])
 @pytest.mark.parametrize("mask", ["document", "multimodal", "prefix"])
 @pytest.mark.parametrize("cp", [1, 2, 4])

@@ -54,7 +54,7 @@ VLM: tuple[tuple[int, int, dict[str, ModuleParallel]], ...] = (
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("per_node", [0, 1])
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no_sp"])
 @pytest.mark.parametrize(("gpus", "tp", "modules"), VLM)
@@ -84,7 +84,7 @@ VALM: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("frozen", [(), FROZEN, ("vit", "audio")], ids=["all train", "projectors", "frozen"])
 @pytest.mark.parametrize("place", VALM)
 def test_two_encoders_in_every_placement(place: str, frozen: tuple[str, ...]) -> None:
@@ -179,6 +179,7 @@ def test_means_weigh_ranks_by_their_gpus(place: str) -> None:
     assert abs(parts["other"]) <= 1e-12 * report.iteration_time_s  # type: ignore[operator]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("rollouts", [0, 64])
 @pytest.mark.parametrize("place", VALM)

@@ -20,6 +20,7 @@ def job(numbers: dict[str, float], *, top_k: int = 2, **sizes: int) -> Any:
     return job_of(moe(top_k=top_k), text_items(4), Parallel(**sizes), override=override)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize(
     "numbers",

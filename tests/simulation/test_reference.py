@@ -35,7 +35,7 @@ def check(job: TrainingJob) -> None:
     assert_equal(simulate(job), expand(job))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("pipeline", [False, True], ids=["wait", "overlap_pp"])

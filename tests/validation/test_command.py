@@ -40,6 +40,7 @@ def test_json_is_one_document(runs: str, capsys: pytest.CaptureFixture[str]) -> 
     assert (code, json.loads(out)) == (0, json.loads(json.dumps(expected)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("profile", [(), ("--profile", "spec"), ("--profile", "h100", "--compare", "spec")])
 def test_with_several_workers_it_is_the_same(
     profile: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -43,7 +43,7 @@ def test_every_argument_is_used() -> None:
     assert wanted - used == set()
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize("case", range(CASES))
 def test_random_arguments_simulate(case: int) -> None:
     arguments = command_line(case)

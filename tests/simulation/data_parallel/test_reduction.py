@@ -30,7 +30,7 @@ def on_grid(latency_s: float) -> float:
     return float(round(Fraction(latency_s) * 2**40) / Fraction(2**40))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("hidden", [False, True], ids=["after", "overlapped"])
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 1, 1), (2, 2, 2), (1, 2, 3), (3, 1, 2)])
@@ -133,7 +133,7 @@ def test_hiding_the_reduction_never_costs_time(model: object, items: object) -> 
 
 
 # -- gathers before the first forwards ---------------------------------------------------------------------------------
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("kind", ["text", "vlm", "t2v"])
 def test_first_forwards_wait_for_their_parameters(kind: str, pp: int, tp: int) -> None:

@@ -34,7 +34,7 @@ def test_everything_against_the_reference(sizes: dict[str, int], zero: int) -> N
         assert_tails_equal(job)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("hidden", ["none", "both"])
 @pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}], ids=["resharded", "kept"])
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from semu_models.text.llama import Llama, LlamaConfig
 
 
 # -- against the slow reference ----------------------------------------------------------------------------------------
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("hidden", ["none", "reduce", "both"])
 @pytest.mark.parametrize("resharded", [True, False], ids=["resharded", "kept"])
 @pytest.mark.parametrize(("pp", "vpp", "group"), [(2, 1, None), (4, 1, 2), (2, 2, 2)])
@@ -50,7 +50,7 @@ def test_zero_3(pp: int, vpp: int, group: int | None, resharded: bool, hidden: s
     assert_tails_equal(job_of(model, vlm_items(2 * pp, empty=(1,)), small, overlap=OVERLAPS[hidden], recompute="full"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hidden", ["none", "reduce"])
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (3, 1), (2, 2)])
 def test_zero_2(pp: int, vpp: int, hidden: str) -> None:
@@ -100,7 +100,7 @@ def random_job(seed: int) -> TrainingJob:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_jobs(seed: int) -> None:
     assert_tails_equal(random_job(seed))

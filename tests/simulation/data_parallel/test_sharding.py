@@ -62,7 +62,7 @@ def test_zero_3_against_the_reference(options: dict[str, object], tp: int, hidde
     assert_tails_equal(job_of(t2v(frozen=["llm"]), t2v_items(8), parallel, overlap=OVERLAPS[hidden], recompute="full"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hidden", OVERLAPS)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_zero_2_against_the_reference(tp: int, hidden: str) -> None:
@@ -107,6 +107,7 @@ def traffic(report: Report) -> Counter[tuple[str, str]]:
     return total
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("name", MODELS)

@@ -30,7 +30,7 @@ from semu_models.text.gpt import GPT, GPTConfig
 from semu_models.text.llama import Llama, LlamaConfig
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 @pytest.mark.parametrize(("tp", "tensor"), [(1, False), (2, False), (2, True)], ids=["tp1", "tp2", "tp2_overlap"])
 @pytest.mark.parametrize("pp", [1, 2])

@@ -47,7 +47,7 @@ from semu_models.text.mixtral import Mixtral, MixtralConfig
 ALL = ["weights", "activations", "optimizer"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 @pytest.mark.parametrize(("tp", "tensor"), [(1, False), (2, True)], ids=["tp1", "tp2_overlap"])
 @pytest.mark.parametrize(("pp", "vpp"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 1), (2, 2)])
@@ -83,7 +83,7 @@ def test_other_models_as_the_reference(offload: list[str], pp: int) -> None:
         assert_tails_equal(job)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("software", ["megatron", "torch"])
 @pytest.mark.parametrize("offload", [["weights"], ["weights", "optimizer"]], ids=["weights", "state too"])
@@ -238,6 +238,7 @@ def expected(blocks: dict[str, float], copy_s: float) -> float:
     return max(ahead, copy_s) + steady + blocks[layers[-1]] + behind
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("make", "layer"), MODELS)
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("rate", [2e12, 5e9])

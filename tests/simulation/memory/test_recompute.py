@@ -71,7 +71,7 @@ def check(job: TrainingJob) -> Report:
     return report
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
 @pytest.mark.parametrize(
     "recompute", ["none", "selective", "full", ["mlp", "norm"], ["attention", "core_attn", "act"], ["*.layers.1.mlp"]]
@@ -82,6 +82,7 @@ def test_text(pp: int, tp: int, recompute: Any, attention: str) -> None:
     check(job_of(gpt(), text_items(3), parallel, recompute=recompute, attention=attention))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recompute", ["selective", ["mlp", "layernorm"], ["vit.layers.*.attention", "act"]])
 @pytest.mark.parametrize("frozen", [(), ("vit",), ("llm",)], ids=lambda names: "+".join(names))
 def test_vision_language(frozen: tuple[str, ...], recompute: Any) -> None:
@@ -105,7 +106,7 @@ def test_attention_whose_output_leaves() -> None:
     check(job_of(attention_encoder(), text_items(3), Parallel(pp=2), recompute="selective", attention="unfused"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", ["block", "uniform"])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 2)])

@@ -176,6 +176,7 @@ def test_nvlink_does_not_reach_all_of_a_large_node() -> None:
     check(job_of(gpt(), text_items(12), Parallel(dp=6, pp=2)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("pp", "tp", "tensor"), [(1, 1, False), (2, 2, True), (3, 1, False)])
 @pytest.mark.parametrize("kind", ["text", "vlm", "t2v"])
 def test_every_replica_waits_for_its_parameters(kind: str, pp: int, tp: int, tensor: bool) -> None:

@@ -74,6 +74,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: Parallel(**sizes).label())
 def test_everything_around_the_pipeline_too(sizes: dict[str, int], zero: int) -> None:
@@ -170,7 +171,7 @@ def test_parameters_gathered_during_the_first_forwards() -> None:
     assert_equal(simulate(job), expand(job, gather_times(expand(job))))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(14))
 def test_random_jobs(seed: int) -> None:
     random = Random(seed)

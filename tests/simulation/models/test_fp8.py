@@ -101,7 +101,7 @@ def test_layers_in_bf16_are_not_recomputed_in_groups() -> None:
         )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize("kind", ["vlm", "frozen", "t2v"])
 def test_other_models_against_the_reference(kind: str, weights: str) -> None:

@@ -28,7 +28,7 @@ from semu_models.text.llama import Llama, LlamaConfig
 EITHER = {"fp8_layouts": 2}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("recipe", ["tensorwise", "blockwise", "mxfp8"])
 @pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -60,6 +60,7 @@ def test_text_against_the_reference(
     assert_tails_equal(job)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8"])
 @pytest.mark.parametrize("kind", ["vlm", "t2v"])
 def test_other_models_against_the_reference(kind: str, recipe: str) -> None:

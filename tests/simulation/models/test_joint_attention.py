@@ -119,7 +119,7 @@ def mmdit(single: int = 2, *, refiner: int = 1) -> Model:
     return make_mmdit("tiny", config)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("single", [0, 2])
 @pytest.mark.parametrize(
     "parallel",

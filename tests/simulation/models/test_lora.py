@@ -159,6 +159,7 @@ def lora_gpt(targets: tuple[str, ...] = ("all-linear",), dropout: float = 0.0) -
     return add_lora(gpt(), LoRA(8, targets, dropout))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("pp", "tp", "sp", "tensor"), [(1, 1, False, False), (2, 2, True, True), (2, 2, False, False)])
 @pytest.mark.parametrize("recompute", ["none", "full", ["core_attn", "mlp"]])
 def test_against_the_reference(pp: int, tp: int, sp: bool, tensor: bool, recompute: str | list[str]) -> None:

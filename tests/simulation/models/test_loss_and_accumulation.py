@@ -95,7 +95,7 @@ def test_accumulation_in_a_kernel_of_its_own(make: Any) -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("word", ["unfused", "compiled", "fused"])
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_as_the_reference(precision: str, word: str, tp: int) -> None:
     options: dict[str, Any] = {"cross_entropy": word, "gradient_accumulation_fusion": False, "precision": precision}
     for recompute in ("none", "full"):

@@ -96,6 +96,7 @@ def check(block: Block, options: TraceOptions) -> None:
     assert found.groups == block.trace.groups
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("name", JOBS)
 def test_blocks_are_traced_alike(name: str, recompute: str) -> None:

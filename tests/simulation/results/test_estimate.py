@@ -73,7 +73,7 @@ def random_job(seed: int) -> TrainingJob:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_the_figures_of_simulate(seed: int) -> None:
     found = semu.evaluate(random_job(seed))
@@ -132,7 +132,7 @@ def job_with(feature: str, seed: int) -> TrainingJob:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("feature", FEATURES)
 def test_the_figures_of_simulate_with(feature: str, seed: int) -> None:
@@ -255,6 +255,7 @@ def test_jobs_that_differ_in_their_experts(name: str) -> None:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_one_model_under_many_settings(seed: int) -> None:
     """What is remembered of a model never reaches a job with other settings."""

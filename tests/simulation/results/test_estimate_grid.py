@@ -57,7 +57,7 @@ def grid(name: str, model: Model, seed: int, count: int) -> list[TrainingJob]:
     return jobs
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_grid_of_one_model(name: str) -> None:
     count, seed = 4, len(name)

@@ -343,6 +343,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("links", LINKS, ids=["plain", "slow", "slower", "half"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: semu.Parallel(**sizes).label())
 def test_the_pipeline_runs_as_megatron_runs_it(sizes: dict[str, Any], links: dict[str, float]) -> None:
@@ -350,6 +351,7 @@ def test_the_pipeline_runs_as_megatron_runs_it(sizes: dict[str, Any], links: dic
     assert checkpoint.timed().run.makespan()[0] == pytest.approx(reference_makespan(checkpoint), rel=1e-12)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("links", LINKS, ids=["plain", "slow", "slower", "half"])
 @pytest.mark.parametrize(("pp", "count"), [(2, 4), (2, 7), (4, 8), (4, 13), (3, 9)])
 def test_dualpipe_v_runs_as_deepseek_runs_it(pp: int, count: int, links: dict[str, float]) -> None:

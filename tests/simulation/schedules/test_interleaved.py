@@ -99,7 +99,7 @@ def test_bytes_that_cross_ranks(p: int, v: int) -> None:
 
 
 # -- the slow reference ------------------------------------------------------------------------------------------------
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("pipeline", [False, None], ids=["wait", "default"])
@@ -208,6 +208,7 @@ def test_random_jobs(seed: int) -> None:
 
 
 # -- around the pipeline -----------------------------------------------------------------------------------------------
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("hidden", [False, True], ids=["after", "overlapped"])
 @pytest.mark.parametrize(("dp", "tp", "pp", "vpp"), [(2, 1, 2, 2), (2, 2, 2, 3), (3, 1, 3, 2)])
 def test_reductions_against_the_reference(dp: int, tp: int, pp: int, vpp: int, hidden: bool) -> None:

@@ -178,6 +178,7 @@ def test_recomputed_layers(method: str) -> None:
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("model", ["vlm", "t2v"])
 def test_two_modules(model: str, schedule: str) -> None:

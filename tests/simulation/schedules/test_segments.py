@@ -110,7 +110,7 @@ def test_no_shares_and_cuts_have_a_lighter_heaviest_stage(
         assert all(len(found) == (len(modules) if kind == "separated" else 1) for found in holders.values())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["vlm", "t2v"])
 @pytest.mark.parametrize(("segments", "sizes"), CASES)
 def test_against_the_slow_reference(kind: str, segments: str, sizes: dict[str, Any]) -> None:
@@ -132,6 +132,7 @@ def test_separated_modules_run_schedules_that_want_one_chunk_per_rank_and_slot(
     assert_equal(simulate(plain), expand(plain, orders=orders_of(order)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["vlm", "t2v"])
 @pytest.mark.parametrize("schedule", ["zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"])
 def test_mixed_modules_run_them_too(kind: str, schedule: str) -> None:

@@ -97,7 +97,7 @@ def test_text(tp: int, sequence: bool, tensor: bool, pipeline: bool, recompute: 
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("frozen", [(), ("vit",), ("llm",), ("vit.layers", "llm")], ids=lambda names: "+".join(names))
 @pytest.mark.parametrize(("pp", "tp", "recompute"), [(1, 1, "none"), (2, 2, "full"), (4, 1, "none")])
 def test_vision_language(pp: int, tp: int, recompute: str, frozen: tuple[str, ...]) -> None:
