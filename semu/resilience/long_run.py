@@ -54,6 +54,7 @@ def simulate_long_run(
         ConfigError: as ``semu.simulate``; an unknown strategy, a trace that cannot be read.
     """
     tell = progress or (lambda _text: None)
+    tokens = None if tokens is None else check_number(tokens, "tokens", "a number of tokens", is_above=True)
     kinds = chosen_strategies(options.strategies)
     tell("simulating an iteration")
     report = simulate(job)
@@ -74,7 +75,7 @@ def simulate_long_run(
         mtbf_s,
         tuple(results),
         assumed=_assumed(options, [one.name for one in results if one.outcomes], not report.fits),
-        tokens=None if tokens is None else check_number(tokens, "tokens", "a number of tokens", is_above=True),
+        tokens=tokens,
         gpu_hour_usd=options.price.gpu_hour_usd,
     )
     tell("looking for what would help")

@@ -106,8 +106,8 @@ def _find_bounds(problem: SearchProblem, effort: float) -> LowerBounds:
 
 
 def _refuted(graph: tuple[Any, ...], where: tuple[Any, ...], least: float, effort: float) -> float:
-    """The highest makespan that is refuted, to 2^-12 of it, by halving steps from what is known up; then the same with
-    probing."""
+    """The highest makespan that is refuted, to 2^-11 of what is known, by halving steps from there up; then twelve
+    trials more with probing."""
     from semu.searcher.kernels import bounds as bound_kernels
 
     refute: Any = bound_kernels.refute

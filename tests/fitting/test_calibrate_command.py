@@ -70,6 +70,8 @@ def test_from_files_to_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[s
     code, out, err = run(capsys, *words, "--picture", str(tmp_path / "pictures"))
     assert code == 0 and "wrote" in err
     assert "efficiency.matmul" in out and "B200-SXM 1" in out
+    (few,) = [line for line in out.splitlines() if "too few sizes or ranks for" in line]
+    assert few.strip().startswith("3 rows, too few sizes or ranks for t0_s, hop_s")
     assert "not measured, stays transferred" in out
     assert (tmp_path / "pictures" / "efficiency.matmul.png").stat().st_size > 10_000
     profile = load_profile(output)

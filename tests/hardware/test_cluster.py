@@ -241,6 +241,7 @@ def test_a_number_of_gpus_is_nodes_of_eight(text: str, sizes: tuple[int, int]) -
         (":64", {"nodes": 8, "gpus_per_node": 8}),
         ("my profiles/x.toml:2x4", {"device": "my profiles/x.toml", "nodes": 2, "gpus_per_node": 4}),
         ("x.toml", {"device": "x.toml"}),
+        ("c:/mine/x.toml:3x8", {"device": "c:/mine/x.toml", "nodes": 3, "gpus_per_node": 8}),
         ("h20:1x6", {"device": "h20", "nodes": 1, "gpus_per_node": 6}),
     ],
 )
@@ -253,7 +254,15 @@ def test_a_short_form_may_say_a_part(text: str, said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "nearest"),
-    [("h100:12", "h100:16"), (":9", "16"), ("8xh100", "h100:8"), ("8x8xh100", "h100:8x8"), ("", None), ("64", None)],
+    [
+        ("h100:12", "h100:16"),
+        (":9", "16"),
+        ("8xh100", "h100:8"),
+        ("8x8xh100", "h100:8x8"),
+        ("", None),
+        ("64", None),
+        ("a:h100:2x8", None),
+    ],
 )
 def test_what_says_no_cluster(text: str, nearest: str | None) -> None:
     with pytest.raises(ConfigError) as caught:

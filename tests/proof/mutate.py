@@ -1,15 +1,15 @@
 """Puts one fault at a time into semu and asks the default suite whether it notices.
 
     python -m tests.proof.mutate [--count 400] [--seed 0] [--state FILE] [--workers 2] [--whole] [--lines FOLDER]
-                                 [--chosen] [AREA | FILE ...]
+                                 [--chosen] [--near 8] [--room 30] [AREA | FILE ...]
 
 A fault is drawn from an area (``AREAS``) or a file, the areas in turn, the files of an area by their length. The test
 files that share rare words with the fault's line run first, then those of its room, until one fails; with ``--whole``,
 what they miss is tried by the whole default suite. With ``--lines`` (``tests/proof/covered.py``) instead: the quickest
-tests that execute the line, for ``NEAR_S``, then the nearest files, and those that hold such tests, for ``ROOM_S`` of
-measured time; a line that no test executes has its near files alone. With ``--chosen`` files that have a line in
-``tests/proof/chosen.json`` are asked of the tests that it names, in their order. A test that fails counts when it
-passes without the fault.
+tests that execute the line, for ``--near`` seconds, then the nearest files, and those that hold such tests, for
+``--room`` seconds of measured time each; a line that no test executes has its nearest files alone. With ``--chosen``
+files that have a line in ``tests/proof/chosen.json`` are asked of the tests that it names, in their order; with both,
+where no test executes the line. A test that fails counts when it passes without the fault.
 Results are lines of JSON in the state file, with which the same command goes on where it stopped.
 Survivors are read in ``tests/proof/survivors.json``: those proved equivalent have a reason there and do not count.
 """
@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -72,6 +72,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "importers": (("semu/imports/**/*.py",), ("imports",)),
     "exports": (("semu/exports/**/*.py",), ("exports",)),
     "calibration": (("semu/fitting/**/*.py", "semu/hardware/**/*.py"), ("fitting", "hardware", "calibration")),
+    "contention": (("semu/simulation/effects/con*.py", "semu/simulation/effects/*_units.py"), ("simulation",)),
     "uncertainty": (("semu/simulation/effects/**/*.py", "semu/validation/**/*.py"), ("simulation", "validation")),
     "resilience": (("semu/resilience/**/*.py",), ("resilience",)),
     "runfile": (("semu/runfile/**/*.py",), ("runfile",)),
@@ -85,7 +86,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Files of an area, and the folders of tests of its room."""
 NEAR_S = 8.0
 ROOM_S = 30.0
-"""Measured times of tests that execute a fault's line, and of the files that hold them."""
+"""Measured times of tests that execute a fault's line, and of the files that hold them; of a tree, unless said."""
 LIMIT_S = 900.0
 WHOLE_S = 3600.0
 CPU_FACTOR, CPU_S = 8.0, 120.0
@@ -199,6 +200,7 @@ class Tree:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
         self._sound: dict[str, bool] = {}
+        self.near_s, self.room_s = NEAR_S, ROOM_S
 
     def failed(self, tests: list[str], limit_s: float, skipped: list[str], kernels: Path | None = None) -> str | None:
         """The first test that fails, None where all pass; an empty name where pytest says none.
@@ -302,7 +304,8 @@ class Tree:
 
     def _steps(self, area: str, name: str, mutant: Mutant, is_whole: bool) -> Iterator[tuple[str, list[str], float]]:
         """Tests that are asked one after another: the step's name, the tests, and how long they may take."""
-        if own := [path for path in self.chosen if name.startswith(path)]:
+        executing = self.covered.tests_of(name, mutant.line) if self.covered else set()
+        if not executing and (own := [path for path in self.chosen if name.startswith(path)]):
             tests = self.chosen[max(own, key=len)]
             stem = Path(name).stem
             yield "room", sorted(tests, key=lambda test: stem not in test), LIMIT_S
@@ -310,9 +313,8 @@ class Tree:
                 yield "whole", ["tests"], WHOLE_S
             return
         near = self.near(name, (self.folder / name).read_text(), mutant.line)
-        executing = self.covered.tests_of(name, mutant.line) if self.covered else set()
         if self.covered is None or not executing:
-            yield "near", near, LIMIT_S
+            yield "near", near if self.covered is None else self._files(near, near), LIMIT_S
         if self.covered is None:
             yield (
                 "room",
@@ -320,9 +322,10 @@ class Tree:
                 LIMIT_S,
             )
         elif executing:
-            first = self._within(sorted(executing, key=lambda one: self._place(one, near)), NEAR_S)
+            first = self._within(sorted(executing, key=lambda one: self._place(one, near)), self.near_s)
             yield "near", first, LIMIT_S
-            yield "room", list(dict.fromkeys([*near[:NEAREST], *self._files(executing, near)])), LIMIT_S
+            files = self._files([test.split("::")[0] for test in executing], near) if self.room_s else []
+            yield "room", list(dict.fromkeys([*(self._files(near[:NEAREST], near) if files else []), *files])), LIMIT_S
         if is_whole:
             yield "whole", ["tests"], WHOLE_S
 
@@ -333,19 +336,19 @@ class Tree:
         rank = near.index(file) if file in near else NEAR
         return (0.05 + self.covered.seconds[test]) * (1 + rank), test
 
-    def _files(self, executing: set[str], near: list[str]) -> list[str]:
-        """Files that hold tests which execute a line, near ones first, of so much measured time: with all their cases,
-        of which only the first were measured."""
+    def _files(self, files: Iterable[str], near: list[str]) -> list[str]:
+        """The nearest of some files, as many as take ``room_s`` of measured time, one at least: all their cases, of
+        which only the first were measured."""
         assert self.covered is not None
-        files = {test.split("::")[0] for test in executing}
         seconds = Counter[str]()
         for test, took_s in self.covered.seconds.items():
             seconds[test.split("::")[0]] += took_s
         chosen, total = list[str](), 0.0
-        for file in sorted(files, key=lambda one: (near.index(one) if one in near else NEAR, seconds[one], one)):
-            if total + seconds[file] <= ROOM_S or not chosen:
+        for file in sorted(set(files), key=lambda one: (near.index(one) if one in near else NEAR, seconds[one], one)):
+            took_s = seconds.get(file, 1.0 + self.room_s / 2)
+            if total + took_s <= self.room_s or not chosen:
                 chosen.append(file)
-                total += seconds[file]
+                total += took_s
         return chosen
 
     def _within(self, tests: list[str], seconds: float) -> list[str]:
@@ -403,6 +406,8 @@ def run(
     folder: Path | None = None,
     lines: Path | None = None,
     has_chosen: bool = False,
+    near_s: float = NEAR_S,
+    room_s: float = ROOM_S,
 ) -> list[Result]:
     """Try faults; see the module's text. Returns all results of the state file that belong to them."""
     done = {}
@@ -418,7 +423,9 @@ def run(
     with tempfile.TemporaryDirectory() as temporary:
         trees: Queue[Tree] = Queue()
         for number in range(workers):
-            trees.put(Tree((folder or Path(temporary)) / f"tree{number}", covered, has_chosen=has_chosen))
+            tree = Tree((folder or Path(temporary)) / f"tree{number}", covered, has_chosen=has_chosen)
+            tree.near_s, tree.room_s = near_s, room_s
+            trees.put(tree)
 
         def work(task: tuple[str, str, Mutant, str]) -> None:
             area, name, mutant, key = task
@@ -455,6 +462,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep copies of the repository and compiled kernels here")
     parser.add_argument("--lines", type=Path, metavar="FOLDER", help="what tests/proof/covered.py wrote")
     parser.add_argument("--chosen", action="store_true", help="ask tests of tests/proof/chosen.json, where it has them")
+    parser.add_argument("--near", type=float, default=NEAR_S, help="seconds of tests that execute a line")
+    parser.add_argument("--room", type=float, default=ROOM_S, help="seconds of files that hold such tests; 0: none")
     parser.add_argument("--whole", action="store_true", help="what a room misses is tried by the whole default suite")
     arguments = parser.parse_args()
     for area in arguments.areas:
@@ -471,6 +480,8 @@ def main() -> int:
         folder=arguments.folder,
         lines=arguments.lines,
         has_chosen=arguments.chosen,
+        near_s=arguments.near,
+        room_s=arguments.room,
     )
     equivalent = json.loads(SURVIVORS.read_text())
     outcomes = Counter("equivalent" if one.key in equivalent else one.outcome for one in found)

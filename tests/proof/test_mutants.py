@@ -72,6 +72,7 @@ def test_chosen_tests_exist_and_the_longest_path_counts(tmp_path: Path) -> None:
     assert all((ROOT / path).exists() for path in chosen)
     assert all((ROOT / test.split("::")[0]).is_file() for tests in chosen.values() for test in tests)
     tree = object.__new__(Tree)
+    tree.covered = None
     tree.chosen = {"semu/a/": ["tests/test_b.py", "tests/test_x.py"], "semu/a/c.py": ["tests/test_c.py"]}
     asked = [next(tree._steps("plan", f"semu/a/{name}.py", mutants_of(SOURCE)[0], False))[1] for name in ("x", "c")]
     assert asked == [["tests/test_x.py", "tests/test_b.py"], ["tests/test_c.py"]]

@@ -20,7 +20,9 @@ from semu.resilience import long_run
 from semu.resilience.job_figures import JobFigures
 from semu.resilience.long_run import situation_of
 from semu.resilience.options import CheckpointOptions, Resilience
+from semu.resilience.strategies.checkpoint_restart import CheckpointRestart
 from semu.resilience.strategies.oobleck import Oobleck
+from semu.resilience.strategies.oobleck_checkpoint import OobleckCheckpoint
 from semu.resilience.templates.composing import Speed
 from semu.resilience.templates.cover import sizes
 from semu.resilience.templates.holding import lost_layers, reassign
@@ -254,6 +256,17 @@ def test_all_holders_gone(tmp_path: Path) -> None:
     assert kept.outcomes[0].saves > 0
     for one in found.strategies:
         assert sum(one.outcomes[0].gpu_us.values()) == one.outcomes[0].wall_us * 5
+
+
+@pytest.mark.parametrize(("every_s", "expected_s"), [("best", 3600.0), ("2h", 7200.0), (900.0, 900.0)])
+def test_saves_to_fall_back_on_are_seldom_unless_said(every_s: Any, expected_s: float) -> None:
+    """Of failures every two minutes, whose best interval is far below an hour."""
+    job = small_job()
+    figures = JobFigures.of(job, semu.simulate(job))
+    options = Resilience(checkpoint=CheckpointOptions(every_s=every_s))
+    (tier,) = OobleckCheckpoint(situation_of(job, figures, options, 120.0)).tiers()
+    assert tier.every_s == expected_s
+    assert tier.stall_s <= CheckpointRestart(situation_of(job, figures, options, 120.0)).tiers()[0].stall_s
 
 
 def test_too_few_nodes_wait(tmp_path: Path) -> None:

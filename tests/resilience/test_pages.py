@@ -82,6 +82,7 @@ def test_numbers_of_a_long_run(report: GoodputReport) -> None:
         return np.frombuffer(raw, "<" + place["type"], place["n"], place["at"])
 
     for one in report.strategies:
+        assert [len(each.log) > 0 for each in one.outcomes] == [True, False], "the first run's curve is drawn"
         table = [row for row in rows if row and row[0] == one.name]
         usd = one.budget(1e9, 2.0)["usd"]
         assert any(row[1] == f"{100 * one.goodput:.1f}" and f"{usd:,.0f}" in row for row in table)

@@ -11,12 +11,14 @@ import pytest
 
 import semu
 import semu_models
-from semu.errors import SemuError
+from semu.errors import ConfigError, SemuError
 from semu.job import Recompute
+from semu.resilience import long_run
 from semu.resilience.accounts import Account
 from semu.resilience.job_figures import JobFigures
 from semu.resilience.long_run import situation_of
 from semu.resilience.options import CheckpointOptions, Resilience
+from semu.resilience.strategies.bamboo import Bamboo
 from semu.resilience.strategies.varuna import Varuna
 
 CHECKPOINT = CheckpointOptions(every_s=100.0, save_s=5.0, restart_s=60.0, load_s=7.0)
@@ -123,6 +125,33 @@ def test_bamboo(tmp_path: Path) -> None:
     assert beside.iterations < one.iterations
     for outcome in (one, apart, beside):
         assert sum(outcome.gpu_us.values()) == outcome.wall_us * 6
+
+
+def test_bamboo_with_fewer_pipelines_takes_as_long_as_that_job() -> None:
+    """Of three pipelines of two nodes: as many as the nodes hold, a batch that they share evenly, no recomputation."""
+    job = job_of(dp=3, pp=2)
+    bamboo = Bamboo(situation_of(job, JobFigures.of(job, semu.simulate(job)), Resilience(), 3600.0))
+    shares = []
+    for alive, pipelines in ((6, 3), (5, 2), (4, 2), (3, 1), (2, 1)):
+        fewer = replace(
+            job,
+            cluster=replace(job.cluster, nodes=2 * pipelines),
+            parallel=replace(job.parallel, dp=pipelines),
+            training=replace(job.training, recompute=Recompute.NONE),
+        )
+        conduct = bamboo.conduct(alive)
+        assert conduct.nodes == 2 * pipelines
+        shares.append(conduct.iteration_s / semu.simulate(fewer).iteration_time_s)
+        assert conduct.redundant_s == pytest.approx(conduct.iteration_s * (1 - 1 / shares[-1]))
+    assert shares == pytest.approx([shares[0]] * 5) and 1.2 < shares[0] < 1.45
+    assert bamboo.conduct(1).nodes == 0
+
+
+def test_no_tokens_are_refused_before_anything_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_run, "simulate", None)
+    for tokens in (0, -1.0):
+        with pytest.raises(ConfigError, match="tokens"):
+            semu.goodput(job_of(), days=1.0, seeds=1, strategies=("checkpoint",), tokens=tokens)
 
 
 def test_bamboo_runs_out_of_memory(tmp_path: Path) -> None:

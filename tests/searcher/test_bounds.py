@@ -16,6 +16,7 @@ from searcher.instances import problem_of_study, vlm
 
 from semu.schedule import SCHEDULES, PipelineShape, PipelineStudy
 from semu.searcher import SearchProblem
+from semu.searcher import bounds as bounding
 from semu.searcher.bounds import lower_bounds
 from semu.searcher.kernels import bounds as bound_kernels
 from semu.searcher.orders.interleave import Interleaver
@@ -150,6 +151,39 @@ def test_edge_finding_is_the_rule_over_all_subsets() -> None:
         refuted, raised = refuted + (not fits), raised + (fits and found.tolist() != release.tolist())
     assert refuted >= 50
     assert raised >= 50
+
+
+STAGES = (np.zeros(8), np.zeros(8), np.array([0, 4, 8]), np.arange(8))
+ROUND = 3 * 4.0 * (4**2 + 4**2)
+"""Of two ranks of four stages each: what a trial without probing costs; with it twelve times as much."""
+
+
+@pytest.mark.parametrize("most", [1.0, 1.0001, 1.3, 1.9999, 3.7])
+@pytest.mark.parametrize("probed", [0.0, 0.25])
+def test_refuting_halves_its_steps_down_to_a_two_thousandth(
+    most: float, probed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest multiple of 2^-11 of the least makespan that is refuted; where much effort is left, twelve trials
+    more with probing."""
+    asked: list[int] = []
+
+    def refute(makespan: float, *arguments: object) -> bool:
+        probes = arguments[-1]
+        assert isinstance(probes, int)
+        asked.append(probes)
+        return makespan < most + (probed if probes else 0.0)
+
+    monkeypatch.setattr(bound_kernels, "refute", refute)
+    reached = max(1.0 + (np.ceil((most - 1.0) * 2**11) - 1) / 2**11, 1.0)
+    assert bounding._refuted((), STAGES, 1.0, ROUND * 12 * 50) == pytest.approx(reached, abs=2.0**-30)
+    assert not any(asked)
+    found = bounding._refuted((), STAGES, 1.0, ROUND * 12 * 200)
+    assert max(reached, most + probed - 1 / 64) <= found + 2.0**-30 and found <= max(most + probed, 1.0)
+    assert set(asked) == {0, 200}
+    monkeypatch.setattr(bound_kernels, "refute", lambda *_: True)
+    assert bounding._refuted((), STAGES, 1.0, 5 * ROUND) == 1.0 + 5 / 32
+    assert bounding._refuted((), STAGES, 1.0, ROUND / 2) == 1.0
+    assert bounding._refuted((), STAGES, 1.0, ROUND * 12 * 51) == 1.0 + (51 * 12 + 12) / 32
 
 
 def test_the_optimum_of_one_rank_is_not_refuted() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from semu.searcher.planner.kept_limits import KeptLimits
 from semu.searcher.planner.own_stream import own_batches
 from semu.searcher.planner.warm import Priorities
 from semu.searcher.problem.build import JobProblem
-from semu.workload import vlm_batch
+from semu.workload import file_batch, vlm_batch
 
 
 def test_a_prefetcher_holds_one_item_and_fetches_another() -> None:
@@ -82,6 +84,22 @@ def test_own_batches_go_seed_by_seed() -> None:
     seeds = [batch.seed for _, batch in zip(range(3), own_batches(job), strict=False)]  # type: ignore[attr-defined]
     assert seeds == [7, 8, 9]
     assert next(own_batches(job)) == vlm_batch(seed=7)
+
+
+def test_own_batches_of_a_file_are_its_samples_in_order(tmp_path: Path) -> None:
+    """Three iterations of two sequences of 100 tokens, each of two samples; the last one fills none."""
+    path = tmp_path / "samples.jsonl"
+    lengths = [60, 40, 70, 30, 10, 90, 20, 80, 55, 45, 25, 75, 100]
+    path.write_text("".join(f'{{"text_tokens": {length}}}\n' for length in lengths))
+    job = load_run("lm-7b")
+    training = semu.Training(micro_batch=1, global_batch=2, seq_len=100)
+    parallel = replace(job.parallel, pp=1, dp=1, vpp=1, tp=1, sequence_parallel=False)
+    job = semu.TrainingJob(job.model, semu.Cluster("h100", gpus_per_node=1), parallel, training, file_batch(path))
+    seen: list[int] = []
+    for batch in own_batches(job):
+        items = batch.microbatches(2, 1, 100)
+        seen += [length for item in items for length in item.lengths["text"]]
+    assert seen == lengths[:12]
 
 
 def problem_of(job: TrainingJob) -> Any:

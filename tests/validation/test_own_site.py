@@ -79,3 +79,7 @@ def test_no_run_that_can_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not is_runs_file(str(tmp_path / "none.json"))
     (tmp_path / "nccl.json").write_text('{"iteration_time_s": 1}')
     assert not is_runs_file(str(tmp_path / "nccl.json"))
+    for name in ("runs.csv", "runs.sqlite", "runs.json.gz"):  # of another kind: may be gigabytes, and is not read
+        copy = tmp_path / name
+        copy.write_bytes(Path(runs).read_bytes())
+        assert is_runs_file(runs) and not is_runs_file(str(copy))

@@ -59,6 +59,7 @@ def test_compare_shows_both(runs: str, capsys: pytest.CaptureFixture[str]) -> No
     found = document(capsys, "--runs", runs, "--compare", "spec")
     other = document(capsys, "--runs", runs, "--profile", "spec")
     compare = found["compare"]
+    assert (compare["profile"], compare["other"]) == ("their profiles", "spec")
     assert [group["group"] for group in compare["groups"]] == ["g", "h"]
     for group, own, spec in zip(compare["groups"], found["groups"], other["groups"], strict=True):
         assert all(group[name] == own["time"][name] for name in ("n", "mape", "bias"))

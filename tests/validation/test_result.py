@@ -56,6 +56,12 @@ def test_the_document_has_what_the_design_promises(result: ValidationResult) -> 
     assert all(promised <= set(entry) for entry in rows)
     assert [entry["status"] for entry in rows] == ["ok", "ok", "refused", "error", "ok"]
     assert [entry["reason"] is None for entry in rows] == [True, True, False, False, True]
+    for entry in rows:
+        low, high = (entry[f"predicted_interval_{end}_s"] for end in ("low", "high"))
+        predicted, measured = entry["predicted_iteration_time_s"], entry["measured_iteration_time_s"]
+        assert (low is None) == (high is None) == (predicted is None)
+        if predicted is not None:
+            assert low < predicted < high and entry["inside_interval"] == (low <= measured <= high)
     assert document["counts"] == {"ok": 3, "refused": 1, "error": 1}
     groups: Any = document["groups"]
     assert [group["group"] for group in groups] == ["one", "two", ROWS[4]["group"]]

@@ -15,6 +15,7 @@ _HUES = (VERMILLION, ORANGE, BLUE)
 _LATENCY, _ITEMS, _MISSED = GREEN, "#888888", LIMIT
 _HEIGHTS_IN = (3.6, 1.25, 1.25)
 _GAP_IN = 0.2
+_CUT: Mapping[str, Any] = {"marker": "v", "markersize": 6}
 _FEW = 20
 """Iterations up to which each is a dot: a line of one point cannot be seen."""
 
@@ -44,7 +45,7 @@ def draw_iterations(
     legend = {name: line_key(hue) for name, hue in zip(times, _HUES, strict=False)}
     legend["time to plan"] = line_key(_LATENCY)
     if missed:
-        legend["search cut short"] = dot_key(_MISSED, marker="v", markersize=5)
+        legend["search cut short"] = dot_key(_MISSED, **_CUT)
     sheet = make_sheet(sum(_HEIGHTS_IN) + _GAP_IN * (len(_HEIGHTS_IN) - 1), title, said, legend)
     frames = sheet.stacked_axes(_HEIGHTS_IN, _GAP_IN)
     across = np.arange(first, first + len(items))
@@ -54,7 +55,7 @@ def draw_iterations(
     if missed:
         last = list(times.values())[-1]
         at = [(number, value) for number in missed if (value := last[number - first]) is not None]
-        frames[0].plot(*zip(*at, strict=True), color=_MISSED, marker="v", markersize=7, linewidth=0)
+        frames[0].plot(*zip(*at, strict=True), color=_MISSED, linewidth=0, **_CUT)
     frames[1].plot(across, latency, color=_LATENCY, **dot)
     frames[2].bar(across, items, color=_ITEMS, width=0.8, linewidth=0)
     for axes, up in zip(frames, ("iteration [s]", "planning [s]", counted), strict=True):

@@ -34,6 +34,13 @@ def test_keys_lead_to_a_run_file() -> None:
             assert last in SCHEMA[table], f"{flag.name} leads to {key}"
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_tensor_ranks_split_sequences_too(ranks: int) -> None:
+    text = (FILES / "mpt_7b.yaml").read_text() + f"\ntp_config:\n  tensor_parallel_degree: {ranks}\n"
+    parallel = read_llmfoundry(text, "mpt_7b.yaml", "h100:8x8").tables["parallel"]
+    assert (parallel["dp"], parallel["tp"], parallel["sequence_parallel"]) == (64 // ranks, ranks, ranks > 1)
+
+
 def test_a_model_of_its_own() -> None:
     """References within the file are followed; attention with linear biases has no table of positions."""
     tables = read("mpt_7b.yaml", "h100:8x8").tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ def test_a_configuration_of_nemo() -> None:
     assert (tables["parallel"]["tp"], tables["parallel"]["zero"], training["recompute"]) == (4, 1, "selective")
     assert (training["micro_batch"], training["global_batch"], training["seq_len"]) == (2, 256, 2048)
     assert tables["overlap"]["grad_reduce"] and tables["overlap"]["param_gather"]
+
+
+@pytest.mark.parametrize(("nodes", "devices"), [(1, 8), (2, 4), (4, 4), (8, 1)])
+def test_nodes_and_devices_are_counted(nodes: int, devices: int) -> None:
+    text = (FILES / "nemo_gpt.yaml").read_text()
+    for key, size in (("num_nodes", nodes), ("devices", devices)):
+        text = re.sub(rf"^  {key}: .*$", f"  {key}: {size}", text, flags=re.MULTILINE)
+    found = read_nemo(text, "some.yaml", None).tables["cluster"]
+    assert (found["nodes"], found["gpus_per_node"]) == (nodes, devices)
 
 
 def test_renamed_keys_are_arguments_that_are_modelled_or_graded() -> None:

@@ -135,6 +135,29 @@ def test_arguments_and_helpers_are_followed() -> None:
     assert [(row.key, row.value) for row in found.reading.small] == [("override.imports", "a b")]
 
 
+def test_arguments_by_name_alone_have_their_own_defaults() -> None:
+    """Before and behind the star, with and without a default; what nobody gives is not known."""
+    text = HEAD + dedent(
+        """
+        def sized(flavor, *, batch, length=2048, steps=7) -> Trainer.Config:
+            config = base()
+            config.model_spec = model_registry(flavor)
+            config.training.local_batch_size = batch
+            config.training.seq_len = length
+            return config
+
+        def it() -> Trainer.Config:
+            return sized("1B", batch=5)
+
+        def other() -> Trainer.Config:
+            return sized("1B", length=512, batch=2)
+        """
+    )
+    for name, batch, length in (("it", 5, 2048), ("other", 2, 512)):
+        training = read_torchtitan(text, "models/llama3/config_registry.py", name=name).tables["training"]
+        assert (training["micro_batch"], training["seq_len"]) == (batch, length)
+
+
 def test_another_registry_is_found(tmp_path: Path) -> None:
     """A configuration is taken from another file of the same installation; its model is that file's."""
     for folder, text in (

@@ -51,9 +51,14 @@ def test_searches_cut_short_are_marked_on_the_last_schedule(count: int) -> None:
     assert (
         edges[0] < 0.95 and edges == sorted(edges, reverse=True) and edges[-1] * figure.get_figheight() > 0.4
     )  # inches of numbers
+    assert all(axes.get_xlim() == (9.5, 15.5) for axes in figure.axes), "half an iteration on either side"
     last = times[f"schedule {count - 1}"]
     (marks,) = [line for line in top.lines if line.get_marker() == "v"]
     assert points_of(marks) == [(12.0, last[2]), (15.0, last[5])]
+    (legend,) = figure.legends
+    key = legend.legend_handles[-1]
+    assert (key.get_marker(), key.get_markersize()) == (marks.get_marker(), marks.get_markersize())
+    assert color_of(key) == color_of(marks)
     drawn = [line for line in top.lines if line is not marks]
     assert len({color_of(line) for line in drawn}) == count
     for line, values in zip(drawn, times.values(), strict=True):
