@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
 
+from semu import memo
 from semu.nn import MixtureOfExperts, Module
 from semu.records import dataclass
 from semu.units import fit_columns, format_count
@@ -47,12 +50,18 @@ class ListedModel:
 
 def list_models() -> Iterator[ListedModel]:
     """Every model of ``MODELS``, in its order."""
-    for entry in MODELS.values():
-        model = entry.builder()
-        modules = {module.name: module.body.num_parameters() for module in model.modules}
-        idle = sum(idle_parameters(module.body) for module in model.modules)
-        total = model.num_parameters()
-        yield ListedModel(entry, total, total - idle, modules, flop_per_token(model, LENGTH))
+    return (_LISTED.get(entry, partial(_listed, entry)) for entry in MODELS.values())
+
+
+def _listed(entry: ModelEntry) -> ListedModel:
+    model = entry.builder()
+    modules = {module.name: module.body.num_parameters() for module in model.modules}
+    idle = sum(idle_parameters(module.body) for module in model.modules)
+    total = model.num_parameters()
+    return ListedModel(entry, total, total - idle, MappingProxyType(modules), flop_per_token(model, LENGTH))
+
+
+_LISTED = memo.Table[ListedModel]("counts of shipped models", 256)
 
 
 def parameter_table() -> str:
