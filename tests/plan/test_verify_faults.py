@@ -28,6 +28,7 @@ from plan.legal_plans import chain_plan as chain
 
 from semu.errors import PlanError, ScheduleError
 from semu.plan.action import ActionKind
+from semu.plan.flow import chunk_edges
 from semu.plan.plan import ExecutionPlan
 from semu.plan.verification.fault import Fault
 from semu.plan.verification.rules import verify
@@ -510,3 +511,21 @@ def test_chunks_that_do_not_say_what_they_read_are_guessed() -> None:
         plan = random_plan(seed)
         silent = replace(plan, chunks=tuple(replace(chunk, sources=None) for chunk in plan.chunks))
         assert verify(silent).to_json() == verify(plan).to_json()
+        said, guessed = ({tuple(edge) for edge in chunk_edges(one).tolist()} for one in (plan, silent))
+        read = plan.messages.target[plan.messages.source % 2 == 0] // 2
+        made = plan.messages.source[plan.messages.source % 2 == 0] // 2
+        sent = set(zip(plan.pairs.chunk[made].tolist(), plan.pairs.chunk[read].tolist(), strict=True))
+        assert sent <= said and sent <= guessed
+
+
+def test_a_weight_gradient_before_everything_is_out_of_order_not_missing() -> None:
+    """The very first action of all."""
+    plan = chain(1, 2)
+
+    def ahead(actions: list[list[Act]]) -> None:
+        own = actions[0]
+        own.insert(0, own.pop(next(number for number, act in enumerate(own) if act[0] is W)))
+
+    with pytest.raises(PlanError) as caught:
+        verify(edited(plan, ahead))
+    assert caught.value.fault is Fault.STAGE_ORDER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -64,6 +65,9 @@ def test_legal_plans_run_and_need_what_a_walk_by_hand_says(seed: int) -> None:
     assert found.streams is Streams.RANK
     assert found.peak_bytes is not None
     assert (found.buffer_bytes.tolist(), found.peak_bytes.tolist()) == peaks(plan)
+    told = found.to_json()
+    assert (told["buffer_bytes"], told["peak_bytes"]) == peaks(plan)
+    assert replace(found, peak_bytes=None).to_json() == {**told, "peak_bytes": None}
     assert found.num_actions == sum(map(len, listed(plan)))
     assert found.num_actions == found.num_stages + 4 * found.num_messages
 

@@ -25,6 +25,17 @@ def small(seed: int = 0, microbatches: int = 3, **options: object) -> SearchProb
     return vlm(2, microbatches, seed=seed, images=(1, 2), language_slots=1, transfer_s=(0.01, 0.03), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("refine", [False, True])
+def test_the_best_of_the_sequences_is_handed_on_before_stages_move(refine: bool) -> None:
+    problem, seen = small(1), list[Solution]()
+    found = search_problem(problem, Budget(rollouts=40, workers=1), refine=refine, is_bounded=False, keep=seen.append)
+    plain = search_problem(problem, Budget(rollouts=40, workers=1), refine=False, is_bounded=False)
+    assert seen[0].makespan_s == plain.solution.makespan_s
+    assert np.array_equal(seen[0].order, plain.solution.order)
+    assert found.solution.makespan_s <= seen[0].makespan_s
+    assert refine or len(seen) == 1
+
+
 def check_legal(problem: SearchProblem, solution: Solution) -> None:
     """By the definition: ranks run one stage at a time, behind predecessors and transfers, within memory."""
     times = problem.costs_of(solution.choice)[0]

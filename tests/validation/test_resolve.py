@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from semu.errors import ConfigError, ScheduleError
 from semu.validation.jobs import Settings, run_tables
+from semu.validation.open_sizes import _time
 from semu.validation.resolve import RECOMPUTES, Run, candidates, choose, open_settings
 from tests.validation.rows_kit import row
 
@@ -236,3 +237,24 @@ def test_a_resolved_sharding_is_that_of_the_run() -> None:
         assert run_tables(unknown, settings, "h100") == run_tables(
             row({"sharding_kind": sharding}), Settings(2, 1, "none"), "h100"
         )
+
+
+@pytest.mark.parametrize(
+    ("measured", "time_s"),
+    [
+        ({"samples_per_s": 8.0}, 4.0),
+        ({"images_per_s": 16.0}, 2.0),
+        ({"samples_per_s_per_gpu": 2.0}, 4.0),
+        ({"tokens_per_s_per_gpu": 50.0}, 16.0),
+        ({"images_per_s": 16.0, "tokens_per_s_per_gpu": 50.0}, 2.0),
+        ({"samples_per_s": 0.0, "samples_per_s_per_gpu": 2.0}, 4.0),
+        ({"steps": 3.0}, None),
+        (None, None),
+    ],
+)
+def test_times_follow_from_rates(measured: dict[str, float] | None, time_s: float | None) -> None:
+    """Of 32 samples of 100 tokens on four GPUs."""
+    remarks: list[str] = []
+    assert _time({"measured_values": measured}, 32, 100, 4, remarks) == time_s
+    assert len(remarks) == (time_s is not None)
+    assert _time({"measured_values": measured, "iteration_time_s": 7}, 32, 100, 4, []) == 7.0

@@ -15,6 +15,7 @@ from semu.files import write_text
 from semu.runfile import make_job
 from semu.validation import BadRow, ValidationResult, parse_rows, validate
 from semu.validation.files import save
+from semu.validation.table import cut
 from tests.validation.rows_kit import row, run
 
 ROWS = [
@@ -111,6 +112,12 @@ def test_no_rows() -> None:
     assert empty.to_csv() == "id\n"
     assert repr(empty).startswith("0 rows: 0 ok, 0 refused, 0 error")
     assert empty.to_json()["groups"] == []
+
+
+@pytest.mark.parametrize("length", range(3, 14))
+def test_long_names_are_cut_to_the_width(length: int) -> None:
+    found = cut("x" * length, 8)
+    assert found == ("x" * length if length <= 8 else "xxxxx...")
 
 
 def test_the_table(result: ValidationResult, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from semu.runfile import make_job
 from semu.validation import Row, parse_rows
 from semu.validation.evaluate import evaluate_row
 from semu.validation.jobs import Settings, run_tables
-from semu.validation.multimodal import run_of_multimodal
+from semu.validation.multimodal import CHAT_TOKENS, run_of_multimodal
 from semu.validation.row import BadRow
 from semu.validation.row_result import Quantity, Status
 from tests.validation.rows_kit import run
@@ -80,6 +80,17 @@ def test_a_unet_may_have_transformers_of_each_level_s_depth() -> None:
     sizes = {"model_channels": 320, "channel_mult": [1, 2, 4], "transformer_depth": [0, 2, 10]}
     table = tables_of(read({"multimodal": {**UNET, "unet": sizes}, "software": "torch"}))["model"]["unet"]
     assert (table["depths"], table["middle_depth"]) == ([0, 2, 10], 10)
+
+
+@pytest.mark.parametrize(("longest", "text"), [(None, 2048 - 16), (17, 1), (16, 1), (4, 1), (100, 84)])
+def test_text_has_what_images_leave_of_the_longest_sample(longest: int | None, text: int) -> None:
+    """One token at least; as much as a chat has at most."""
+    said = {} if longest is None else {"max_length": longest}
+    object_ = {**KINDS["llava"], "frozen": ["CLIP ViT"], "image_tokens": 16, **said}
+    batch = tables_of(read({"multimodal": object_, "software": "torch"}))["batch"]
+    assert batch["text"] == 16 + min(text, CHAT_TOKENS)
+    told = {**object_, "text_tokens": 33}
+    assert tables_of(read({"multimodal": told, "software": "torch"}))["batch"]["text"] == 16 + 33
 
 
 def test_a_network_that_is_left_out_is_said() -> None:

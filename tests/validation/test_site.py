@@ -44,6 +44,25 @@ def test_a_slow_site_is_found_from_two_rows() -> None:
     assert group.over_choices.after == pytest.approx(group.after)  # the rows are all alike
 
 
+def test_groups_count_as_their_rows_in_the_mean() -> None:
+    """One of six rows, one of three; the null model is known of the first alone."""
+    rows = [
+        replace(result(group, 1.0 + n, (1.0 + n) * factor), id=f"{group}{n}", measured_mfu=mfu)
+        for group, count, factor, mfu in (("a", 6, 1.3, 0.4), ("b", 3, 0.8, None))
+        for n in range(count)
+    ]
+    found = calibrate_sites(rows, 2)
+    first, second = (group.over_choices for group in found.groups)
+    assert (first.choices, second.choices) == (15, 3)
+    overall = found.to_json()["overall"]
+    assert overall["n"] == 4 + 1
+    assert overall["over_choices"]["choices"] == 18
+    assert overall["over_choices"]["mape_before"] == pytest.approx((6 * first.before + 3 * second.before) / 9)
+    assert overall["over_choices"]["mape_after"] == pytest.approx((6 * first.after + 3 * second.after) / 9)
+    assert first.null is not None and second.null is None
+    assert overall["over_choices"]["null_mape"] == pytest.approx(first.null)
+
+
 def test_every_choice_of_rows_counts() -> None:
     """Three rows, one known: the means over the three choices, by hand; the null model has the known row's MFU."""
     rows = [

@@ -73,13 +73,12 @@ class JobUnits:
     def build(self, num_ports: int) -> LinkUnits:
         """All of it as arrays."""
         source, target, lag = (np.concatenate([piece[k] for piece in self.edges]) for k in range(3))
-        nothing = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
-        unit, port, share = (np.concatenate([piece[k] for piece in (*self.uses, nothing)]) for k in range(3))
-        uses = PortUses.of(unit.astype(np.int64), port.astype(np.int64), share, (self.count, num_ports))
+        uses = (*self.uses, _columns((), (), ()))  # there may be none
+        unit, port, share = (np.concatenate([piece[k] for piece in uses]) for k in range(3))
         return LinkUnits(
             np.concatenate(self.fixed),
             np.concatenate(self.work),
-            uses,
+            PortUses.of(unit, port, share, (self.count, num_ports)),
             source.astype(np.int32),
             target.astype(np.int32),
             lag,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from searcher.assignment.jobs import draw_vlm
 
 import semu
+from semu.searcher.assignment import exact
 from semu.searcher.assignment.assigner import Assigner
 from semu.searcher.assignment.problem import Dealt
 
@@ -53,3 +55,23 @@ def test_entrain_is_close_to_the_optimum(pp):
 def test_more_samples_than_the_solver_can_take_are_refused():
     with pytest.raises(semu.ConfigError, match="at most 128 samples for 2 replicas x 16 microbatches"):
         small_assigner(16, 2).exact(draw_vlm(300, 1))
+
+
+def test_the_second_model_begins_with_the_best_of_the_first(monkeypatch):
+    """Without deferral the start is improved from 3 s to 2 s; with it nothing faster than that is found."""
+    asked = []
+    seconds = {"start": 3.0, "faster": 2.0}
+
+    def model(problem, features, times, *, defers):
+        answers = (None, 0.5) if defers else ("faster", 1.0)
+        return SimpleNamespace(solve=lambda *given: asked.append((defers, *given)) or answers)
+
+    monkeypatch.setattr(exact, "_Model", model)
+    problem = SimpleNamespace(
+        num_samples=2, dp=1, num_microbatches=2, encoder=np.ones(2, np.int64), worst_s=seconds.__getitem__
+    )
+    pipelines = SimpleNamespace(of=lambda count, defers: None)
+    found = exact.solve_exactly(problem, np.zeros((2, 1), np.int64), pipelines, "start", seconds=7.0)
+    assert asked == [(False, "start", 3.0, 7.0), (True, "faster", 2.0, 7.0)]
+    assert (found.dealt, found.time_s, found.bound_s) == ("faster", 2.0, 0.5)
+    assert not found.is_optimal

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from simulation.comparison import assert_memory_equal, assert_sends_equal, assert_stages_equal
 from simulation.jobs import ListedBatch, gpt, job_of, overlap, t2v, t2v_items, text_items, vlm, vlm_items, wide
@@ -13,6 +15,7 @@ from simulation.reference.contention import contended
 
 from semu.engine.timeline import OuterSlice
 from semu.errors import ConfigError
+from semu.hardware.device import Direction
 from semu.hardware.kinds import OpKind, Port
 from semu.hardware.network import CommGroup
 from semu.hardware.network.cost import collective_cost, collective_latency, port_shares
@@ -23,12 +26,43 @@ from semu.parallel.config import Parallel
 from semu.parallel.modules import ModuleParallel
 from semu.present.report import Report
 from semu.simulation import simulate
+from semu.simulation.context import TouchedStage
+from semu.simulation.effects import contention as contending
 from semu.simulation.effects import link_units
 from semu_models.text.decoder import Decoder, decoder_model
 
 ALL = overlap(tensor=True, pipeline=True, gradients=True, parameters=True)
 SLOW_NVLINK: dict[str, object] = {"nvlink_bytes_per_s": 1e10}
 REDUCED = ("gradients", "replicated", "tied")
+
+
+def test_every_port_of_every_gpu_has_a_number_of_its_own() -> None:
+    """Two replicas of three ranks, then what cards they share."""
+    writer = object.__new__(link_units.UnitWriter)
+    writer.num_replicas, writer.cards = 2, SimpleNamespace(count=4)
+    writer.layout = SimpleNamespace(job=SimpleNamespace(parallel=SimpleNamespace(pp=3)))
+    sides = [(port, way) for port in Port for way in Direction]
+    numbers = [int(writer._port(r, rank, side)) for r in range(2) for rank in range(3) for side in sides]
+    assert sorted(numbers) == list(range(len(numbers)))
+    assert writer.num_ports == len(numbers) + 4
+
+
+def test_stages_count_as_touched_on_the_replica_that_is_told() -> None:
+    """Of three stages that do not run as their templates say, one waits for long on that replica."""
+    nothing = np.zeros((1, 1))
+    inside = {
+        (0, 1): TouchedStage(nothing, nothing, 0.0, nothing),
+        (0, 2): TouchedStage(nothing, nothing, 1e-3, nothing),
+        (1, 3): TouchedStage(nothing, nothing, 1e-3, nothing),
+    }
+    shape = SimpleNamespace(num_microbatches=1)
+    units = SimpleNamespace(size=4, num_stages=4, num_units=4, shape=shape)
+    problem = SimpleNamespace(num_stages=4)
+    writer = SimpleNamespace(units=units, gathers={}, reductions=[], run=SimpleNamespace(problem=problem))
+    job = SimpleNamespace(written=[], gathers=8, reductions=8)
+    for replica, count in ((0, 1), (1, 1), (2, 0)):
+        found = contending._summary(None, writer, job, inside, np.zeros(16), replica)
+        assert (found.touched_stages, found.stages, found.slowed) == (count, 4, 0)
 
 
 def experts() -> Model:
@@ -92,6 +126,9 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
         Parallel(dp=2, tp=2, zero=1, sequence_parallel=True),
         overlap=ALL,
         override={"nvlink_bytes_per_s": 2e9},
+    ),
+    "gradients beside tensor ranks": lambda: job_of(
+        wide(3), text_items(2), Parallel(dp=2, tp=2, zero=1), overlap=overlap(gradients=True), override=SLOW_NVLINK
     ),
     "ring beside tensors": lambda: job_of(
         gpt(), text_items(2), Parallel(cp=2, tp=2, sequence_parallel=True), overlap=ALL, override=SLOW_NVLINK
@@ -214,6 +251,10 @@ JOBS: dict[str, Callable[[], TrainingJob]] = {
 def reductions(report: Report, rank: int) -> list[OuterSlice]:
     """Gradient collectives of a rank in order."""
     return [piece for piece in report.timeline.ranks[rank].outer if piece.name.startswith(REDUCED)]
+
+
+def test_reductions_share_links_with_collectives_of_the_stage_before_them() -> None:
+    assert_contended(JOBS["gradients beside tensor ranks"]())
 
 
 @pytest.mark.sampled(2)
