@@ -172,8 +172,10 @@ class InternalError(SemuError):
 
 
 def nearest_name(name: str, legal: Iterable[str]) -> str | None:
-    """The legal name closest to ``name``, or None when nothing comes close."""
-    matches = difflib.get_close_matches(name, list(legal), n=1, cutoff=0.5)
+    """The legal name closest to ``name``, else the shortest that begins with it, or None when nothing comes close."""
+    names = list(legal)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    matches += sorted((other for other in names if name and other.startswith(name)), key=len)
     return matches[0] if matches else None
 
 

@@ -339,3 +339,15 @@ __all__ = [
     "vlm_xl",
     "whisper_large_v3",
 ]
+from semu_models.text.bloom import bloom_7b1 as bloom_7b1
+from semu_models.text.bloom import bloom_176b as bloom_176b
+from semu_models.text.falcon import falcon_7b as falcon_7b
+from semu_models.text.falcon import falcon_40b as falcon_40b
+from semu_models.text.glm import glm4_9b as glm4_9b
+from semu_models.text.llama import llama_30b as llama_30b
+from semu_models.text.llama import llama_65b as llama_65b
+from semu_models.text.olmo import olmo2_7b as olmo2_7b
+from semu_models.text.olmo import olmo2_13b as olmo2_13b
+from semu_models.text.olmo import olmo2_32b as olmo2_32b
+from semu_models.text.phi import phi_3_mini as phi_3_mini
+from semu_models.text.phi import phi_4 as phi_4

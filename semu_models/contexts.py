@@ -13,6 +13,12 @@ CONTEXTS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), 1024),  # GPT-2 paper §2.3
         "gpt3-175b": 2048,  # 2005.14165 §2.1
         **dict.fromkeys(("lm-5b", "lm-7b"), 2048),  # 2302.13971, whose shape they have
+        **dict.fromkeys(("llama-30b", "llama-65b"), 2048),  # 2302.13971 §2.2
+        **dict.fromkeys(("falcon-7b", "falcon-40b"), 2048),  # 2311.16867 Table 14
+        **dict.fromkeys(("bloom-7b1", "bloom-176b"), 2048),  # 2211.05100 Table 3
+        "phi-3-mini": 4096,  # 2404.14219 §2
+        "phi-4": 4096,  # 2412.08905 §3
+        **dict.fromkeys(("olmo2-7b", "olmo2-13b", "olmo2-32b"), 4096),  # 2501.00656 Table 1
         **dict.fromkeys(("llama2-7b", "llama2-13b", "llama2-70b"), 4096),  # 2307.09288 Table 1
         **dict.fromkeys(("llama3-8b", "llama3-70b", "llama3-405b"), 8192),  # 2407.21783 §3.4.1, Table 4
         **dict.fromkeys(("mistral-7b", "mistral-7b-v0.3"), 8192),  # 2310.06825 Table 1

@@ -43,6 +43,11 @@ class Family(Enum):
     GEMMA_VL = "gemma-vl"
     QWEN_AUDIO = "qwen-audio"
     QWEN_OMNI = "qwen-omni"
+    PHI = "phi"
+    OLMO = "olmo"
+    GLM = "glm"
+    FALCON = "falcon"
+    BLOOM = "bloom"
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,18 @@ _ENTRIES = (
     ModelEntry("llama3-405b", Family.LLAMA, "text.llama", 405e9, "2407.21783 Table 3; 3.1 has its shape"),
     ModelEntry("llama3.2-1b", Family.LLAMA, "text.llama", 1.23e9, "config.json of Llama-3.2-1B"),
     ModelEntry("llama3.2-3b", Family.LLAMA, "text.llama", 3.21e9, "config.json of Llama-3.2-3B"),
+    ModelEntry("llama-30b", Family.LLAMA, "text.llama", 32.5e9, "2302.13971 Table 2"),
+    ModelEntry("llama-65b", Family.LLAMA, "text.llama", 65.2e9, "2302.13971 Table 2"),
+    ModelEntry("phi-3-mini", Family.PHI, "text.phi", 3.8e9, "2404.14219 §2; config.json of Phi-3-mini-4k-instruct"),
+    ModelEntry("phi-4", Family.PHI, "text.phi", 14.7e9, "2412.08905 §3; config.json of phi-4"),
+    ModelEntry("olmo2-7b", Family.OLMO, "text.olmo", 7.3e9, "2501.00656 Table 1; config.json of OLMo-2-1124-7B"),
+    ModelEntry("olmo2-13b", Family.OLMO, "text.olmo", 13.7e9, "2501.00656 Table 1; config.json of OLMo-2-1124-13B"),
+    ModelEntry("olmo2-32b", Family.OLMO, "text.olmo", 32.2e9, "config.json of OLMo-2-0325-32B"),
+    ModelEntry("glm4-9b", Family.GLM, "text.glm", 9.4e9, "2406.12793 §2; config.json of glm-4-9b-hf"),
+    ModelEntry("falcon-7b", Family.FALCON, "text.falcon", 6.9e9, "2311.16867 Table 14; config.json of falcon-7b"),
+    ModelEntry("falcon-40b", Family.FALCON, "text.falcon", 41.3e9, "2311.16867 Table 14; config.json of falcon-40b"),
+    ModelEntry("bloom-7b1", Family.BLOOM, "text.bloom", 7.07e9, "2211.05100 Table 3"),
+    ModelEntry("bloom-176b", Family.BLOOM, "text.bloom", 176.2e9, "2211.05100 Table 3"),
     ModelEntry("mistral-7b", Family.MISTRAL, "text.mistral", 7.24e9, "2310.06825 Table 1 (v0.1, windows of 4096)"),
     ModelEntry("mistral-7b-v0.3", Family.MISTRAL, "text.mistral", 7.25e9, "config.json of Mistral-7B-v0.3"),
     ModelEntry("mistral-nemo-12b", Family.MISTRAL, "text.mistral", 12.2e9, "config.json of Mistral-Nemo-Base-2407"),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from semu.nn import Activation
+from semu.nn import Activation, Model
 from semu.records import dataclass
-from semu_models.text.decoder import DecoderConfig, DecoderStyle
+from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, DecoderStyle, decoder_model
 
 
 @dataclass(frozen=True)
@@ -25,3 +25,19 @@ class BloomConfig(DecoderConfig):
     STYLE: ClassVar[DecoderStyle] = DecoderStyle(
         rms_norm=False, rotary=False, gated=False, activation=Activation.GELU_TANH, embedding_norm=True
     )
+
+
+BLOOM_7B1 = BloomConfig(layers=30, hidden=4096, ffn=16384, heads=32, kv_heads=32)
+"""BLOOM 7.1B (2211.05100 Table 3)."""
+BLOOM_176B = BloomConfig(layers=70, hidden=14336, ffn=57344, heads=112, kv_heads=112)
+"""BLOOM (2211.05100 Table 3)."""
+
+
+def bloom_7b1() -> Model:
+    """BLOOM 7.1B."""
+    return decoder_model("bloom-7b1", ConfiguredDecoder(BLOOM_7B1))
+
+
+def bloom_176b() -> Model:
+    """BLOOM."""
+    return decoder_model("bloom-176b", ConfiguredDecoder(BLOOM_176B))

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from semu.errors import ConfigError
-from semu.nn import MLP, Activation, LayerNorm, Module, SelfAttention, Tensor
+from semu.nn import MLP, Activation, LayerNorm, Model, Module, SelfAttention, Tensor
 from semu.records import dataclass
-from semu_models.text.decoder import DecoderConfig, DecoderStyle
+from semu_models.text.decoder import ConfiguredDecoder, DecoderConfig, DecoderStyle, decoder_model
 
 
 @dataclass(frozen=True)
@@ -86,3 +86,19 @@ class ParallelLayer(Module):
         wide = self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
         out: Tensor = x + (self.attention(normed) + wide)
         return out
+
+
+FALCON_7B = FalconConfig(layers=32, hidden=4544, ffn=18176, heads=71, kv_heads=1)
+"""Falcon 7B (2311.16867 Table 14; config.json of falcon-7b)."""
+FALCON_40B = FalconConfig(layers=60, hidden=8192, ffn=32768, heads=128, kv_heads=8, norms=2)
+"""Falcon 40B (2311.16867 Table 14; config.json of falcon-40b)."""
+
+
+def falcon_7b() -> Model:
+    """Falcon 7B."""
+    return decoder_model("falcon-7b", ConfiguredDecoder(FALCON_7B))
+
+
+def falcon_40b() -> Model:
+    """Falcon 40B."""
+    return decoder_model("falcon-40b", ConfiguredDecoder(FALCON_40B))

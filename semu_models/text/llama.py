@@ -35,6 +35,11 @@ LLAMA3_2_1B = LlamaConfig(layers=16, hidden=2048, ffn=8192, heads=32, kv_heads=8
 LLAMA3_2_3B = LlamaConfig(layers=28, hidden=3072, ffn=8192, heads=24, kv_heads=8, vocab=128256, head_dim=128, tied=True)
 """Llama 3.2 3B (config.json of Llama-3.2-3B)."""
 
+LLAMA_30B = LlamaConfig(layers=60, hidden=6656, ffn=17920, heads=52, kv_heads=52, vocab=32000)
+"""Llama 33B, which its files call 30B (2302.13971 Table 2)."""
+LLAMA_65B = LlamaConfig(layers=80, hidden=8192, ffn=22016, heads=64, kv_heads=64, vocab=32000)
+"""Llama 65B (2302.13971 Table 2)."""
+
 LM_7B = LlamaConfig(layers=32, hidden=4096, ffn=11008, heads=32, kv_heads=32, vocab=32000)
 """DIP Table 1's "LM 7B", whose shape is not printed: that of Llama 7B (2302.13971 Table 2; 2307.09288)."""
 
@@ -87,6 +92,16 @@ def llama3_2_1b() -> Model:
 def llama3_2_3b() -> Model:
     """Llama 3.2 3B."""
     return decoder_model("llama3.2-3b", Llama(LLAMA3_2_3B))
+
+
+def llama_30b() -> Model:
+    """Llama 33B."""
+    return decoder_model("llama-30b", Llama(LLAMA_30B))
+
+
+def llama_65b() -> Model:
+    """Llama 65B."""
+    return decoder_model("llama-65b", Llama(LLAMA_65B))
 
 
 def lm_5b() -> Model:

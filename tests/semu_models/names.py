@@ -30,6 +30,11 @@ PAPER = (
 )
 DECODERS = (
     "llama3.2-1b",
+    "phi-4",
+    "olmo2-32b",
+    "glm4-9b",
+    "falcon-40b",
+    "bloom-7b1",
     "mistral-nemo-12b",
     "qwen3-32b",
     "gemma2-27b",

@@ -110,12 +110,12 @@ def test_heads_that_do_not_divide_are_refused(name: str) -> None:
     assert caught.value.nearest == 7
 
 
-@pytest.mark.parametrize(("name", "what"), [("gpt2", "50257"), ("gemma3-1b", "1 key-value heads")])
-def test_what_two_ranks_cannot_share_is_refused(name: str, what: str) -> None:
-    """A vocabulary that is not padded, one key head."""
+@pytest.mark.parametrize(("name", "tp", "what"), [("gpt2", 2, "50257"), ("gemma3-1b", 8, "4 heads")])
+def test_what_ranks_cannot_share_is_refused(name: str, tp: int, what: str) -> None:
+    """A vocabulary that is not padded, fewer query heads than ranks."""
     with pytest.raises(GraphError, match=what) as caught:
-        trace_model(semu_models.build(name), tp=2)
-    assert caught.value.nearest == 1
+        trace_model(semu_models.build(name), tp=tp)
+    assert caught.value.nearest == {2: 1, 8: 4}[tp]
 
 
 def test_only_language_models_are_causal() -> None:
