@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_own_batches_of_a_file_are_its_samples_in_order(tmp_path: Path) -> None:
     parallel = replace(job.parallel, pp=1, dp=1, vpp=1, tp=1, sequence_parallel=False)
     job = semu.TrainingJob(job.model, semu.Cluster("h100", gpus_per_node=1), parallel, training, file_batch(path))
     seen: list[int] = []
-    for batch in own_batches(job):
+    for batch in islice(own_batches(job), 5):
         items = batch.microbatches(2, 1, 100)
         seen += [length for item in items for length in item.lengths["text"]]
     assert seen == lengths[:12]

@@ -97,6 +97,13 @@ def test_experts_without_compilation() -> None:
     assert (training["micro_batch"], training["global_batch"]) == (2, 64)
 
 
+@pytest.mark.parametrize(("said", "ranks"), [("", 1), ("expert_tensor_parallel_degree = 1\n", 1)])
+def test_experts_are_not_split_unless_said(said: str, ranks: int) -> None:
+    text = '[job]\n[model]\nname = "qwen3"\nflavor = "30B-A3B"\n[parallelism]\nexpert_parallel_degree = 8\n' + said
+    parallel = read_torchtitan(text, "x.toml", "h100:1x8").tables["parallel"]
+    assert (parallel["ep"], parallel["etp"], parallel["dp"]) == (8, ranks, 8)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_files_simulate(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(FILES / name), "--json"]) in (0, 3)
@@ -149,6 +156,7 @@ def test_flavors_have_the_parameters_of_their_arithmetic() -> None:
         ('flavor = "8B"\n[training]\nlocal_batch_size = 3\nglobal_batch_size = 25', "x.toml:6", 24),
         ('flavor = "8B"\n[training]\nenable_cpu_offload = true', "x.toml:5", None),
         ('flavor = "8B"\n[activation_checkpoint]\nmode = "memory_budget"', "x.toml:5", None),
+        ('flavor = "8B"\nconverters = ["gloo"]', "x.toml:4", None),
         ('flavor = "8B"\n[parallelism]\ntensor_parallel_degree = "many"', "x.toml:5", None),
         ('flavor = "8B"\n[parallelism]\npipeline_parallel_degree = 35', "x.toml:5", None),
         ('flavor = "8B"\nbroken = [', "x.toml", None),
