@@ -55,8 +55,8 @@ from semu.graph.replicas import expanded
 from semu.graph.subgraph import Replication, Subgraph
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = int(os.environ.get("SEMU_REUSE_EXAMPLES", "100"))
-"""Random graphs per property."""
+EXAMPLES = int(os.environ.get("SEMU_REUSE_EXAMPLES", "40"))
+"""Random graphs per property; a slow test takes more."""
 DIGEST = os.environ.get("SEMU_REUSE_DIGEST", "")
 """File for the times of the seeded graphs, for comparison with another process."""
 
@@ -378,19 +378,28 @@ def test_seeded_graphs() -> None:
         Path(DIGEST).write_text(json.dumps(held))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(bool(DIGEST), reason="this is the other process")
-def test_compiled_or_interpreted_kernels_give_the_same(tmp_path: Path) -> None:
-    """This module once more with numba switched off."""
-    path = tmp_path / "digest.json"
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "SEMU_REUSE_EXAMPLES": "10", "SEMU_REUSE_DIGEST": str(path)}
+def in_a_process(**environment: str) -> None:
+    """This module once more."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(Path(__file__))],
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(DIGEST), reason="this is the other process")
+def test_compiled_or_interpreted_kernels_give_the_same(tmp_path: Path) -> None:
+    """With numba switched off."""
+    path = tmp_path / "digest.json"
+    in_a_process(NUMBA_DISABLE_JIT="1", SEMU_REUSE_EXAMPLES="10", SEMU_REUSE_DIGEST=str(path))
     assert json.loads(path.read_text()) == digest()
+
+
+@pytest.mark.slow
+def test_more_random_graphs() -> None:
+    in_a_process(SEMU_REUSE_EXAMPLES="150")
