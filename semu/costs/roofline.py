@@ -114,7 +114,7 @@ class CostModel:
     def _fill_link(self, row: int, operator: Operator, group: CommGroup | None) -> None:
         if group is None:
             group = _group_of_key(operator)
-        cost = self._link_cost(operator.kind, group)
+        cost = self.link_cost(operator.kind, group)
         self._net_rate[row], self._fixed[row], self._corner[row] = cost.bytes_per_s, cost.latency_s, cost.c_s
         if not cost.is_plain:
             self._protocols[row] = cost
@@ -122,7 +122,8 @@ class CostModel:
         self.efficiencies.append(None)
         self.coefficients.append(Coefficients(efficiency.provenance, efficiency.source, efficiency.relative_error))
 
-    def _link_cost(self, kind: OpKind, group: CommGroup) -> CollectiveCost:
+    def link_cost(self, kind: OpKind, group: CommGroup) -> CollectiveCost:
+        """What collectives of a kind cost on a communicator."""
         return _LINK_COSTS.get(self.outside, (kind, group), lambda: collective_cost(self.profile, kind, group))
 
     def _fill_compute(self, row: int, operator: Operator) -> None:
@@ -226,7 +227,7 @@ class CostModel:
         """
         memory, network = np.atleast_1d(np.asarray(mem_bytes)), np.atleast_1d(np.asarray(net_bytes))
         if group is not None:
-            seconds = self._link_cost(kind, group).times_s(network)
+            seconds = self.link_cost(kind, group).times_s(network)
         else:
             efficiency = self.profile.efficiency(kind)
             seconds = efficiency.t0_s + memory / (efficiency.mem * self.profile.mem_bytes_per_s.value)

@@ -21,7 +21,9 @@ from semu.compile.combined.layers import EXPERT_STREAMS
 from semu.compile.join import build_stages
 from semu.compile.layout import TracedBlocks, trace_blocks
 from semu.compile.module_sharding import spreads
+from semu.compile.parameter_pools import weight_bytes
 from semu.compile.stage import StageCosts, StageProgram
+from semu.compile.tracer import Block
 from semu.costs.evaluation import BatchShapes, cost_model_of, distinct_shapes
 from semu.costs.ranks import Ranked
 from semu.costs.roofline import CostModel
@@ -35,6 +37,7 @@ from semu.nn.window import windows_in
 from semu.parallel.own_gpus import on_own_gpus
 from semu.parallel.segments import sharing_ranks
 from semu.records import dataclass
+from semu.searcher.grid.exchanges import ExchangedBytes, running_sums
 from semu.searcher.grid.space import Point, changed, job_at
 
 F64: TypeAlias = NDArray[np.float64]
@@ -55,6 +58,7 @@ class MicrobatchCosts:
         all_s: forward and backward of all microbatches of all replicas together [s].
         silent_s: of encoders that are replicated, forwards of all microbatches where no gradient arrives [s]; else 0.
         forward_s, backward_s: of one microbatch, the cheapest [s]. dearest_s: backward of the dearest [s].
+        forwards_s: of ``all_s`` the forwards [s].
         kept: what a forward leaves allocated at least, with what it hands on [bytes].
         handed: int64[num_sizes, num_blocks], what every block hands on at most [bytes].
     """
@@ -64,6 +68,7 @@ class MicrobatchCosts:
     forward_s: F64
     backward_s: F64
     dearest_s: F64
+    forwards_s: F64
     kept: I64
     handed: I64
 
@@ -80,7 +85,7 @@ class BlockTable:
         model: prices. weights: of the blocks, for the balance of stages. blocks_per_module: of every module.
         elements, trained: int64[2, num_blocks + 1], running sums of local elements: all else, then routed experts; of
             a parameter that several blocks have, the first counts.
-        costs: for every size of a microbatch.
+        costs: for every size of a microbatch. exchanged: what units of sharded parameters move.
     """
 
     model: CostModel
@@ -89,6 +94,7 @@ class BlockTable:
     elements: I64
     trained: I64
     costs: MicrobatchCosts
+    exchanged: ExchangedBytes
 
     @classmethod
     def of(
@@ -119,15 +125,7 @@ class BlockTable:
             for number, (module, held) in enumerate(zip(own.model.modules, traced.blocks, strict=True))
         ]
         model = cost_model_of(traced.library, own.profile, None)
-        elements, trained = np.zeros((2, 2, len(blocks)), dtype=np.int64)
-        seen: set[Parameter] = set()
-        for number, block in enumerate(blocks):
-            for held in block.parameters:
-                if held.parameter not in seen:
-                    seen.add(held.parameter)
-                    elements[int(held.is_expert), number] += held.elements
-                    if held.parameter.requires_grad:
-                        trained[int(held.is_expert), number] += held.elements
+        elements, trained, exchanged = _held(own, traced, blocks)
         templates = [(block.template, copy) for block, copy in zip(blocks, chain(*copies), strict=True)]
         shapes = shapes if shapes is not None else KnownShapes(job)
         costs = _costs(own, traced, model, templates, [shapes.of(own, traced, size) for size in micro_batches])
@@ -137,9 +135,10 @@ class BlockTable:
             model,
             tuple(float(sum(held.parameter.numel for held in block.parameters)) for block in blocks),
             tuple(len(module.blocks()) for module in job.model.modules),
-            _running(elements),
-            _running(trained),
+            running_sums(elements),
+            running_sums(trained),
             costs,
+            exchanged,
         )
 
 
@@ -162,8 +161,40 @@ def _aligned(job: TrainingJob) -> TrainingJob:
     return changed(job, cluster=cluster, parallel=placed)
 
 
-def _running(table: NDArray[Any]) -> NDArray[Any]:
-    return np.concatenate((np.zeros((*table.shape[:-1], 1), dtype=table.dtype), np.cumsum(table, axis=-1)), axis=-1)
+def _held(job: TrainingJob, traced: TracedBlocks, blocks: Sequence[Block]) -> tuple[I64, I64, ExchangedBytes]:
+    """Local elements of blocks, and of these what is trained, int64[2, num_blocks] each: all else, then routed experts;
+    and what units move. Blocks of one template with parameters of their own hold as much."""
+    held = np.zeros((4, 2, len(blocks)), dtype=np.int64)
+    seen: set[Parameter] = set()
+    shared: set[Parameter] = set()
+    parameters = [{held.parameter for held in block.parameters} for block in blocks]
+    alike: dict[tuple[int, int], int] = {}
+    for number, (block, own) in enumerate(zip(blocks, parameters, strict=True)):
+        if len(own) == len(block.parameters) and seen.isdisjoint(own):
+            first = alike.setdefault((block.template, len(own)), number)
+            if first < number:
+                held[:, :, number] = held[:, :, first]
+                seen |= own
+                continue
+        shared |= seen & own
+        held[:, :, number] = _held_by(job, block, seen)
+        seen |= own
+    gathered, reduced = held[2:]
+    if shared:
+        mixed = [number for number, own in enumerate(parameters) if not shared.isdisjoint(own)]
+        gathered[:, mixed] = reduced[:, mixed] = 0
+    backward = [bool(traced.library.templates[block.template].backward.operators) for block in blocks]
+    return held[0], held[1], ExchangedBytes(gathered, reduced, np.array(backward, dtype=np.bool_))
+
+
+def _held_by(job: TrainingJob, block: Block, seen: set[Parameter]) -> I64:
+    """Elements, trained elements, bytes that are gathered and reduced: int64[4, 2], of parameters not seen before."""
+    found, size = np.zeros((4, 2), dtype=np.int64), job.training.grad_dtype.size_bytes
+    for own in {held.parameter: held for held in block.parameters if held.parameter not in seen}.values():
+        trained = own.elements if own.parameter.requires_grad else 0
+        written = own.elements * size if own.writers else 0
+        found[:, int(own.is_expert)] += own.elements, trained, weight_bytes(job, own), written
+    return found
 
 
 class KnownShapes:
@@ -239,8 +270,8 @@ def _costs_of_shapes(
     for own, begin, end in zip(shapes, [0, *last[:-1]], last, strict=True):
         uses = np.bincount(own.index.ravel(), minlength=end - begin).astype(np.float64)
         sums.append([floor.over(uses, slice(begin, end)) for floor in floors])
-    columns = [np.array([[cell[k] for cell in row] for row in sums])[:, block] for k in range(7)]
-    columns[:-1] = map(_running, columns[:-1])
+    columns = [np.array([[cell[k] for cell in row] for row in sums])[:, block] for k in range(8)]
+    columns[:-1] = map(running_sums, columns[:-1])
     return MicrobatchCosts(*columns)
 
 
@@ -263,6 +294,7 @@ class _Floor(NamedTuple):
             self.forward_s[used].min(),
             self.backward_s[used].min(),
             self.dearest_s[used].max(),
+            uses @ self.forward_s[shapes],
             self.kept[used].min(),
             self.handed[used].max(),
         )

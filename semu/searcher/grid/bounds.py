@@ -34,6 +34,7 @@ from semu.schedule.problem import members_of
 from semu.schedule.registry import ALL_SCHEDULES
 from semu.searcher.grid.blocks import F64, I64, BlockTable, KnownShapes, MicrobatchCosts
 from semu.searcher.grid.columns import Points, groups_of
+from semu.searcher.grid.exchanges import LEAST, ExchangeFloors, StageExchanges, running_sums
 from semu.searcher.grid.space import OPTIONS, Point, job_at, parallel_of
 from semu.searcher.grid.splits import widths_of
 
@@ -103,7 +104,7 @@ class _Some(NamedTuple):
     Attributes:
         points: which. costs, at: of microbatches, and int64[num_rows], which row of them.
         dp: int64[num_rows]. outer, kind: what is outside of microbatches, and int64[num_rows], which row of it.
-        bounded: bool[num_rows], whether the schedule is.
+        exchanges: inside stages, of every row of ``outer``. bounded: bool[num_rows], whether the schedule is.
     """
 
     points: Points
@@ -112,6 +113,7 @@ class _Some(NamedTuple):
     dp: I64
     outer: _Outer
     kind: I64
+    exchanges: list[StageExchanges | None]
     bounded: NDArray[np.bool_]
 
 
@@ -157,6 +159,7 @@ class _Bounds:
         self._knows_static = is_plain and training.frozen_weights is None
         self._knows_step = is_plain and training.software.value == "megatron"
         self._masters: bool | None = None
+        self._exchanges = ExchangeFloors(job)
         self._tables, self._row = self._tabulate()
         self._costs = MicrobatchCosts(
             *(np.concatenate(own) for own in zip(*(vars(t.costs).values() for t in self._tables), strict=True))
@@ -226,8 +229,9 @@ class _Bounds:
         points = self._points.take(rows)
         bounded = points.mapped("schedule", lambda name: ALL_SCHEDULES[name].is_bounded)
         costs, at = np.unique(self._row[rows], return_inverse=True)
-        outer, kind = self._outside(cut, rows, points, bounded)
-        some = _Some(points, self._costs.of_rows(costs), at.reshape(-1), points.column("dp"), outer, kind, bounded)
+        outer, exchanges, kind = self._outside(cut, rows, points, bounded)
+        own, dp = self._costs.of_rows(costs), points.column("dp")
+        some = _Some(points, own, at.reshape(-1), dp, outer, kind, exchanges, bounded)
         return self._times(cut, some), self._memories(point, cut, some)
 
     # -- what is shared ------------------------------------------------------------------------------------------
@@ -250,12 +254,14 @@ class _Bounds:
             np.array([chunk.repeats for chunk in chunks]),
         )
 
-    def _outside(self, cut: _Cut, rows: I64, points: Points, bounded: NDArray[np.bool_]) -> tuple[_Outer, I64]:
+    def _outside(
+        self, cut: _Cut, rows: I64, points: Points, bounded: NDArray[np.bool_]
+    ) -> tuple[_Outer, list[StageExchanges | None], I64]:
         """What does not depend on the microbatches; int64[num_rows], whose is which."""
         firsts, place = points.groups(*_SPREAD, bounded)
         held: dict[int, tuple[bytes, I64, I64]] = {}
         known: dict[tuple[object, ...], tuple[F64, F64]] = {}
-        found = []
+        found, exchanges = [], []
         for first in firsts.tolist():
             point, row = points[first], rows[first]
             number, parallel = int(self._table_of[row]), self._parallels[self._parallel_of[row]]
@@ -277,7 +283,10 @@ class _Bounds:
                 )
             reduce_s = self._reduce_s(point, table, parallel, trained) if alone and bounded[first] else none
             found.append((reduce_s, *known[key]))
-        return _Outer(*map(np.array, zip(*found, strict=True))), place
+            has_copies = bool(cut.repeats.any())
+            places = table.exchanged, cut.first, cut.last, cut.rank
+            exchanges.append(None if has_copies else self._exchanges.of(parallel, table.model, *places))
+        return _Outer(*map(np.array, zip(*found, strict=True))), exchanges, place
 
     # -- time ----------------------------------------------------------------------------------------------------
     def _times(self, cut: _Cut, some: _Some) -> F64:
@@ -298,7 +307,36 @@ class _Bounds:
             ends = ends + np.where(some.bounded[:, np.newaxis], tail, 0.0)
         ends = np.maximum(ends, reduced)
         ends = np.maximum(ends, busy + copied)  # copies run before the head has passed, or behind all else
-        return cast("F64", ends.max(axis=1) + outer.step_s.max(axis=1)[kind])
+        ends = ends.max(axis=1)
+        exchanging = np.array([own is not None for own in some.exchanges], dtype=np.bool_)[kind]
+        exchanging &= ~some.points.mapped("schedule", lambda name: ALL_SCHEDULES[name].splits_backward)
+        if (rows := np.flatnonzero(exchanging)).size:
+            ends[rows] = np.maximum(ends[rows], self._exchanging(cut, some, rows))
+        return cast("F64", ends + outer.step_s.max(axis=1)[kind])
+
+    def _exchanging(self, cut: _Cut, some: _Some, rows: I64) -> F64:
+        """When the last rank has run and reduced all at least, of rows with exchanges inside stages [s]."""
+        at, dp, costs = some.at[rows], some.dp[rows, np.newaxis], some.costs
+        numbers, kind = np.unique(some.kind[rows], return_inverse=True)
+        known = [own for own in map(some.exchanges.__getitem__, numbers.tolist()) if own is not None]
+        by_chunk = StageExchanges(*(np.array(own)[kind.reshape(-1)] for own in zip(*known, strict=True)))
+        count = self._job.training.global_batch // (dp * some.points.column("micro_batch")[rows, np.newaxis])
+        forwards = cut.of_chunks(costs.forwards_s)[at] / dp
+        backwards = cut.of_chunks(costs.all_s)[at] / dp - forwards
+        last = (costs.forward_s[:, cut.last] - costs.forward_s[:, cut.last - 1])[at]
+        first = (costs.backward_s[:, cut.first + 1] - costs.backward_s[:, cut.first])[at]
+        ends = cut.of_ranks(by_chunk.forward_s(forwards, last, count) + by_chunk.backward_s(backwards, first, count))
+        if self._is_chain:
+            passes = (
+                by_chunk.forward_s(cut.of_chunks(costs.forward_s)[at], last),
+                by_chunk.handing_on_s(cut.of_chunks(costs.backward_s)[at], first),
+            )
+            head, tail = (running_sums(own)[:, cut.entry] for own in passes)
+            ends = ends + head
+            tail = np.where(some.bounded[rows, np.newaxis], tail - by_chunk.reductions[:, cut.entry], 0.0)
+            ends = np.maximum(ends, ends + tail)
+        found: F64 = ends.max(axis=1) * LEAST
+        return found
 
     def _step_s(self, table: BlockTable, trained: I64, shards: tuple[int, int]) -> F64:
         """Optimizer's step of every rank [s]; ``trained``: int64[2, num_ranks], elements, then of routed experts;

@@ -37,6 +37,17 @@ class Outcome(NamedTuple):
     held_bytes: int | None = None
 
 
+ONE_ORDER = ("1f1b", "interleaved")
+"""Schedules that order every pipeline alike: interleaved 1F1B with one virtual stage per rank is 1F1B, and 1F1B with
+several of them is interleaved."""
+
+
+def alike(point: Point) -> tuple[Point, ...]:
+    """The configurations whose figures are the same to the bit, itself among them; the first stands for all."""
+    names = ONE_ORDER if point.schedule in ONE_ORDER else (point.schedule,)
+    return tuple(point._replace(schedule=name) for name in names)
+
+
 def evaluate_chunk(job: TrainingJob, chunk: Sequence[Point]) -> list[Outcome]:
     """Evaluate some configurations.
 

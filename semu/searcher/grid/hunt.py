@@ -25,7 +25,7 @@ from semu.records import dataclass
 from semu.searcher.engines import Engine
 from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.columns import F64, I64, Points
-from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks
+from semu.searcher.grid.evaluate_points import Outcome, alike, evaluate_chunk, in_chunks
 from semu.searcher.grid.legal import Legal
 from semu.searcher.grid.result import SHOWN_MISFITS, GridResult
 from semu.searcher.grid.rows import Row, smallest_of
@@ -58,6 +58,8 @@ class Hunt:
     keep: Callable[[Sequence[Outcome]], None] | None = None
     ended_by: str = "end"
     _tokens: dict[int, int] = field(default_factory=dict)
+    _waiting: dict[Point, list[Point]] = field(default_factory=dict)
+    """Configurations that wait for the figures of one that is alike, by what stands for these; it is under way."""
     _told: float = 0.0
 
     # -- what is wanted ------------------------------------------------------------------------------------------
@@ -112,12 +114,12 @@ class Hunt:
     def _every(self, some: Points) -> list[Outcome]:
         """Evaluate all of some configurations."""
         points = [*some]
-        left = (point for point in points if point not in self.outcomes)
-        tasks = in_chunks(self.job, left, LONG_CHUNK, 2 * LONG_CHUNK)
         best: list[float] = []
         for point in points:
             if point in self.outcomes:
                 self._note(self.outcomes[point], best, self.order)
+        left = [point for point in points if self._is_wanted(point, best, self.order)]
+        tasks = in_chunks(self.job, left, LONG_CHUNK, 2 * LONG_CHUNK)
         self._run(tasks, best, self.order, len(points))
         return [self.outcomes[point] for point in points if point in self.outcomes]
 
@@ -136,7 +138,7 @@ class Hunt:
             for row, point in points.in_turn(bound):
                 if bound[row] > self._limit(best):
                     break
-                if point not in self.outcomes:
+                if self._is_wanted(point, best, order):
                     chunk.append(point)
                 if len(chunk) == CHUNK:
                     yield chunk
@@ -183,6 +185,44 @@ class Hunt:
         push = heapq.heappush if len(best) < self.top else heapq.heappushpop
         push(best, -self.of(outcome, order))
 
+    def _is_wanted(self, point: Point, best: list[float], order: RankBy) -> bool:
+        """Whether a configuration has to be evaluated: its figures are not there, and none that is alike is under
+        way."""
+        if point in self.outcomes:
+            return False
+        own = alike(point)
+        for other in own:
+            known = self.outcomes.get(other)
+            if known is not None and known.figures is not None:
+                self._take([known._replace(point=point)], best, order)
+                return False
+        if own[0] in self._waiting:
+            self._waiting[own[0]].append(point)
+            return False
+        self._waiting[own[0]] = []
+        return True
+
+    def _take(self, outcomes: Sequence[Outcome], best: list[float], order: RankBy) -> None:
+        """Keep what configurations come to."""
+        for outcome in outcomes:
+            self.outcomes[outcome.point] = outcome
+            self._note(outcome, best, order)
+        if self.keep is not None:
+            self.keep(outcomes)
+
+    def _with_alike(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+        """What was evaluated, and those that waited for it; where it was refused each is asked, since refusals name
+        schedules."""
+        for outcome in outcomes:
+            self.evaluated += 1
+            yield outcome
+            for point in self._waiting.pop(alike(outcome.point)[0], ()):
+                if outcome.figures is not None:
+                    yield outcome._replace(point=point)
+                else:
+                    self.evaluated += 1
+                    yield from evaluate_chunk(self.job, [point])
+
     def _run(self, tasks: Iterable[Sequence[Point]], best: list[float], order: RankBy, count: int) -> None:
         """Run tasks; Ctrl-C ends them, and what was done is kept."""
         began, done = time.monotonic(), 0
@@ -190,13 +230,9 @@ class Hunt:
         try:
             with without_collector():  # a configuration leaves some ten objects in cycles, and thousands in tables
                 for _, outcomes in stream:
-                    for outcome in outcomes:
-                        self.outcomes[outcome.point] = outcome
-                        self._note(outcome, best, order)
-                    if self.keep is not None:
-                        self.keep(outcomes)
-                    done += len(outcomes)
-                    self.evaluated += len(outcomes)
+                    found = [*self._with_alike(outcomes)]
+                    self._take(found, best, order)
+                    done += len(found)
                     self._say(done / max(time.monotonic() - began, 1e-9), best, order, count)
         except KeyboardInterrupt:
             self.ended_by = "interrupt"

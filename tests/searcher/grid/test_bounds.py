@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +18,13 @@ from searcher.grid.cases import built, dense, documents, experts, on_own_gpus, p
 from simulation.jobs import valm, valm_items, vlm, vlm_items
 
 import semu_models
+from semu.compile.layout import trace_blocks
+from semu.compile.parameter_pools import weight_bytes
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.parallel.config import Overlap, Parallel
 from semu.parallel.modules import ModuleParallel
+from semu.searcher.grid.blocks import BlockTable
 from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Point, Space, job_at
@@ -141,6 +147,54 @@ def test_memory_under_sharded_gradients_and_parameters_is_bounded(data: st.DataO
     floor, is_so = Floors(job, [point])[point], evaluate(job_at(job, point))
     assert floor.memory_bytes <= max(is_so.peak_memory_bytes), point
     assert floor.time_s <= is_so.iteration_time_s, point
+
+
+@settings(max_examples=16, deadline=None, derandomize=True)
+@given(st.data())
+def test_exchanges_inside_stages_are_bounded(data: st.DataObject) -> None:
+    """On GPUs that meet over a network alone, or within nodes, exchanges are most of the time, or little of it."""
+    job, points = sharded(data.draw(st.sampled_from((dense, experts))))
+    point = data.draw(st.sampled_from(points))
+    where = data.draw(st.sampled_from(((8, 1), (2, 4), (1, 8))))
+    training = replace(job.training, **data.draw(st.sampled_from(OVERLAPS)))
+    job = replace(job, cluster=Cluster(data.draw(st.sampled_from(("h100", "a100-80g"))), *where), training=training)
+    assert Floors(job, [point])[point].time_s <= evaluate(job_at(job, point)).iteration_time_s, point
+
+
+@pytest.mark.parametrize(("make", "expert_ranks"), [(semu_models.llama3_8b, 1), (semu_models.mixtral_8x7b, 8)])
+def test_times_under_sharded_parameters_are_near(make: Callable[[], Any], expert_ranks: int) -> None:
+    """Where gathers take longer than blocks, they are what the bound knows."""
+    job = large(make, 32, seq_len=1024, global_batch=64)
+    vary = {"tp": (1,), "pp": (1, 2, 4), "ep": (expert_ranks,), "zero": (3,), "vpp": (1, 2)}
+    shares = [time for time, _ in check(job, vary, 5, seed=4)]
+    assert len(shares) == 5 and min(shares) > 0.8
+
+
+def test_what_blocks_hold_and_exchange() -> None:
+    """Counted parameter by parameter, of blocks that share some and of blocks that do not."""
+    for make in (dense, experts, packed, vision):
+        job = make()
+        blocks = [*chain(*trace_blocks(job).blocks)]
+        point = next(iter(legal_points(job, Space.of(job, {"tp": (1,)})).points))
+        table = BlockTable.of(job, point, [1])
+        seen: set[Any] = set()
+        users = Counter(parameter for block in blocks for parameter in {held.parameter for held in block.parameters})
+        for number, block in enumerate(blocks):
+            elements, trained, gathered, reduced = ([0, 0] for _ in range(4))
+            is_own = all(users[held.parameter] == 1 for held in block.parameters)
+            for held in block.parameters:
+                if held.parameter not in seen:
+                    elements[held.is_expert] += held.elements
+                    trained[held.is_expert] += held.elements * held.parameter.requires_grad
+                seen.add(held.parameter)
+                gathered[held.is_expert] += weight_bytes(job, held) * is_own
+                reduced[held.is_expert] += (
+                    held.elements * job.training.grad_dtype.size_bytes * is_own * bool(held.writers)
+                )
+            assert np.diff(table.elements)[:, number].tolist() == elements
+            assert np.diff(table.trained)[:, number].tolist() == trained
+            assert table.exchanged.gathered[:, number].tolist() == gathered
+            assert table.exchanged.reduced[:, number].tolist() == reduced
 
 
 @pytest.mark.slow

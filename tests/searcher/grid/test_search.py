@@ -95,10 +95,11 @@ def test_the_best_are_those_of_all(make: Callable[..., TrainingJob], share: floa
     ("make", "vary"),
     [
         (documents, {"cp": (1, 2, 4), "cp_balance": None, "attention_split": (0, 2, 4), "micro_batch": (1, 2)}),
+        (experts, {"zero": None, "ep": None, "pp": (1, 2, 4), "schedule": ("1f1b", "gpipe"), "micro_batch": (1, 2)}),
         (vision, {"segments": None, "pp": (1, 2, 4), "vpp": (1, 2), "micro_batch": (1, 2)}),
         (vision, {"partition": ("parameters", "latency", "forward"), "pp": (1, 2, 4), "micro_batch": (1, 2)}),
     ],
-    ids=["context", "segments", "partition"],
+    ids=["context", "sharded", "segments", "partition"],
 )
 def test_the_best_policies_and_segments_are_those_of_all(make: Callable[..., TrainingJob], vary: Any) -> None:
     job = make()

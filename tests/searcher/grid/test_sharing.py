@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from searcher.grid.cases import dense, experts, vision
+from simulation.rooms import capacity_for
 
 import semu
 import semu_models
 from semu import memo
 from semu.costs.result_cache import ResultCache
+from semu.hardware.cluster import Cluster
 from semu.job import TrainingJob
-from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk, in_chunks, in_order
+from semu.parallel.config import Overlap
+from semu.searcher.grid.evaluate_points import (
+    ONE_ORDER,
+    Outcome,
+    alike,
+    evaluate_chunk,
+    evaluate_point,
+    in_chunks,
+    in_order,
+)
+from semu.searcher.grid.grid_search import grid
 from semu.searcher.grid.legal import legal_points
 from semu.searcher.grid.space import Point, Space, job_at
 from semu.simulation.estimate import evaluate
@@ -92,3 +107,46 @@ def test_tasks_hold_every_configuration_once_and_keep_pipelines_together(size: i
     for pipeline, count in whole.items():
         parts = sum(any((point.pp, point.vpp) == pipeline for point in task) for task in tasks)
         assert parts == -(-count // most)
+
+
+ORDERED = {"tp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2), "zero": (0, 1, 2, 3), "recompute": None, "micro_batch": (1, 2)}
+HIDES = Overlap(expert_parallel=True, delayed_weight_gradients=True)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.data())
+def test_schedules_of_one_order_come_to_the_same(data: st.DataObject) -> None:
+    """Whatever is sharded, recomputed or hidden, and what the allocator holds on a device that is nearly full."""
+    make = data.draw(st.sampled_from((dense, experts, vision)))
+    job = make(**data.draw(st.sampled_from(({}, {"software": "torch"}, {"overlap": HIDES}))))
+    vary = {**ORDERED, "schedule": ONE_ORDER} | ({"ep": (1, 2)} if make is experts else {})
+    points = [*legal_points(job, Space.of(job, vary)).points]
+    own = alike(data.draw(st.sampled_from(points)))
+    assert len(own) == 2 and {*own} <= {*points}
+    first = evaluate(job_at(job, own[0]))
+    full = Cluster("h800", 2, 4, {"memory_bytes": capacity_for(max(first.held_memory_bytes), job.parallel)})
+    for where in (job, replace(job, cluster=full)):
+        found = [evaluate_point(where, point) for point in own]
+        assert found[0].figures == found[1].figures is not None
+        assert found[0].held_bytes == found[1].held_bytes
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_what_is_alike_is_evaluated_once(exhaustive: bool, tmp_path: Path) -> None:
+    vary = {"tp": None, "pp": (1, 2), "vpp": (1, 2), "schedule": ("interleaved", "gpipe", "1f1b")}
+    found = grid(dense(), vary=vary, framework="any", exhaustive=exhaustive, top=6, results=tmp_path / "some.sqlite")
+    stood_for = {alike(row.point)[0] for row in found}
+    assert found.evaluated == len(stood_for) < len(found)
+    for row in found:
+        assert evaluate_point(found.job, row.point).figures == row.figures
+    again = grid(dense(), vary=vary, framework="any", exhaustive=exhaustive, top=6, results=tmp_path / "some.sqlite")
+    assert again.evaluated == 0 and again.reused == len(found) and again.rows == found.rows
+
+
+def test_what_was_kept_serves_what_is_alike(tmp_path: Path) -> None:
+    file, vary = tmp_path / "some.sqlite", {"tp": None, "pp": (1, 2)}
+    first = grid(dense(), vary=vary, exhaustive=True, framework="any", results=file)
+    both = {**vary, "schedule": ONE_ORDER}
+    found = grid(dense(), vary=both, exhaustive=True, framework="any", results=file)
+    assert found.reused == first.evaluated and found.evaluated == 0
+    assert found.rows == grid(dense(), vary=both, exhaustive=True, framework="any").rows
