@@ -206,7 +206,7 @@ def _sharding(settings: Settings, dp: int, copies: int, pp: int, cp: int) -> dic
 
 def _experts(settings: Settings, model: dict[str, Any]) -> dict[str, Any]:
     ep = settings.size("parallelism.expert_parallel_degree") or 1
-    etp = settings.size("parallelism.expert_tensor_parallel_degree") or 1
+    etp = settings.required("parallelism.expert_tensor_parallel_degree")
     return {"ep": ep, "etp": etp} if ep > 1 else {}
 
 
