@@ -9,9 +9,10 @@ happens to which part of a chunk. Turns are found for all stages and transfers o
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -58,9 +59,11 @@ class _Changes:
     def __init__(self, known: memo.Values[I64]) -> None:
         self._known = known
         self._entries: list[I64] = []
+        self._digests: list[bytes] = []
         self._numbers: dict[Hashable, int] = {}
         self._by_shape: dict[Hashable, I64] = {}
         self._table = np.zeros(1, dtype=np.int64), np.zeros((3, 0), dtype=np.int64)
+        self._contents = np.zeros((0, 2), dtype=np.int64)
         self._lock = threading.RLock()
 
     def number(self, key: Hashable, make: Callable[[], _Change]) -> int:
@@ -72,6 +75,7 @@ class _Changes:
                 number = self._numbers.setdefault(key, len(self._entries))
                 if number == len(self._entries):
                     self._entries.append(entries)
+                    self._digests.append(hashlib.blake2b(entries.tobytes(), digest_size=16).digest())
         return number
 
     def by_shape(self, key: Hashable, shape: I64, num_shapes: int, make: Callable[[int], _Change]) -> I64:
@@ -87,6 +91,13 @@ class _Changes:
     def is_nothing(self, number: int) -> bool:
         """Whether a change changes nothing."""
         return not self._entries[number].size
+
+    def contents(self) -> I64:
+        """What every change is, whatever its number: int64[num_changes, 2]."""
+        with self._lock:
+            if len(self._contents) < len(self._digests):
+                self._contents = np.frombuffer(b"".join(self._digests), dtype=np.int64).reshape(-1, 2)
+            return self._contents
 
     def table(self) -> tuple[I64, I64]:
         """Where the entries of each change begin, and all entries, as ``write_tape`` takes them."""
@@ -148,20 +159,35 @@ class AllocationTape:
         self._pieces: dict[tuple[int, ...], int] = {}
         self._num_cells = 0
 
+    @cached_property
+    def _in_order(self) -> I64:
+        """Cell, source and change of every turn in order: int64[3, num_turns]."""
+        self._transfer_all()
+        self._run_stages()
+        if not self._turns:
+            return np.zeros((3, 0), dtype=np.int64)
+        place, time, number, is_receive, *rest = np.concatenate(self._turns, axis=1)
+        turns = np.array(rest)[:, np.lexsort((number, is_receive, time, place))].astype(np.int64)
+        return np.ascontiguousarray(turns[:3, self._happens(turns[3])])
+
+    @cached_property
+    def content(self) -> bytes:
+        """The same for tapes that record the same; of few turns, where a record is of many events."""
+        turns = self._in_order
+        found = hashlib.blake2b(turns[:2].tobytes(), digest_size=32)
+        found.update(self._changes.contents()[turns[2]].tobytes())
+        return found.digest()
+
     def record(self) -> tuple[I64, I64]:
         """Slot and size [bytes] of every event, int64[num_events] each; size 0 frees the slot."""
         from semu.engine.kernels.allocator import write_tape
 
-        self._transfer_all()
-        self._run_stages()
-        if not self._turns:
+        turns = self._in_order
+        if not turns.size:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        place, time, number, is_receive, *rest = np.concatenate(self._turns, axis=1)
-        turns = np.array(rest)[:, np.lexsort((number, is_receive, time, place))].astype(np.int64)
-        turns = turns[:, self._happens(turns[3])]
         first, entries = self._changes.table()
         tape = np.empty((2, int((first[turns[2] + 1] - first[turns[2]]).sum())), dtype=np.int64)
-        count = write_tape(np.ascontiguousarray(turns[:3]), first, entries, self._num_cells, tape)
+        count = write_tape(turns, first, entries, self._num_cells, tape)
         return tape[0, :count], tape[1, :count]
 
     def _happens(self, readers: I64) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,11 +93,9 @@ def reserved_bytes(timed: TimedJob, replicas: Sequence[int], peaks: Sequence[int
             allocation is highest. peaks: per rank, its highest allocation [bytes]; less is never reserved.
         rank: which one.
     """
-    trace, capacity = rank_trace(timed, rank, replicas[rank]), max(device_room(timed.job).usable_bytes, 0)
-    content = hashlib.blake2b(trace.slot.tobytes(), digest_size=32)
-    content.update(trace.size.tobytes())
-    key = content.digest(), trace.first, capacity  # ranks and schedules often allocate and free alike
-    found = _REPLAYED.get(key, lambda: reserve(trace, capacity_bytes=capacity).peak_bytes)
+    program, capacity = RankProgram.of(timed, rank, replicas[rank]), max(device_room(timed.job).usable_bytes, 0)
+    key = program.content, capacity  # ranks and schedules often allocate and free alike
+    found = _REPLAYED.get(key, lambda: reserve(program.trace(), capacity_bytes=capacity).peak_bytes)
     return max(found, -(-peaks[rank] // (2 << 20)) * (2 << 20))
 
 
@@ -106,23 +105,56 @@ _REPLAYED = memo.Table[int]("highest reserved memory, by what is allocated and f
 def rank_trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
     """Everything that one rank of one replica allocates and frees: static memory, then one iteration, around which
     ZeRO-3 may hold parameters and gradients unsharded."""
-    layout = timed.layout
-    static = _STATIC.get(layout.place, rank, lambda: np.array(static_requests(layout, rank), dtype=np.int64))
-    slot, size = AllocationTape(timed, rank, replica).record()
-    unsharded = np.array(unsharded_bytes(layout, rank) if layout.job.gathers_once else [], dtype=np.int64)
-    behind = len(static) + int(slot.max(initial=-1)) + 1
-    whole = behind + np.arange(len(unsharded))
-    pieces = [
-        (np.arange(len(static)), static),
-        (whole, unsharded),
-        (slot + len(static), size),
-        (whole, np.zeros_like(unsharded)),
-    ]
-    for together in step_requests(layout, rank):
-        buffers = behind + len(unsharded) + np.arange(len(together))
-        pieces += [(buffers, np.array(together, dtype=np.int64)), (buffers, np.zeros(len(together), dtype=np.int64))]
-    slots, sizes = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    return AllocationTrace(slots, sizes, len(static))
+    return RankProgram.of(timed, rank, replica).trace()
+
+
+class RankProgram(NamedTuple):
+    """What a rank's program asks of the allocator, in parts.
+
+    Attributes:
+        static: once. unsharded: around an iteration. tape: an iteration. steps: what its optimizer holds together.
+    """
+
+    static: NDArray[np.int64]
+    unsharded: NDArray[np.int64]
+    tape: AllocationTape
+    steps: list[list[int]]
+
+    @classmethod
+    def of(cls, timed: TimedJob, rank: int, replica: int) -> RankProgram:
+        """Of a rank; arguments as ``rank_trace``."""
+        layout = timed.layout
+        static = _STATIC.get(layout.place, rank, lambda: np.array(static_requests(layout, rank), dtype=np.int64))
+        unsharded = np.array(unsharded_bytes(layout, rank) if layout.job.gathers_once else [], dtype=np.int64)
+        return cls(static, unsharded, AllocationTape(timed, rank, replica), step_requests(layout, rank))
+
+    @property
+    def content(self) -> bytes:
+        """The same for programs that ask for the same in the same order; it takes no writing down of every event."""
+        counts = [len(self.static), len(self.unsharded), *map(len, self.steps)]
+        sizes = [*self.static.tolist(), *self.unsharded.tolist(), *itertools.chain(*self.steps)]
+        found = hashlib.blake2b(np.array([len(counts), *counts, *sizes], dtype=np.int64).tobytes(), digest_size=32)
+        found.update(self.tape.content)
+        return found.digest()
+
+    def trace(self) -> AllocationTrace:
+        """All of it, event by event."""
+        static, unsharded = self.static, self.unsharded
+        slot, size = self.tape.record()
+        behind = len(static) + int(slot.max(initial=-1)) + 1
+        whole = behind + np.arange(len(unsharded))
+        pieces = [
+            (np.arange(len(static)), static),
+            (whole, unsharded),
+            (slot + len(static), size),
+            (whole, np.zeros_like(unsharded)),
+        ]
+        for together in self.steps:
+            buffers = behind + len(unsharded) + np.arange(len(together))
+            asked = np.array(together, dtype=np.int64)
+            pieces += [(buffers, asked), (buffers, np.zeros_like(asked))]
+        slots, sizes = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        return AllocationTrace(slots, sizes, len(static))
 
 
 _STATIC = memo.ScopedTable[NDArray[np.int64]](

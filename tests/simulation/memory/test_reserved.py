@@ -25,7 +25,7 @@ from simulation.reference.held import wholes
 from simulation.reference.model import CutModel
 
 import semu
-from semu.engine.allocator import MOST_REPEATS, AllocationTrace, reserve
+from semu.engine.allocator import MOST_REPEATS, reserve
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.nn import Model
@@ -35,7 +35,7 @@ from semu.searcher.what_if.advice import advise
 from semu.simulation import prepare
 from semu.simulation.context import TimedJob
 from semu.simulation.memory.ranks import RankMemory
-from semu.simulation.memory.reserved import rank_trace, reserved_bytes, shared_out, static_requests
+from semu.simulation.memory.reserved import RankProgram, rank_trace, reserved_bytes, shared_out, static_requests
 from semu.simulation.memory.workspaces import CUBLAS_BYTES, CUBLAS_BYTES_HOPPER, CUBLAS_HANDLES
 from semu.simulation.pipeline import run_pipeline
 from semu_models.text.gpt import GPT, GPTConfig
@@ -189,11 +189,12 @@ def test_every_rank_is_replayed_once(make: Callable[[], Model], monkeypatch: pyt
     """However often a report and its copies are asked, and advised on."""
     replayed: list[int] = []
 
-    def _trace(timed: TimedJob, rank: int, replica: int) -> AllocationTrace:
+    def _of(timed: TimedJob, rank: int, replica: int) -> RankProgram:
         replayed.append(rank)
-        return rank_trace(timed, rank, replica)
+        return program_of(timed, rank, replica)
 
-    monkeypatch.setattr("semu.simulation.memory.reserved.rank_trace", _trace)
+    program_of = RankProgram.of
+    monkeypatch.setattr(RankProgram, "of", _of)
     job = job_of(make(), pp=2)
     report = semu.simulate(job)
     assert not replayed
@@ -201,6 +202,24 @@ def test_every_rank_is_replayed_once(make: Callable[[], Model], monkeypatch: pyt
     assert copy.held_memory_bytes == report.held_memory_bytes == copy.reserved_memory_bytes
     assert copy.fullest_rank in range(2) and len(copy.memory) == 2
     assert sorted(replayed) == [0, 1]
+
+
+def test_programs_of_one_content_are_one_trace() -> None:
+    """Of ranks and schedules, of models with and without parts that cut microbatches; and most differ."""
+    traces: dict[bytes, bytes] = {}
+    programs = 0
+    for make in (gpt, llama):
+        for schedule in ("1f1b", "interleaved", "gpipe"):
+            for recompute in ("none", "full"):
+                job = job_of(make(), pp=2)
+                found = timed(replace(job, training=replace(job.training, schedule=schedule, recompute=recompute)))
+                for rank in range(2):
+                    program = RankProgram.of(found, rank, 0)
+                    trace = program.trace()
+                    written = trace.slot.tobytes() + trace.size.tobytes()
+                    assert traces.setdefault(program.content, written) == written
+                    programs += 1
+    assert len({*traces.values()}) == len(traces) < programs
 
 
 def test_a_small_model_by_hand() -> None:
