@@ -290,7 +290,7 @@ class _Joiner:
         turns = enumerate(stream.tolist(), first)
         chain.ends = {number: i for i, number in turns if number not in self.host_copies}
         if chain.barrier >= 0:
-            chain.wait([(i, chain.barrier) for i in range(first, chain.length)])
+            chain.wait([(i, chain.barrier) for i in ours.tolist()])
         chain.barrier = -1
         for number in self.units_of.get(position, ()):
             unit, storages = self.exchanges.units[number], self.unit_maps[number]

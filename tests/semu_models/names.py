@@ -30,7 +30,7 @@ PAPER = (
 )
 DECODERS = (
     "llama3.2-1b",
-    "phi-4",
+    "phi-3-mini",
     "olmo2-32b",
     "glm4-9b",
     "falcon-40b",

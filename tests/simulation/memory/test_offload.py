@@ -169,16 +169,17 @@ def test_bad_input(options: dict[str, Any], where: str, nearest: object) -> None
 @pytest.mark.parametrize(("pp", "vpp", "schedule"), [(1, 1, "1f1b"), (2, 1, "gpipe"), (2, 2, "interleaved")])
 @pytest.mark.parametrize("software", ["megatron", "torch"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("zero", [2, 3])
 def test_sharded_parameters_and_gradients_as_the_reference(
-    zero: int, recompute: str, software: str, pp: int, vpp: int, schedule: str
+    zero: int, gradients: bool, recompute: str, software: str, pp: int, vpp: int, schedule: str
 ) -> None:
     """Gathers and reductions wait for kernels, not for copies to and from the host."""
     job = job_of(
         gpt(4),
         text_items(4),
         Parallel(dp=2, pp=pp, vpp=vpp, zero=zero),
-        overlap=overlap(gradients=True),
+        overlap=overlap(gradients=gradients),
         schedule=schedule,
         recompute=recompute,
         software=software,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -127,6 +128,19 @@ KINDS: dict[str, Callable[[], TrainingJob]] = {
     "zero 1": lambda: job_of(gpt(), text_items(6, seed=3), Parallel(dp=2, pp=2), overlap=overlap(gradients=True)),
     "groups": lambda: job_of(gpt(), text_items(8), Parallel(dp=4, pp=2, zero_group=2), overlap=overlap(gradients=True)),
     "virtual stages": lambda: job_of(gpt(4), text_items(4), Parallel(pp=2, vpp=2)),
+    **{
+        f"zero {zero}, activations on the host, {recompute}": partial(
+            job_of,
+            gpt(4),
+            text_items(4),
+            Parallel(dp=2, pp=2, zero=zero),
+            offload="activations",
+            offload_fraction=0.5,
+            recompute=recompute,
+        )
+        for zero in (2, 3)
+        for recompute in ("none", "full")
+    },
 }
 
 

@@ -258,12 +258,6 @@ V = Parallel(pp=2, vpp=2, placement="v-shape")
         (Parallel(pp=2, vpp=2), {"schedule": "zb-h1"}, "parallel.vpp", 1),
         (Parallel(pp=2), {"schedule": "1f1b", "activation_limit": "2p"}, "training.activation_limit", "zb-auto"),
         (
-            Parallel(pp=2, dp=2, zero=3),
-            {"schedule": "zb-h1", "offload": "activations"},
-            "training.offload",
-            "optimizer",
-        ),
-        (
             Parallel(pp=2, dp=2),
             {"schedule": "zb-h1", "optimizer_post_validation": True, "overlap": overlap(parameters=True)},
             "training.optimizer_post_validation",
