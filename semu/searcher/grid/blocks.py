@@ -11,10 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semu import memo
 from semu.compile.combined.layers import EXPERT_STREAMS
@@ -37,11 +36,10 @@ from semu.nn.window import windows_in
 from semu.parallel.own_gpus import on_own_gpus
 from semu.parallel.segments import sharing_ranks
 from semu.records import dataclass
-from semu.searcher.grid.exchanges import ExchangedBytes, running_sums
+from semu.searcher.grid.columns import F64, I64, running_sums
+from semu.searcher.grid.exchanges import ExchangedBytes
 from semu.searcher.grid.space import Point, changed, job_at
 
-F64: TypeAlias = NDArray[np.float64]
-I64: TypeAlias = NDArray[np.int64]
 REPEATS = 4
 """Copies of a repeated block that are joined to measure what one more of them adds."""
 FEW = 256

@@ -32,9 +32,9 @@ from semu.parallel.stage_layers import stage_boundaries
 from semu.records import dataclass
 from semu.schedule.problem import members_of
 from semu.schedule.registry import ALL_SCHEDULES
-from semu.searcher.grid.blocks import F64, I64, BlockTable, KnownShapes, MicrobatchCosts
-from semu.searcher.grid.columns import Points, groups_of
-from semu.searcher.grid.exchanges import LEAST, ExchangeFloors, StageExchanges, running_sums
+from semu.searcher.grid.blocks import BlockTable, KnownShapes, MicrobatchCosts
+from semu.searcher.grid.columns import F64, I64, Points, groups_of, running_sums
+from semu.searcher.grid.exchanges import LEAST, ExchangeFloors, StageExchanges
 from semu.searcher.grid.space import OPTIONS, Point, job_at, parallel_of
 from semu.searcher.grid.splits import widths_of
 

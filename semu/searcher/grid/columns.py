@@ -184,3 +184,9 @@ def answers(function: Callable[[Point, int], T], points: Points, counts: I64) ->
             if len(asked) != known:
                 break
     return found, place
+
+
+def running_sums(table: NDArray[Any]) -> NDArray[Any]:
+    """Sums over the first 0, 1, ... of the last axis."""
+    sums = np.cumsum(table, axis=-1)
+    return np.concatenate((np.zeros((*table.shape[:-1], 1), dtype=sums.dtype), sums), axis=-1)

@@ -10,7 +10,7 @@ gradients are reduced in buckets, which no latency is counted of.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
 from semu.records import dataclass
-from semu.searcher.grid.columns import F64, I64
+from semu.searcher.grid.columns import F64, I64, running_sums
 
 LEAST = 1 - 1e-9
 """Of a time, what is left for sums to be rounded."""
@@ -194,12 +194,6 @@ def _of_chunks(own: _Running, first: I64, last: I64, row: I64, *, is_serial: boo
         behind=reduced if is_serial else np.zeros_like(reduced),
         reductions=reductions,
     )
-
-
-def running_sums(table: NDArray[Any]) -> NDArray[Any]:
-    """Sums over the first 0, 1, ... of the last axis."""
-    sums = np.cumsum(table, axis=-1)
-    return np.concatenate((np.zeros((*table.shape[:-1], 1), dtype=sums.dtype), sums), axis=-1)
 
 
 def _wire(kind: OpKind, group: CommGroup, moved: I64) -> I64:

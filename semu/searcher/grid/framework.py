@@ -17,6 +17,7 @@ from semu.job import TrainingJob
 from semu.job.experts import mixtures
 from semu.nn import SelfAttention
 from semu.nn.model import ModalityModule, ModalityRole
+from semu.nn.rules.attention.shared_heads import ranks_share
 from semu.nn.trace.sharding import ContextKind
 from semu.parallel.context import Balance
 from semu.parallel.segments import OWN_RANKS
@@ -118,7 +119,7 @@ def _whole_heads(job: TrainingJob) -> Misfit:
 
 
 def _shared_heads(job: TrainingJob) -> Misfit:
-    return _heads(job, lambda heads, tp: heads % tp == 0 or tp % heads == 0)
+    return _heads(job, lambda heads, tp: heads % tp == 0 or ranks_share(heads, tp))
 
 
 def _heads(job: TrainingJob, can_share: Callable[[int, int], bool]) -> Misfit:
