@@ -190,10 +190,11 @@ class _Writer:
                 inner = list(copies)[len(copies) - position :]  # who is in a further chain reads the last copy there
                 around = {g: n for g, n in copies.items() if g not in inner or self.old.subgraphs[g].has_peers}
                 return self._reads(fed, {**around, index: k - 1}, is_fed=False)
-        for mirrored, opposite in self._opposites(copies).items() if is_fed else ():
+        for mirrored, opposite in reversed(self._opposites(copies).items()) if is_fed else ():
             fed = dict(self.old.subgraphs[mirrored].feeds).get(tensor)
             if fed is not None and opposite > 0:  # what the mirrored copy itself was fed
-                return self._reads(fed, {**copies, mirrored: opposite - 1}, is_fed=False)
+                around = {g: n for g, n in copies.items() if not self._mirrors_inside(g, mirrored)}
+                return self._reads(fed, {**around, mirrored: opposite - 1}, is_fed=False)
         chosen, every = self._choose(self.tensor_owners[tensor], copies)
         numbers = itertools.product(*(range(self.old.subgraphs[owner].replicas) for owner in sorted(every)))
         return [self._tensor(tensor, {**chosen, **dict(zip(sorted(every), each, strict=True))}) for each in numbers]
@@ -206,6 +207,14 @@ class _Writer:
             if group.mirrors is not None:
                 result.setdefault(group.mirrors, group.replicas - 1 - k)
         return result
+
+    def _mirrors_inside(self, group: int, chain: int) -> bool:
+        """Whether a subgraph mirrors a chain that stands inside another."""
+        mirrored = self.old.subgraphs[group].mirrors
+        around = None if mirrored is None else self.old.subgraphs[mirrored].parent
+        while around is not None and around != chain:
+            around = self.old.subgraphs[around].parent
+        return around is not None
 
     def _tensor(self, tensor: int, own: _Copies) -> int:
         """The instance of a tensor in the given copies of its owners; made on first use."""

@@ -191,7 +191,7 @@ class _Writer:
         """The first tensor of the storage that a reader in this context means, and which copy of it (chains only)."""
         at = dict(reader)
         near = [index for index, _ in reversed(reader)]
-        mirrored = [self.graph.subgraphs[index].mirrors for index, _ in reader]
+        mirrored = [self.graph.subgraphs[index].mirrors for index in near]
         for index in [*near, *(m for m in mirrored if m is not None)]:
             chain = self.graph.subgraphs[index]
             copy = self.chain_copy(chain, at) if chain.replication is Replication.CHAIN else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from semu.errors import ConfigError, GraphError
 from semu.graph.dim import Poly
 from semu.graph.graph import Graph
 from semu.graph.operator import Operator, OpKind
-from semu.graph.subgraph import Level, Replication
+from semu.graph.subgraph import Level, Replication, Subgraph
 from semu.graph.tensor import Role
 from semu.hardware.device import Stream
 from semu.hardware.kinds import DType
@@ -143,6 +144,50 @@ def test_a_chain_runs_forward_and_its_mirror_backward() -> None:
         now = (n * forward + 1 + done * backward) * STEP_S
         assert activations[np.searchsorted(curve.times_s, now, side="right") - 1] == (n - done) * 100 + 2 * 7
     assert curve.by_role[curve.roles.index(Role.PARAMETER)].tolist() == [n * 1000] * len(curve.times_s)
+
+
+def forwards(graph: Graph, x: int, counts: Sequence[int]) -> tuple[int, list[Subgraph]]:
+    """Layers in chains within chains, each of which is fed what the layer before it made, and the chains."""
+    if not counts:
+        y = graph.add_tensor((7,), DType.UINT8)
+        graph.add_operator(OpKind.CUSTOM, compute(0), inputs=[x], outputs=[y], mem_bytes=LATENCIES + 2)
+        return y, []
+    with graph.subgraph("f", replicas=counts[0], replication=Replication.CHAIN) as chain:
+        y, inner = forwards(graph, x, counts[1:])
+        graph.feed(y, x)
+    return y, [chain, *inner]
+
+
+def backwards(graph: Graph, x: int, gradient: int, chains: Sequence[Subgraph]) -> int:
+    """Their mirrors: a backward reads what its layer was fed."""
+    if not chains:
+        dx = graph.add_tensor((7,), DType.UINT8)
+        graph.add_operator(OpKind.CUSTOM, compute(0), inputs=[x, gradient], outputs=[dx], mem_bytes=LATENCIES + 3)
+        return dx
+    with graph.subgraph("b", replicas=chains[0].replicas, replication=Replication.CHAIN, mirrors=chains[0]):
+        dx = backwards(graph, x, gradient, chains[1:])
+        graph.feed(dx, gradient)
+    return dx
+
+
+@pytest.mark.parametrize("counts", [(6,), (2, 3), (3, 2), (2, 2, 2), (3, 1, 2)])
+def test_chains_in_chains_are_one_long_chain(counts: tuple[int, ...]) -> None:
+    """What a layer was fed lives until its own backward, whichever chain's feed it came by."""
+    n = prod(counts)
+    graph = Graph()
+    x = graph.add_input((7,), DType.UINT8, name="x")
+    with graph.subgraph("stage", level=Level.STAGE):
+        y, chains = forwards(graph, x, counts)
+        gradient = graph.add_tensor((7,), DType.UINT8)
+        graph.add_operator(OpKind.CUSTOM, compute(0), inputs=[y], outputs=[gradient], mem_bytes=LATENCIES + 1)
+        backwards(graph, x, gradient, chains)
+    timeline = simulation(graph).run()
+    check(timeline, Reference(graph, latency_steps).run())
+    curve = timeline.memory_of("hbm")
+    for done in range(1, n):  # layers; the input of each is there, and the newest output or gradient
+        forward, backward = done * 2 * STEP_S, (n * 2 + 1 + done * 3) * STEP_S
+        assert curve.total[np.searchsorted(curve.times_s, forward, side="right") - 1] == (done + 2) * 7
+        assert curve.total[np.searchsorted(curve.times_s, backward, side="right") - 1] == (n - done + 2) * 7
 
 
 def test_peers_count_in_totals_only() -> None:
