@@ -38,7 +38,10 @@ SPELLINGS: Mapping[str, str] = {
         for ending in ("", "-size")
     },
 }
-"""Options of other programs, and what says the same here. ``--gpu 8`` is ``--gpus 8``; ``--nodes`` are of 8 GPUs."""
+"""Options of other programs, and what says the same here. ``--gpu 8`` is ``--gpus 8``."""
+
+PER_NODES = ("--gpus-per-node", "--nproc-per-node", "--nproc_per_node")
+"""GPUs of a node, beside ``--nodes`` or ``--gpus``."""
 
 BARE: Mapping[str, str] = {
     "--fsdp": "parallel.zero=3",
@@ -66,18 +69,22 @@ def as_ours(words: Sequence[str], unknown: Sequence[str], options: Collection[st
         The words, with spellings of others replaced and keys of a run file as ``--set KEY=VALUE``; None where
         nothing of that kind is among ``unknown``.
     Raises:
-        ConfigError: an option without a value, a device or a number of GPUs that is told twice.
+        ConfigError: an option without a value, a device or a number of GPUs that is told twice, or that is not
+            whole nodes.
     """
     keys = run_keys() if "--set" in options else {}
     theirs = {word.partition("=")[0] for word in unknown}
     theirs = {
         flag
         for flag in theirs
-        if SPELLINGS.get(flag, flag) in keys or SPELLINGS.get(flag) in options or (keys and flag in BARE)
+        if SPELLINGS.get(flag, flag) in keys
+        or SPELLINGS.get(flag) in options
+        or (keys and (flag in BARE or flag in PER_NODES))
     }
     if not theirs:
         return None
     found: list[str] = []
+    sizes: dict[str, int] = {}
     left = [*reversed(words)]
     while left:
         flag, equals, value = (word := left.pop()).partition("=")
@@ -94,9 +101,11 @@ def as_ours(words: Sequence[str], unknown: Sequence[str], options: Collection[st
             raise ConfigError(f"{flag} needs a value", where=flag, expected=f"{flag} VALUE, for {keys.get(ours, ours)}")
         if flag == "--gpu" and value.isdecimal() and "--gpus" in options:
             ours = "--gpus"
-        if flag == "--nodes":
-            value = str(_gpus_of(value))
-        found += ["--set", f"{keys[ours]}={value}"] if ours in keys else [ours, value]
+        if flag == "--nodes" or flag in PER_NODES:
+            sizes["--nodes" if flag == "--nodes" else PER_NODES[0]] = _number(flag, value)
+        else:
+            found += ["--set", f"{keys[ours]}={value}"] if ours in keys else [ours, value]
+    found = _with_nodes(found, sizes, has_keys=bool(keys))
     for option, what in (("--cluster", "device"), ("--gpus", "number of GPUs")):
         if sum(word.partition("=")[0] == option for word in found) > 1:
             same = [option, *(flag for flag in SPELLINGS if SPELLINGS[flag] == option)]
@@ -104,13 +113,44 @@ def as_ours(words: Sequence[str], unknown: Sequence[str], options: Collection[st
     return found
 
 
-def _gpus_of(nodes: str) -> int:
-    """GPUs of so many nodes."""
+def _number(flag: str, value: str) -> int:
+    """So many nodes, or GPUs of one."""
+    if not value.isdecimal() or not int(value):
+        what = "nodes" if flag == "--nodes" else "GPUs"
+        raise ConfigError(f"no number of {what}", where=flag, expected="at least 1", got=value, nearest=1)
+    return int(value)
+
+
+def _with_nodes(words: Sequence[str], sizes: Mapping[str, int], *, has_keys: bool) -> list[str]:
+    """The words with what ``--nodes`` and ``--gpus-per-node`` say: as ``--gpus``, or as keys of the cluster."""
     from semu.hardware.cluster import PER_NODE
 
-    if not nodes.isdecimal() or not int(nodes):
-        raise ConfigError("no number of nodes", where="--nodes", expected="at least 1", got=nodes, nearest=1)
-    return int(nodes) * PER_NODE
+    found, told = [*words], [word.partition("=")[0] == "--gpus" for word in words]
+    nodes, per_node = sizes.get("--nodes"), sizes.get(PER_NODES[0])
+    for flag, cluster in zip(words, [*words[1:], ""], strict=True):
+        size = (flag if "=" in flag else cluster).partition(":")[2] if flag.partition("=")[0] == "--cluster" else ""
+        if sizes and size:
+            expected = f"--cluster DEVICE, or no {next(iter(sizes))}"
+            raise ConfigError("the number of GPUs is told twice", where="--cluster", expected=expected, got=size)
+    if nodes is not None and per_node is None and not (has_keys and any(told)):
+        return [*found, "--gpus", str(nodes * PER_NODE)]
+    if sizes and sum(told) == 1:
+        at = told.index(True)
+        _, equals, value = found.pop(at).partition("=")
+        gpus = _number("--gpus", value if equals else found.pop(at) if at < len(found) else "")
+        if nodes is not None and per_node is not None and nodes * per_node != gpus:
+            raise ConfigError(
+                "the number of GPUs is told twice", where="--gpus", expected=str(nodes * per_node), got=gpus
+            )
+        by = nodes or per_node or gpus
+        if gpus % by:
+            what = f"nodes of {by} GPUs" if nodes is None else f"{by} equal nodes"
+            nearest = max(gpus // by, 1) * by
+            raise ConfigError(f"no {what}", where="--gpus", expected=f"a multiple of {by}", got=gpus, nearest=nearest)
+        nodes, per_node = nodes or gpus // by, per_node or gpus // by
+    for key, number in (("nodes", nodes), ("gpus_per_node", per_node)):
+        found += ["--set", f"cluster.{key}={number}"] if number is not None else []
+    return found
 
 
 def unknown_option(word: str, options: Collection[str], where: str) -> ConfigError:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semu.door.runs import RunName, job_of, of_runs
-from semu.errors import ConfigError
+from semu.errors import ConfigError, MemoryLimitError
 from semu.hardware.cluster import Cluster
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
@@ -41,7 +41,7 @@ def run_to_vary(
     try:
         run = read(f"{cluster or ''}:{gpus}" if says_no_gpus else cluster)
         return run, run.job()
-    except ConfigError:
+    except (ConfigError, MemoryLimitError):
         if cluster is None and gpus is None:
             raise
     wanted = None if cluster is None else Cluster.parse(cluster)

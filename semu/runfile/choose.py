@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from semu.errors import ConfigError, ScheduleError
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.hardware.cluster import DEFAULT_DEVICE, PER_NODE, Cluster
 from semu.nn import MixtureOfExperts, Model
 from semu.parallel.axes import AXES, MESH
@@ -64,7 +64,7 @@ def choose_layout(
     Returns:
         What was decided, a sentence each.
     Raises:
-        ConfigError: nothing fits on the cluster that is given, or on ``MOST_NODES`` nodes.
+        MemoryLimitError: nothing fits on the cluster that is given, or on ``MOST_NODES`` nodes.
         ConfigError, ScheduleError: what is wrong with the run, where it is not the memory of any layout.
     """
     cluster, parallel = config.setdefault("cluster", {}), config.setdefault("parallel", {})
@@ -112,7 +112,7 @@ def choose_layout(
     size = f"{asked[0]}x{asked[1]}" if asked is not None else f"{MOST_NODES}x{PER_NODE}"
     device = cluster.get("device", DEFAULT_DEVICE)
     cause = f"; others cannot be: {refused.where}: {refused.message}" if refused is not None else ""
-    raise ConfigError(
+    raise MemoryLimitError(
         f"no layout with tp <= 8 and pp <= {MOST_PP} fits in the memory of {device}:{size}" + cause,
         where="--cluster" if has_cluster else "--parallel",
         expected="a larger cluster, or --parallel" if has_cluster else "--cluster and --parallel",

@@ -52,7 +52,7 @@ def complete_run(
     Returns:
         What was decided, a sentence each.
     Raises:
-        ConfigError: a file that cannot be read, no layout that fits.
+        ConfigError: a file that cannot be read. MemoryLimitError: no layout fits.
     """
     check_schema(config, places)
     if not {"hf_config", "name", "transformer"} & config.get("model", {}).keys():

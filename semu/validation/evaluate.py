@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semu.errors import ConfigError, ScheduleError
+from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.job import TrainingJob
 from semu.simulation import prepare
 from semu.simulation.effects.pass_times import with_pass_times
@@ -34,7 +34,7 @@ def evaluate_row(
         return RowResult(row.id, row.group, row.trust, is_scored=False, status=Status.ERROR, reason=row.reason)
     try:
         return _run(row, make_job, row.profile if device is None else device, pass_times=pass_times)
-    except (ConfigError, ScheduleError) as error:
+    except (ConfigError, ScheduleError, MemoryLimitError) as error:
         where = error.where or ""
         is_named = error.message.startswith(where)
         return _stopped(row, Status.REFUSED, error.message if is_named else f"{where}: {error.message}")

@@ -26,8 +26,8 @@ def config(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
-def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main([*words, "--quiet"]) == 2
+def error(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    assert main([*words, "--quiet"]) == code
     return capsys.readouterr().err
 
 
@@ -92,6 +92,11 @@ def test_wrong_values_and_near_words(capsys: pytest.CaptureFixture[str]) -> None
             ("--tp", "2", "--pp", "2", "--gpus", "8"),
         ),
         (("--dtype", "fp16", "--zero-stage", "3"), ("--set", "training.precision=fp16", "--set", "parallel.zero=3")),
+        (("--nodes", "2", "--gpus-per-node", "4"), ("--cluster", "h100:2x4")),
+        (("--gpu", "a100", "--gpus=12", "--nproc-per-node=4"), ("--cluster", "a100:3x4")),
+        (("--gpus", "12", "--nodes", "2", "--nproc_per_node", "6"), ("--cluster", "h100:2x6")),
+        (("--gpus-per-node", "2"), ("--cluster", "h100:1x2")),
+        (("--nodes", "1", "--gpus", "8"), ("--cluster", "h100:1x8")),
         (("--lora", "16"), ("--set", "model.lora.rank=16")),
         (("--fsdp", "--fp16"), ("--set", "parallel.zero=3", "--set", "training.precision=fp16")),
         (("--bf16", "--fsdp", "fsdp2"), ("--set", "training.fsdp=fsdp2")),
@@ -118,7 +123,18 @@ def test_every_spelling_means_an_option() -> None:
             ("--gpu", "h100", "--cluster", "h200"),
             "the device is told twice; expected one of --cluster, --device, --gpu",
         ),
-        (("--gpus", "8", "--nodes", "1"), "the number of GPUs is told twice"),
+        (("--gpus", "8", "--nodes", "2", "--gpus-per-node", "8"), "told twice; expected 16; got 8"),
+        (
+            ("--gpus", "10", "--gpus-per-node", "4"),
+            "no nodes of 4 GPUs; expected a multiple of 4; got 10; nearest allowed: 8",
+        ),
+        (("--gpus", "3", "--nodes", "4"), "no 4 equal nodes; expected a multiple of 4; got 3; nearest allowed: 4"),
+        (
+            ("--cluster", "h100:2x8", "--gpus-per-node", "4"),
+            "told twice; expected --cluster DEVICE, or no --gpus-per-node",
+        ),
+        (("--cluster=h100:2x8", "--nodes", "2"), "told twice; expected --cluster DEVICE, or no --nodes; got 2x8"),
+        (("--nodes", "2", "--gpus-per-node", "0"), "--gpus-per-node: no number of GPUs; expected at least 1; got 0"),
         (("--nodes", "two"), "--nodes: no number of nodes; expected at least 1; got two"),
         (("--nodes",), "--nodes needs a value"),
         (("--gpu", "h101"), "unknown device 'h101', did you mean 'h100'?"),
@@ -137,7 +153,27 @@ def test_lists_and_runs_without_their_command(capsys: pytest.CaptureFixture[str]
         assert main([word]) == 0
         found = capsys.readouterr().out
         assert main(["list", word]) == 0 and capsys.readouterr().out == found
+    assert main(["list", "gpus"]) == 0
+    assert capsys.readouterr().out == found
     assert "did you mean 'semu simulate llama3-8b'?" in error(capsys, "llama3-8b", "--gpus", "8")
+
+
+@pytest.mark.parametrize("command", ["simulate", "search", "plan", "what-if"])
+def test_a_model_that_fits_nowhere_is_no_bad_input(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "llama3-70b", "--gpus", "2", "--json"]) == 3
+    said = json.loads(capsys.readouterr().out)["error"]
+    assert said["kind"] == "MemoryLimitError" and "alone fill" in said["got"]
+
+
+@pytest.mark.parametrize(("words", "ranks"), [(("--gpus", "8", "--cp", "8"), 8), (("--gpus", "4"), 2), ((), 2)])
+def test_context_ranks_of_a_model_by_name(
+    words: tuple[str, ...], ranks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They belong to the layout that is chosen; one chosen before had no room for them."""
+    assert main(["context", "gpt2", *words, "--policies", "zigzag", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cp"] == ranks
+    assert any("parallel.cp: not given" in note for note in found["warnings"]) == ("--cp" not in words)
     assert "did you mean 'simulate'?" in error(capsys, "simluate", "llama3-8b")
     assert "did you mean 'semu simulate gpt2'?" in error(capsys, "gpt2")
     assert "semu simulate" not in error(capsys, "qwertz", "--gpus", "8")
@@ -146,9 +182,9 @@ def test_lists_and_runs_without_their_command(capsys: pytest.CaptureFixture[str]
 def test_a_model_that_does_not_fit_says_what_its_state_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """18 bytes a parameter over 79.1 GiB a GPU; not of a run that may keep fewer."""
     least = math.ceil(18 * 405_853_388_800 / load_profile("h100").memory_bytes.value)
-    said = error(capsys, "simulate", "llama3-405b", "--gpus", "8")
+    said = error(capsys, "simulate", "llama3-405b", "--gpus", "8", code=3)
     assert f"weights, gradients and optimizer state alone fill {least} GPUs" in said
-    assert "alone fill" not in error(capsys, "simulate", "llama3-405b", "--gpus", "8", "--grad-dtype", "bf16")
+    assert "alone fill" not in error(capsys, "simulate", "llama3-405b", "--gpus", "8", "--grad-dtype", "bf16", code=3)
 
 
 def test_a_grid_of_a_model_is_based_on_its_gpus(capsys: pytest.CaptureFixture[str]) -> None:

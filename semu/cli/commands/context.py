@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from semu.checks import check_member
 from semu.cli.console import Progress, emit, emit_json, say, say_written, write_html
 from semu.cli.option_checks import check_place
 from semu.cli.resolved import dump_run, read_run, say_notes
+
+if TYPE_CHECKING:
+    from semu.runfile.config import RunConfig
 
 
 def context_command(arguments: argparse.Namespace) -> int:
@@ -20,7 +24,7 @@ def context_command(arguments: argparse.Namespace) -> int:
     """
     check_place("--html", arguments.html)
     with Progress() as progress:
-        run = read_run(arguments, progress)
+        run = _read(arguments, progress)
         if arguments.dump_config:
             return dump_run(run, is_json=arguments.json)
         from semu.door.contexts import save_study, with_context
@@ -54,3 +58,23 @@ def context_command(arguments: argparse.Namespace) -> int:
     else:
         emit(repr(found))
     return 0
+
+
+def _read(arguments: argparse.Namespace, progress: Progress) -> RunConfig:
+    """The run; context ranks belong to the layout where nothing says how its GPUs are divided.
+
+    A model by name gets ``--cp`` ranks, without it the fewest that divide its GPUs.
+    """
+    from semu.parallel.axes import AXES
+    from semu.runfile.sources import leaves_cluster_open
+
+    is_said = arguments.parallel is not None or any(
+        one.replace(" ", "").startswith(f"parallel.{axis}=") for one in arguments.assignments for axis in AXES
+    )
+    if is_said or not leaves_cluster_open(arguments.run):
+        return read_run(arguments, progress)
+    cp = arguments.cp or 2
+    arguments.assignments = [*arguments.assignments, f"parallel.cp={cp}"]
+    found = read_run(arguments, progress)
+    note = f"parallel.cp: not given, taken as {cp}"
+    return found if arguments.cp else replace(found, notes=(*found.notes, note))
