@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from tests.proof import judges
 from tests.proof.covered import callers
-from tests.proof.mutants import mutants_of
-from tests.proof.mutate import AREAS, CHOSEN, ROOT, SURVIVORS, Tree, drawn, key_of
+from tests.proof.forked import change
+from tests.proof.judges import AREAS, CHOSEN, ROOT, Endless, Judge, Tree
+from tests.proof.mutants import Mutant, mutants_of
+from tests.proof.mutate import SURVIVORS, drawn, key_of
 
 SOURCE = '''\
 """A text."""
@@ -90,6 +101,7 @@ def test_lines_that_call_a_kernel_stand_for_it() -> None:
 def test_a_file_is_as_it_was_after_a_fault(tmp_path: Path) -> None:
     tree = object.__new__(Tree)
     tree.folder, tree.kernels = tmp_path, tmp_path / "kernels"
+    tree._own = tree.kernels
     path, compiled = tmp_path / "kernels.py", tmp_path / "__pycache__" / "kernels.cpython-311.pyc"
     path.write_text(SOURCE)
     before = path.stat()
@@ -97,14 +109,130 @@ def test_a_file_is_as_it_was_after_a_fault(tmp_path: Path) -> None:
     tree.kernels.mkdir()
     for mutant in mutants_of(SOURCE)[:2]:
         compiled.write_text("of the file before")
-        with tree.fault("kernels.py", mutant) as kernels:
+        with tree.fault("kernels.py", mutant):
             assert path.read_text() == mutant.text(SOURCE)
             assert not compiled.exists()
-            assert kernels == tree.kernels
+            assert tree.kernels == tmp_path / "kernels"
             compiled.write_text("of the fault")
         assert path.read_text() == SOURCE and not compiled.exists()
         assert path.stat().st_mtime_ns == before.st_mtime_ns
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kernels.py").write_text(SOURCE)
-    with tree.fault("a/kernels.py", mutants_of(SOURCE)[0]) as kernels:
-        assert kernels != tree.kernels and kernels.is_dir()
+    with tree.fault("a/kernels.py", mutants_of(SOURCE)[0]):
+        assert tree.kernels != tmp_path / "kernels" and tree.kernels.is_dir()
+    assert tree.kernels == tmp_path / "kernels"
+
+
+class Asked(Judge):
+    """A judge with a clock: tests take ``clean_s``, or for ever with a fault."""
+
+    def __init__(self, clean_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(ROOT)
+        self.clean_s, self.now, self.is_faulty = clean_s, 0.0, False
+        monkeypatch.setattr(judges.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(self, "_steps", lambda *_: iter([("near", ["a", "b"], 50.0)]))
+
+    @contextmanager
+    def fault(self, name: str, mutant: Mutant) -> Iterator[None]:
+        self.is_faulty = True
+        try:
+            yield
+        finally:
+            self.is_faulty = False
+
+    def failed(self, tests: list[str], limit_s: float, skipped: list[str]) -> str | None:
+        takes_s = math.inf if self.is_faulty else self.clean_s * len(tests)
+        self.now += min(takes_s, limit_s)
+        if takes_s > limit_s:
+            raise Endless("b" if self.is_faulty else "")
+        return None
+
+
+@pytest.mark.parametrize(("clean_s", "outcome"), [(5.0, "near"), (5.5, "endless"), (60.0, "endless")])
+def test_tests_without_an_end_notice_a_fault_that_gives_them_none(
+    clean_s: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where the test that was running ends in a tenth of the time without the fault."""
+    judge = Asked(clean_s, monkeypatch)
+    found = judge.outcome("plan", "semu/a.py", mutants_of(SOURCE)[0], False)
+    assert found == (outcome, "b has no end: 5.0 s become 50.0 s" if outcome == "near" else "near")
+
+
+def test_functions_become_those_of_another_text(tmp_path: Path) -> None:
+    """Wherever they are held: as methods, properties, behind decorators, as closures that exist."""
+    text = """
+from functools import cache, cached_property
+
+@cache
+def one():
+    return 1 + 1
+
+def adding(number):
+    def add(other):
+        return other + number
+    return add
+
+class Two:
+    @cached_property
+    def three(self):
+        return 1 + 2
+    def _get(self):
+        return self.value + 3
+    four = property(_get)
+"""
+    path = tmp_path / "module_with_a_fault.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("module_with_a_fault", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    one, add, two = module.one, module.adding(5), module.Two()
+    two.value = 10
+    assert change(path, text, text) == 0
+    assert change(path, text, text.replace(" + ", " - ")) == 5
+    assert (one(), add(7), module.adding(4)(7), two.three, two.four) == (0, 2, 3, -1, 7)
+
+
+CHILDREN = """
+import sys
+from pathlib import Path
+
+from tests.proof import forked
+from tests.proof.judges import AREAS, CHOSEN, ROOT, Endless, Judge, Tree
+from tests.proof.mutants import Mutant, mutants_of
+
+tests, name = sys.argv[1], "semu/units.py"
+forked.MOST_S = 5.0
+judge = forked.Forked()
+fault = next(one for one in mutants_of((forked.ROOT / name).read_text()) if one.what.startswith("latency_s * "))
+for test in ("alike", "rounded", "dies", "waits", "alike"):
+    with judge.fault(name, fault):
+        try:
+            found = judge.failed([f"{tests}::test_{test}"], 60.0, [])
+        except Endless as stopped:
+            found = f"endless {stopped.test}"
+    print(test, (found or "none").rpartition("::")[2], judge.failed([f"{tests}::test_{test}"], 60.0, []))
+print(judge.can_judge(name), judge.can_judge("semu/costs/kernels.py"))
+"""
+"""One second comes to 0 s with the fault."""
+
+
+def test_children_of_one_process_see_a_fault(tmp_path: Path) -> None:
+    """Of tests that are asked: one that passes with it, one that fails, one that dies, one that has no end."""
+    path = tmp_path / "test_asked.py"
+    path.write_text(
+        "import os\nimport time\n\nfrom semu.units import quantize_time\n\n\n"
+        "def test_alike():\n    assert quantize_time(0.0) == 0.0\n\n\n"
+        "def test_rounded():\n    assert quantize_time(1.0) == 1.0\n\n\n"
+        "def test_dies():\n    quantize_time(1.0) or os.abort()\n\n\n"
+        "def test_waits():\n    time.sleep(0 if quantize_time(1.0) else 60)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", CHILDREN, path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.stdout.splitlines() == [
+        "alike none None",
+        "rounded test_rounded None",
+        "dies test_dies None",
+        "waits test_waits None",
+        "alike none None",
+        "True False",
+    ], ran.stderr

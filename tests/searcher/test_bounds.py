@@ -342,3 +342,22 @@ def test_releases_and_due_times_of_every_round(monkeypatch: pytest.MonkeyPatch) 
                 assert [one.tolist() for one in got] == [one.tolist() for one in expected]
                 raised += bool((got[0] > head).any())
     assert raised > 30
+
+
+def test_a_refutation_keeps_eight_orders_a_stage_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 stages of a rank every order of two contradicts itself, so 190 would be decided; 160 are."""
+    size, kept = 20, []
+
+    def contradicts(*arguments: Any) -> bool:
+        decided, rounds = arguments[9], arguments[-1]
+        kept.append(decided)
+        return bool(rounds == 3)  # of a trial
+
+    monkeypatch.setattr(bound_kernels, "_contradicts", contradicts)
+    monkeypatch.setattr(bound_kernels, "zeros", np.zeros)
+    stages, nothing = np.arange(size), np.zeros(size)
+    graph = (stages, np.zeros(size + 1, np.int64), np.zeros(0, np.int64), np.zeros(0), np.ones(size))
+    rank = (nothing, nothing, np.array([0, size]), stages)
+    assert not bound_kernels.refute.py_func(1000.0, *graph, *rank, 50, 10_000)
+    assert max(kept) == 8 * size
+    assert len(kept) == 1 + 2 * 8 * size

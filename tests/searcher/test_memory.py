@@ -15,6 +15,7 @@ from searcher.instances import problem_of_study, vlm
 from semu.errors import MemoryLimitError
 from semu.schedule import PipelineShape, PipelineStudy
 from semu.searcher import SearchProblem
+from semu.searcher.kernels import memory_choice as kernels
 from semu.searcher.memory import MemoryChoice, check_limits, choose_candidates
 from semu.searcher.orders.interleave import Interleaver, evaluate
 
@@ -179,3 +180,67 @@ def test_a_study_has_nothing_to_choose() -> None:
     problem = problem_of_study(PipelineStudy.of(PipelineShape.chain(2, 3)))
     order = Interleaver(problem).solution([0, 1, 2]).order
     assert choose_candidates(problem, order).gap.tolist() == [0.0, 0.0]
+
+
+def used(pairs: kernels.Pairs, chosen: Any) -> list[int]:
+    """What pairs use at each position of their rank: what is held from forward to backward, and the peaks of both."""
+    return [
+        sum(
+            int(pairs.hold[k, c] + (t == first) * pairs.rise[k, c] + (t == final) * pairs.fall[k, c])
+            for k, (first, final, c) in enumerate(zip(pairs.first, pairs.final, chosen, strict=True))
+            if first <= t <= final
+        )
+        for t in range(2 * len(chosen))
+    ]
+
+
+def repaired(pairs: kernels.Pairs, room: int, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[int], list[int]]:
+    """What the repair, uncompiled, makes of everybody's first candidates: whether it worked, candidates, use."""
+    for name in ("_cheapest", "_exchange"):
+        part = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, getattr(part, "py_func", part))
+    count = len(pairs.first)
+    owner, chosen = np.empty(2 * count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    owner[np.stack((pairs.first, pairs.final))] = np.arange(count)
+    usage = np.array(used(pairs, chosen))
+    scratch = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
+    works = kernels._repair.py_func(  # type: ignore[attr-defined]
+        room, pairs, owner, np.zeros(2 * count + 1), chosen, usage, *scratch
+    )
+    return works, chosen.tolist(), usage.tolist()
+
+
+@pytest.mark.parametrize(
+    ("hold", "rise"), [([4, 6], [0, 0]), ([4, 4], [0, 5]), ([4, 3], [0, 6])], ids=["held", "peak", "both"]
+)
+def test_a_backward_takes_nothing_that_its_forward_had_no_room_for(
+    hold: list[int], rise: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pair's backward has 9 of 8; its other candidate fits there, but then its forward would have had 9."""
+    pairs = kernels.Pairs(
+        *(np.array([0, 1]), np.array([3, 2]), np.array([2, 1]), np.ones((2, 2))),
+        *(np.array([hold, [3, 3]]), np.array([rise, [0, 0]]), np.array([[5, 0], [0, 0]])),
+    )
+    works, chosen, usage = repaired(pairs, 8, monkeypatch)
+    assert (works, chosen) == (False, [0, 0])
+    assert usage == used(pairs, chosen)
+
+
+def test_what_is_repaired_fits_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = refused = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        count = int(rng.integers(1, 4))
+        first, final = np.sort(rng.permutation(2 * count).reshape(count, 2), axis=1).T
+        shape = (count, 4)
+        pairs = kernels.Pairs(
+            *(first, final, rng.integers(1, 5, count), rng.integers(1, 20, shape).astype(float)),
+            *(rng.integers(0, most, shape) for most in (9, 5, 5)),
+        )
+        room = int(rng.integers(1, max(used(pairs, [0] * count)) + 2))
+        works, chosen, usage = repaired(pairs, room, monkeypatch)
+        assert usage == used(pairs, chosen)
+        assert not works or max(usage) <= room
+        changed, refused = changed + (works and any(chosen)), refused + (not works)
+    assert changed > 50
+    assert refused > 50

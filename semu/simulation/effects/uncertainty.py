@@ -198,8 +198,6 @@ class _StageMixes:
 
     def _mix(self, program: StageProgram, stage: StageCosts, chunk: int) -> list[tuple[str, float, float]]:
         uses, shapes = self._costs.uses_of(chunk), self._costs.shapes
-        if not uses.any():
-            uses = self._costs.uses
         time = self._costs.row_seconds(chunk)[program.rows]
         exposed: NDArray[np.float64] = uses @ stage.exposed[shapes]
         exposed[0] = float(uses @ stage.latency[shapes]) - exposed[1:].sum()

@@ -75,3 +75,21 @@ def test_the_second_model_begins_with_the_best_of_the_first(monkeypatch):
     assert asked == [(False, "start", 3.0, 7.0), (True, "faster", 2.0, 7.0)]
     assert (found.dealt, found.time_s, found.bound_s) == ("faster", 2.0, 0.5)
     assert not found.is_optimal
+
+
+@pytest.mark.parametrize(("objective", "ticks"), [(-3.0, 0.0), (0.25, 0.25), (70.5, 70.5), (1e9, 99.0)])
+def test_a_bound_without_a_solution_is_between_nothing_and_what_is_known(objective, ticks, monkeypatch):
+    """Of ticks of half a second, 99 are a little less than the 50 s that are known."""
+    from ortools.sat.python import cp_model
+
+    solver = SimpleNamespace(
+        parameters=SimpleNamespace(), solve=lambda _: cp_model.UNKNOWN, best_objective_bound=objective
+    )
+    monkeypatch.setattr(cp_model, "CpSolver", lambda: solver)
+    model = object.__new__(exact._Model)
+    model._model = cp_model.CpModel()
+    model._makespan = model._model.new_int_var(0, 1000, "")
+    model._tick_s = 0.5
+    model._hint = lambda start: None
+    assert model.solve("start", 50.0, 7.0) == (None, 0.5 * ticks)
+    assert solver.parameters.max_deterministic_time == 7.0
