@@ -26,8 +26,9 @@ from typing import Any
 
 import pytest
 
+from semu import memo
 from tests.proof.covered import Covered, is_kernel
-from tests.proof.judges import NO_TESTS, ROOT, Endless, Judge
+from tests.proof.judges import LIMIT_S, NO_TESTS, ROOT, Endless, Judge
 from tests.proof.mutants import Mutant
 
 WORDS = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no")
@@ -59,6 +60,7 @@ def change(path: Path, old: str, new: str) -> int:
             for one, other in zip(own, after[name], strict=True):
                 if one != other:
                     wanted[name, one.co_firstlineno] = other
+    gc.unfreeze()  # get_objects leaves out what is frozen
     changed = 0
     for function in gc.get_objects():
         if type(function) is FunctionType and function.__code__.co_filename == str(path):
@@ -119,6 +121,13 @@ class Forked(Judge):
         finally:
             self._fault = None
 
+    def _notices(self, test: str, name: str, mutant: Mutant) -> bool:
+        """What ran before it in the same child may have it fail: alone, it fails with the fault and passes without."""
+        with self.fault(name, mutant):
+            if self.failed([test], LIMIT_S, []) is None:
+                return False
+        return super()._notices(test, name, mutant)
+
     def failed(self, tests: list[str], limit_s: float, skipped: list[str]) -> str | None:
         """See ``Judge``."""
         chosen = [test for test in tests if test not in skipped]
@@ -140,7 +149,8 @@ class Forked(Judge):
         failed = [words["failed"] for words in said if "failed" in words]
         if failed:
             return str(failed[0])
-        return None if any(words.get("code") in (0, NO_TESTS) for words in said) else (begun or [""])[-1]
+        fine = (pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED, NO_TESTS)  # interrupted: enough was asked
+        return None if any(words.get("code") in fine for words in said) else (begun or [""])[-1]
 
     def _heard(self, pipe: int, end: float) -> tuple[list[dict[str, Any]], bool]:
         """What a child said, and whether it ended in time."""
@@ -172,9 +182,7 @@ class Forked(Judge):
                 path = ROOT / name
                 importlib.import_module(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
                 change(path, path.read_text(), text)
-                from semu import memo
-
-                memo.clear()
+            memo.clear()
             first.say(code=int(pytest.main([*WORDS, *(f"--deselect={test}" for test in skipped), *tests], [first])))
         finally:
             os._exit(0)

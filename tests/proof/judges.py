@@ -189,7 +189,7 @@ class Judge(ABC):
                     return outcome, f"{stopped.test or tests[0]} has no end: {took_s:.1f} s become {last_s:.1f} s"
                 if failed is None:
                     break
-                if self._is_sound(failed or tests[0]):
+                if self._notices(failed or tests[0], name, mutant):
                     return outcome, failed
                 skipped.append(failed)
         return "survived", ""
@@ -263,6 +263,10 @@ class Judge(ABC):
             return None
         took_s = time.monotonic() - begin
         return took_s if failed is None and took_s <= seconds else None
+
+    def _notices(self, test: str, name: str, mutant: Mutant) -> bool:
+        """Whether it is for a fault that a test failed."""
+        return self._is_sound(test)
 
     def _is_sound(self, test: str) -> bool:
         """Whether a test passes without a fault."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import json
 import math
@@ -189,6 +190,7 @@ class Two:
     one, add, two = module.one, module.adding(5), module.Two()
     two.value = 10
     assert change(path, text, text) == 0
+    gc.freeze()  # as tests/conftest.py does
     assert change(path, text, text.replace(" + ", " - ")) == 5
     assert (one(), add(7), module.adding(4)(7), two.three, two.four) == (0, 2, 3, -1, 7)
 
@@ -212,6 +214,9 @@ for test in ("alike", "rounded", "dies", "waits", "alike"):
         except Endless as stopped:
             found = f"endless {stopped.test}"
     print(test, (found or "none").rpartition("::")[2], judge.failed([f"{tests}::test_{test}"], 60.0, []))
+judge.near_s = 0.0  # one test has begun by then
+with judge.fault(name, fault):
+    print("few", judge.failed([f"{tests}::test_{test}" for test in ("alike", "rounded")], 60.0, []))
 print(judge.can_judge(name), judge.can_judge("semu/costs/kernels.py"))
 """
 """One second comes to 0 s with the fault."""
@@ -234,5 +239,6 @@ def test_children_of_one_process_see_a_fault(tmp_path: Path) -> None:
         "dies test_dies None",
         "waits test_waits None",
         "alike none None",
+        "few None",
         "True False",
     ], ran.stderr

@@ -27,7 +27,7 @@ from semu.present.plots.grid import CellTable, ConfigurationCloud, draw_heat_map
 from semu.present.plots.mask import MaskPanel, MaskPicture, draw_mask
 from semu.present.plots.planner import draw_iterations
 from semu.present.plots.search import draw_curve, draw_fullest, draw_timelines
-from semu.present.plots.templates import PipelineRow, draw_pipelines
+from semu.present.plots.templates import PipelineRow, draw_pipelines, draw_together
 from semu.present.plots.tornado import TornadoBar, TornadoRow, draw_tornado
 from semu.present.plots.validation import ScatterPoint, draw_validation
 from semu.schedule.compare import compare_schedules
@@ -97,6 +97,9 @@ PICTURES: dict[str, Callable[[], object]] = {
     "pipelines": lambda: draw_pipelines(
         PATH, "pipelines", "of templates",
         [PipelineRow("two", ((0, 4, 0), (4, 8, 1)), "slow"), PipelineRow("one", ((0, 8, 2),), "fast")],
+    ),
+    "pipelines together": lambda: draw_together(
+        PATH, "iterations", "of three", [(f"of {ranks}", make_timeline(ranks, 3, 2)) for ranks in (1, 2, 4)]
     ),
     "schedules": lambda: draw_schedules(PATH, SCHEDULES, title="schedules", subtitle="two"),
     "timeline": lambda: draw_timeline(PATH, TWO[0][1], title="timeline"),
