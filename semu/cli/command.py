@@ -15,7 +15,7 @@ from semu.ahead import compiled_ahead, trouble
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, flush_output, prepare_streams, say
 from semu.cli.options.every import parse_arguments
 from semu.collector import collect_rarely, without_collector
-from semu.errors import InternalError, SemuError
+from semu.errors import ConfigError, InternalError, SemuError
 
 LONGEST_LIST = 300
 """Characters of a message's list of legal values; ``--json`` gives all of it."""
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("interrupted")
         return INTERRUPTED
     except Exception as error:
-        known = error if isinstance(error, SemuError) else InternalError(f"{type(error).__name__}: {error}")
+        known = _known(error)
         if is_debug:
             traceback.print_exc()
         if is_json:
@@ -58,6 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if known.exit_code == InternalError.exit_code:
             say("this is a defect in semu: please report it with the command line and what --debug adds")
         return known.exit_code
+
+
+def _known(error: Exception) -> SemuError:
+    """The error that a person is told of."""
+    if isinstance(error, SemuError):
+        return error
+    if isinstance(error, MemoryError):
+        message = "this machine has not the memory for it, or the process may not have it"
+        return ConfigError(message, expected="a smaller run, or more memory (ulimit -v)", got=str(error) or None)
+    return InternalError(f"{type(error).__name__}: {error}")
 
 
 _MODULES = {

@@ -177,6 +177,8 @@ class Progress:
     def __call__(self, line: str) -> None:
         """Begin a step."""
         self._stop()
+        if self.is_quiet:
+            return
         if self._is_live:
             self._say(line)
         else:

@@ -74,7 +74,7 @@ class Side:
                 {rank: _number(peak) for rank, peak in enumerate(document["peak_memory_bytes"])},
                 dict(_settings(document)),
             )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             expected = "a document with iteration_time_s, breakdown_s, peak_memory_bytes, as semu simulate writes it"
             raise ConfigError("not a result of semu", where=name, expected=expected, got=str(error)[:60]) from error
 

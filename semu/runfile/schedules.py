@@ -32,6 +32,7 @@ def named_rules(config: Mapping[str, Any], places: Places) -> tuple[dict[str, An
     rest = {name: table for name, table in config.items() if name != "schedule"}
     training, tables = rest.get("training"), config.get("schedule")
     name = training.get("schedule") if isinstance(training, Mapping) else None
+    name = name if isinstance(name, str) else None  # a value of another kind is refused with the others
     if isinstance(tables, Mapping) and isinstance(own := tables.get(name), Mapping):
         places.fields |= {field: f"schedule.{name}.{field}" for field in own if "text" not in own}
     with places.located():

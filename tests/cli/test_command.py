@@ -379,6 +379,21 @@ def test_an_interval_that_is_too_wide_is_refused(setup: str, capsys: pytest.Capt
     assert error_of(capsys, "simulate", setup, "--strict-interval", "-1")[0] == 2
 
 
+def test_too_little_memory_is_no_defect(
+    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a process may have less memory than a run of many microbatches takes, that was a defect in semu."""
+
+    def _fail(*_: object, **__: object) -> None:
+        raise MemoryError("Allocation failed (probably too large).")
+
+    monkeypatch.setattr("semu.simulation.simulate", _fail)
+    code, out, err = run(capsys, "simulate", tiny, "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["kind"]) == (2, "ConfigError")
+    assert "not the memory" in err and "defect" not in err
+
+
 def test_a_defect_exits_70(tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> Report:
         raise ZeroDivisionError("a bug")

@@ -116,6 +116,7 @@ def test_a_damaged_state_is_no_state(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("rows", 0, "outcome", "done"),
         ("rows", 0, "error", 5),
         ("rows", 0, "index", 7),
+        ("rows", 0, "items", {"text": 10**400}),
         ("priorities", {"modules": ["llm"], "wish": [[1.0]], "level": 0.0}),
     ):
         table: Any = {"key": {}, "rows": [dict(row)], "priorities": None}

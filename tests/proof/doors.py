@@ -110,13 +110,14 @@ class Door:
 
     Attributes:
         name: for people and for folders. words: of the command; ``{}`` is the damaged file's path. suffix: of the
-            damaged file. make: contents of real files.
+            damaged file. make: contents of real files. share: of the time; that of an ordinary door is 1.
     """
 
     name: str
     words: tuple[str, ...]
     suffix: str
     make: Callable[[], Sequence[bytes]]
+    share: float = 1.0
 
     @cached_property
     def seeds(self) -> tuple[bytes, ...]:
@@ -124,7 +125,7 @@ class Door:
         return tuple(self.make())
 
 
-def _quietly(*words: str) -> bytes:
+def quietly(*words: str) -> bytes:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         code = main([*words, "--quiet"])
@@ -133,7 +134,7 @@ def _quietly(*words: str) -> bytes:
     return out.getvalue().encode()
 
 
-def _small(paths: Iterable[Path]) -> list[bytes]:
+def small(paths: Iterable[Path]) -> list[bytes]:
     return [path.read_bytes() for path in sorted(paths) if path.is_file() and path.stat().st_size <= LARGEST_SEED]
 
 
@@ -160,13 +161,13 @@ def doors(folder: Path) -> dict[str, Door]:
         path = folder / "written"
 
         def make() -> Sequence[bytes]:
-            _quietly(*words, str(path))
+            quietly(*words, str(path))
             return [path.read_bytes()]
 
         return make
 
     def result() -> Sequence[bytes]:
-        _quietly("simulate", at, "--out", str(folder / "out"))
+        quietly("simulate", at, "--out", str(folder / "out"))
         return [(folder / "out" / "result.json").read_bytes()]
 
     def rows() -> Sequence[bytes]:
@@ -174,7 +175,7 @@ def doors(folder: Path) -> dict[str, Door]:
         return [json.dumps([row for row in published if row["gpus"] <= 64 or row["model"]["moe"]][:4]).encode()]
 
     def dumped() -> Sequence[bytes]:
-        return [_quietly("simulate", name, "--dump-config") for name in (at, "vlm-7b")]
+        return [quietly("simulate", name, "--dump-config") for name in (at, "vlm-7b")]
 
     runs = texts(RUN, EXPERTS)
     few = "vlm-7b --set training.global_batch=4"
@@ -184,11 +185,11 @@ def doors(folder: Path) -> dict[str, Door]:
     door("run-init", "init {}", ".toml", dumped)
     door("run-export", "export {} --to megatron", ".toml", lambda: [*runs(), *dumped()])
     configs = TESTS / "semu_models" / "hf" / "configs"
-    door("hf", "simulate {} --json --cluster h100:1x8", ".json", lambda: _small(configs.glob("*.json")))
+    door("hf", "simulate {} --json --cluster h100:1x8", ".json", lambda: small(configs.glob("*.json")))
     for files in sorted(TESTS.glob("imports/*/files")):
         for suffix in sorted({path.suffix for path in files.iterdir() if path.is_file()}):
             name = f"import-{files.parent.name}{suffix.replace('.', '-')}"
-            door(name, "import {} --json", suffix, partial(_small, list(files.glob(f"*{suffix}"))))
+            door(name, "import {} --json", suffix, partial(small, list(files.glob(f"*{suffix}"))))
     plan = written("plan", at, "-o")
     door("plan-verify", "plan --verify {} --json", ".json", plan)
     door("plan-show", "plan --show {}", ".json", plan)
@@ -205,4 +206,6 @@ def doors(folder: Path) -> dict[str, Door]:
     door("rows", "validate --runs {} --workers 1 --json", ".json", rows)
     door("calibrate-gemm", "calibrate {} --device h100 --json", ".csv", texts(GEMM))
     door("calibrate-memory", "calibrate {} --device h100 --json", ".csv", texts(MEMORY))
-    return found
+    from tests.proof.quick_doors import quick_doors
+
+    return found | quick_doors(folder)

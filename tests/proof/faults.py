@@ -1,16 +1,18 @@
 """Faults that machines and people make while commands run, and what must hold then.
 
-    python -m tests.proof.faults [--seconds 600] [--seed S] [--list] [NAME ...]
+    python -m tests.proof.faults [--seconds 600] [--seed S] [--state FILE] [--list] [NAME ...]
 
 Each fault runs in processes of its own, at a moment that the seed draws. What must hold: an exit code that is
 documented, one message and no traceback, every file of ``--out`` absent or whole, the same command again gives what an
 undisturbed one gives, and no process is left behind. A name takes all faults that begin with it; all are tried in
-turn, with new moments each time, until the seconds are over.
+turn, with new moments each time, until the seconds are over. ``--state`` keeps what held, a line each, and leaves it
+out when it is called again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -197,10 +199,10 @@ def disk_full(name: str, bench: Bench, draw: random.Random) -> str:
 
 
 def file_limit(name: str, bench: Bench, draw: random.Random) -> str:
-    """Files that may not be larger than so much (ulimit -f): as a full disk."""
+    """Files that may not be larger than so much (ulimit -f), what is printed among them: as a full disk."""
     bench.true(name)
     out = bench.shop.new()
-    done = bench.shop.run(bench.words(name, out), largest_bytes=draw.choice((0, 1000, 30_000, 60_000)))
+    done = bench.shop.run(bench.words(name, out), largest_bytes=draw.choice((1000, 5000, 30_000, 60_000)))
     return done.fault(0, 2) or halves(out) or bench.shop.left()
 
 
@@ -383,12 +385,21 @@ def tried(name: str, bench: Bench, seed: int, number: int) -> str:
     return faults()[name].make(bench, random.Random(f"{seed}:{name}:{number}"))
 
 
+def held_before(state: Path | None) -> set[tuple[str, int, int]]:
+    """Faults that a file of progress says held: (name, seed, number)."""
+    if state is None or not state.exists():
+        return set()
+    lines = [json.loads(line) for line in state.read_text().splitlines()]
+    return {(line["name"], line["seed"], line["number"]) for line in lines}
+
+
 def main() -> int:
     """Run; returns the exit code: 1 where anything did not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="beginnings of names (default: all)")
     parser.add_argument("--seconds", type=float, help="try all again and again for so long (default: each once)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default 1)")
+    parser.add_argument("--state", type=Path, help="file of what held before, which is not made again")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     arguments = parser.parse_args()
     names = [name for name in faults() if not arguments.names or name.startswith(tuple(arguments.names))]
@@ -396,12 +407,15 @@ def main() -> int:
         print("\n".join(names))
         return 0
     begin, count, wrong, absent = time.monotonic(), 0, 0, set[str]()
+    kept = held_before(arguments.state)
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(Path(temporary))
         for number in range(1_000_000 if arguments.seconds else 1):
             for name in names:
                 if arguments.seconds and time.monotonic() - begin > arguments.seconds:
                     break
+                if (name, arguments.seed, number) in kept:
+                    continue
                 at = time.monotonic()
                 try:
                     fault = tried(name, bench, arguments.seed, number)
@@ -412,6 +426,9 @@ def main() -> int:
                     continue
                 count += 1
                 wrong += bool(fault)
+                if arguments.state is not None and not fault:
+                    with arguments.state.open("a") as file:
+                        file.write(json.dumps({"name": name, "seed": arguments.seed, "number": number}) + "\n")
                 print(f"{name:28} {number:3} {time.monotonic() - at:5.1f} s  {fault or 'holds'}", flush=True)
             else:
                 continue

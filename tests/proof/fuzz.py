@@ -4,8 +4,8 @@
 
 What must hold for every input: an exit code that DESIGN §6 knows (never 1 or 70), no traceback, an answer within ten
 seconds, and no answer with a number that is none (NaN, infinite) or a negative time or number of bytes. What fails is
-kept in the state's folder, as the file and the words to try it again; ``--state`` goes on where it stopped. Inputs are
-the same for the same seed, door and number; every door gets the same time, so that quick ones try more of them.
+kept in the state's folder; ``--state`` goes on where it stopped. Inputs are the same for the same seed, door and
+number; doors share the time as their ``share`` says, so that quick ones try more of them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from tests.proof.doors import Door, doors
 LONGEST_S = 10.0
 PATIENCE = 12.0
 """Times ``LONGEST_S`` until a process is given up: other work on the machine is not the input's fault."""
+BATCH_S = 1.0
+"""Of a batch of inputs; the last of them is finished."""
 LARGEST_BYTES = 12 * 2**30
 CODES = (0, 2, 3, 4, 5, 6, 7)
 SIGNED = ("difference", "error", "bias", "change", "gain", "slack", "saved", "left", "margin", "shift", "over", "delta")
@@ -97,7 +99,7 @@ def tried(door: Door, path: Path) -> Verdict:
 def input_of(door: Door, seed: int, number: int) -> bytes:
     """Input ``number`` of a door: one of its files, damaged."""
     draw = random.Random(f"{seed}:{door.name}:{number}")
-    return damaged(draw, draw.choice(door.seeds))
+    return damaged(draw, draw.choice(door.seeds), door.seeds)
 
 
 def ready() -> None:
@@ -110,14 +112,33 @@ def ready() -> None:
     ahead.missing_kernels = lambda command: []
 
 
-def _child(pipe: Connection, folder: str, number: int, names: list[str]) -> None:
-    """Try inputs as they are asked for, until the pipe ends; first a real file of each door, to compile kernels."""
+@dataclass
+class Batch:
+    """Inputs of a door, one after another. Attributes: number: of inputs. codes: how many ended so. faults: (number,
+    fault). slowest_s: of a processor."""
+
+    number: int = 0
+    codes: Counter[int] = field(default_factory=Counter)
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    slowest_s: float = 0.0
+
+    def add(self, number: int, verdict: Verdict) -> None:
+        """One more input."""
+        self.number += 1
+        self.codes[verdict.code] += 1
+        self.slowest_s = max(self.slowest_s, verdict.seconds)
+        if verdict.fault:
+            self.faults.append((number, verdict.fault))
+
+
+def _child(pipe: Connection, at: Any, folder: str, seed: int, names: list[str]) -> None:
+    """Try batches of inputs as they are asked for, until the pipe ends; first a real file of each door, to compile
+    kernels. ``at`` holds the number of the input under way."""
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_BYTES, LARGEST_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ready()
     every = doors(Path(folder) / "real")
-    mine = Path(folder) / f"process{number}"
-    mine.mkdir(exist_ok=True)
+    mine = Path(tempfile.mkdtemp(dir=folder))
     os.chdir(mine)
     for name in names:
         path = mine / f"real{every[name].suffix}"
@@ -126,30 +147,32 @@ def _child(pipe: Connection, folder: str, number: int, names: list[str]) -> None
     with contextlib.suppress(EOFError):
         pipe.send(None)
         while True:
-            name, data = pipe.recv()
-            door = every[name]
+            name, number, count = pipe.recv()
+            door, batch, begin = every[name], Batch(), time.monotonic()
             path = mine / f"input{door.suffix}"
-            path.write_bytes(data)
-            pipe.send(tried(door, path))
+            while batch.number < count and time.monotonic() - begin < BATCH_S:
+                at.value = number + batch.number
+                path.write_bytes(input_of(door, seed, at.value))
+                batch.add(at.value, tried(door, path))
+            pipe.send(batch)
 
 
 class Workplace:
     """A process that tries inputs, and another where the first is lost."""
 
-    def __init__(self, folder: Path, names: list[str]) -> None:
+    def __init__(self, folder: Path, seed: int, names: list[str]) -> None:
         self.folder = folder
+        self.seed = seed
         self.names = names
-        self.number = 0
         self.process: Any = None
 
     def start(self) -> None:
         """Start a process and wait until it is ready."""
-        self.number += 1
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(
-            target=_child, args=(other, str(self.folder), self.number, self.names), daemon=True
-        )
+        self.at = context.Value("q", 0, lock=False)
+        words = (other, self.at, str(self.folder), self.seed, self.names)
+        self.process = context.Process(target=_child, args=words, daemon=True)
         self.process.start()
         other.close()
         self.pipe.recv()
@@ -161,22 +184,36 @@ class Workplace:
             self.process.join()
             self.process = None
 
-    def run(self, door: Door, data: bytes) -> Verdict:
-        """Try one input; a process that hangs or dies is replaced."""
+    def _has_answered(self) -> bool:
+        """Wait for a batch, as long as its inputs end."""
+        at, since = -1, time.monotonic()
+        while not self.pipe.poll(1.0):
+            if self.at.value != at:
+                at, since = self.at.value, time.monotonic()
+            if time.monotonic() - since > PATIENCE * LONGEST_S:
+                return False
+        return True
+
+    def run(self, name: str, number: int, count: int) -> Batch:
+        """Try inputs of a door, ``count`` at most and as many as have time; a process that hangs or dies is replaced,
+        and those of its batch before the last are not counted."""
         if self.process is None:
             self.start()
-        self.pipe.send((door.name, data))
-        if not self.pipe.poll(PATIENCE * LONGEST_S):
-            self.stop()
-            return Verdict(1, f"no answer in {PATIENCE * LONGEST_S:.0f} s", PATIENCE * LONGEST_S)
-        try:
-            found: Verdict = self.pipe.recv()
-        except EOFError:
-            self.process.join()
-            code = self.process.exitcode
-            self.stop()
-            return Verdict(1, f"the process died with {code}", 0.0)
-        return found
+        self.at.value = number
+        self.pipe.send((name, number, count))
+        verdict = Verdict(1, f"no answer in {PATIENCE * LONGEST_S:.0f} s", PATIENCE * LONGEST_S)
+        if self._has_answered():
+            try:
+                found: Batch = self.pipe.recv()
+                return found
+            except EOFError:
+                self.process.join()
+                verdict = Verdict(1, f"the process died with {self.process.exitcode}", 0.0)
+        self.stop()
+        lost = Batch()
+        lost.add(self.at.value, verdict)
+        lost.number += self.at.value - number
+        return lost
 
 
 @dataclass
@@ -209,27 +246,26 @@ def fuzz(
         folder = Path(temporary)
         every = doors(folder / "real")
         chosen = [every[name] for name in names or every]
-        place = Workplace(folder, [door.name for door in chosen])
+        place = Workplace(folder, seed, [door.name for door in chosen])
         outcome = Outcome({door.name: Counter() for door in chosen}, [])
         try:
             place.start()
             begin = said = time.monotonic()
             while left := [door for door in chosen if progress.get(door.name, 0) < count]:
-                door = min(left, key=lambda one: outcome.seconds[one.name])
+                door = min(left, key=lambda one: outcome.seconds[one.name] / one.share)
                 number = progress.get(door.name, 0)
-                data = input_of(door, seed, number)
                 at = time.monotonic()
-                verdict = place.run(door, data)
+                batch = place.run(door.name, number, count - number)
                 now = time.monotonic()
                 outcome.seconds[door.name] += now - at
-                outcome.codes[door.name][verdict.code] += 1
-                outcome.slowest_s = max(outcome.slowest_s, verdict.seconds)
-                progress[door.name] = number + 1
-                if verdict.fault:
-                    outcome.faults.append((door.name, number, verdict.fault))
-                    (state / f"{door.name}-{seed}-{number}{door.suffix}").write_bytes(data)
+                outcome.codes[door.name] += batch.codes
+                outcome.slowest_s = max(outcome.slowest_s, batch.slowest_s)
+                progress[door.name] = number + batch.number
+                for one, fault in batch.faults:
+                    outcome.faults.append((door.name, one, fault))
+                    (state / f"{door.name}-{seed}-{one}{door.suffix}").write_bytes(input_of(door, seed, one))
                     if is_loud:
-                        print(f"{door.name} {number}: {verdict.fault}", flush=True)
+                        print(f"{door.name} {one}: {fault}", flush=True)
                 if now > said + 30:
                     said = now
                     progress_path.write_text(json.dumps(progress))

@@ -39,6 +39,8 @@ BEGIN = (
 SMALL = RUN.replace("dp = 2\ntp = 2\npp = 2\nzero = 1", "pp = 3\nzero = 0").replace("per_node = 8", "per_node = 3")
 """Three ranks."""
 NODES = SMALL.replace("nodes = 1\ngpus_per_node = 3", "nodes = 3\ngpus_per_node = 1")
+ENDS = ("semu: error", "semu: interrupted", "semu: stopped")
+"""How the message begins with which a command ends."""
 NOT_AGAIN = {
     *("time_s", "search_s", "prepare_s", "measured", "latency_s", "cpu_s", "trained_s", "stall_s"),
     *("losses_s", "seconds", "notice_s", "first_notice_s", "composed_s", "copied_s", "again_s"),
@@ -46,6 +48,10 @@ NOT_AGAIN = {
 """Keys of documents that say how long something took here."""
 MEASURED = {"iterations.png"}
 """Pictures of them."""
+RAN = {"measured_makespan_s", "simulated_makespan_s", "makespan_error", "order_agreement", "timeline.png"}
+"""Of ``semu run``: what ranks measured, and what is simulated from that."""
+DRILLED = {"iteration_s", "arrange_s", "connect_s", "build_s", "copy_s"}
+"""Of ``semu drill``."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Done:
         for word in ("Traceback", "Exception ignored", "this is a defect", "terminate called", "Segmentation"):
             if word in self.err:
                 return f"{word}: {self.err.strip()[-600:]}"
-        said = [line for line in self.err.splitlines() if line.startswith(("semu: error", "semu: interrupted"))]
+        said = [line for line in self.err.splitlines() if line.startswith(ENDS)]
         if self.code not in (0, 7) and len(said) != 1:
             return f"{len(said)} messages for exit code {self.code}: {self.err.strip()[-300:]}"
         return ""
@@ -235,18 +241,20 @@ def contents(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.suffix == ".json":
-            found[name] = _timeless(json.loads(path.read_bytes()))
+            found[name] = json.loads(path.read_bytes())
         elif path.suffix == ".gz":
-            found[name] = _timeless(json.loads(gzip.decompress(path.read_bytes())))
+            found[name] = json.loads(gzip.decompress(path.read_bytes()))
         elif path.suffix in (".csv", ".png", ".toml") and name not in MEASURED:
             found[name] = path.read_bytes()
-    return found
+    result = found.get("result.json")
+    more = RAN if isinstance(result, dict) and "measured_makespan_s" in result else set()
+    return _timeless(found, NOT_AGAIN | more | (DRILLED if "drill.json" in found else set()))
 
 
-def _timeless(value: Any) -> Any:
+def _timeless(value: Any, names: set[str]) -> Any:
     if isinstance(value, dict):
-        return {key: _timeless(one) for key, one in value.items() if key not in NOT_AGAIN}
-    return [_timeless(one) for one in value] if isinstance(value, list) else value
+        return {key: _timeless(one, names) for key, one in value.items() if key not in names}
+    return [_timeless(one, names) for one in value] if isinstance(value, list) else value
 
 
 def different(one: Path, other: Path) -> str:

@@ -1,8 +1,9 @@
 """Long use of one process: what it answers, and what it keeps.
 
-    python -m tests.proof.soak [evaluate] [planner] [threads] [--count N] [--seed S]
+    python -m tests.proof.soak [evaluate] [planner] [threads] [--count N] [--seconds S] [--seed S]
 
-``evaluate``: random jobs of all kinds one after another (100,000); a sample of them in processes of their own, equal to
+``evaluate``: random jobs of all kinds one after another (100,000). A second process answers all of them in the opposite
+order, and some of them before all others, each in a process that has only imported semu; every answer must be equal to
 the last character. ``planner``: iterations with lengths that drift (10,000), each planned while the one before trains.
 ``threads``: eight searches at once, equal to each alone. What must hold besides: memory does not grow once all kinds
 have been seen, a plan that is not the searched one says so, and refusals are the same every time.
@@ -11,6 +12,7 @@ have been seen, a plan that is not the searched one says so, and refusals are th
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -19,9 +21,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,10 @@ from tests.proof.test_pairwise import MODELS, OTHERS, axes
 ROOT = Path(__file__).resolve().parents[2]
 GROWTH_BYTES = 300 << 20
 """Memory that a process may gain behind the first third of a soak."""
-SAMPLED = 8
-"""Jobs that are evaluated in processes of their own."""
+SAMPLED = 10
+"""One in so many jobs is evaluated in a process of its own, too."""
+FIRST_SHARE = 0.4
+"""Of the seconds of ``evaluate``: until the second process begins."""
 MEASURED = 50
 """Measurements of memory in a soak."""
 SETUPS = ("lm-7b", "vlm-s", "t2v-s")
@@ -95,27 +101,70 @@ def outcome(seed: int, number: int, folder: Path) -> str:
     return repr(found)
 
 
-def soak_evaluate(count: int, seed: int, *, sampled: int = SAMPLED) -> Soaked:
-    """Evaluate jobs in this process, and some of them in others."""
+def forked(work: Callable[[], str]) -> str:
+    """What ``work`` answers in a copy of this process, which ends with it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException), os.fdopen(writer, "w") as file:
+            os.close(reader)
+            file.write(work())
+            code = 0
+        os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        said = file.read()
+    status = os.waitpid(child, 0)[1]
+    return said if status == 0 else f"fault: a process of its own ended with {status}"
+
+
+def answer_again(seed: int, count: int, sampled: int) -> None:
+    """Print a job's number, whether it is alone in its process, and its answer, a line each: first those that are
+    alone, while this process has only imported semu; then all, from the last to the first."""
+    with tempfile.TemporaryDirectory() as temporary:
+        for number in range(0, count, sampled):
+            said = forked(partial(outcome, seed, number, Path(temporary)))
+            print(json.dumps((number, True, said)), flush=True)
+        for number in reversed(range(count)):
+            print(json.dumps((number, False, outcome(seed, number, Path(temporary)))), flush=True)
+
+
+def soak_evaluate(count: int, seed: int, *, seconds: float = math.inf, sampled: int = SAMPLED) -> Soaked:
+    """Evaluate jobs in this process, and all of them in another; as many as have time in ``FIRST_SHARE`` of the
+    seconds, and then as many in the other as have time."""
     done, begin = Soaked(), time.monotonic()
-    numbers = {(2 * k + 1) * count // (2 * sampled) for k in range(sampled)}
-    answers: dict[int, str] = {}
+    answers: list[str] = []  # of a hundred bytes to a thousand each
+    every_s = seconds * FIRST_SHARE / MEASURED if math.isfinite(seconds) else 0.0
+    due = begin
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(count):
+            now = time.monotonic()
+            if now - begin > FIRST_SHARE * seconds:
+                break
+            if now >= due if every_s else number % max(1, count // MEASURED) == 0:
+                done.measure(number)
+                due = now + every_s
             said = outcome(seed, number, Path(temporary))
             done.counts[said.split(":")[0].split("(")[0]] += 1
             if said.startswith("fault"):
                 done.faults.append(f"job {number}: {said}")
-            if number in numbers:
-                answers[number] = said
-            if number % max(1, count // MEASURED) == 0:
-                done.measure(number)
-        for number, said in answers.items():  # late in this process, first in another
-            words = [sys.executable, "-m", "tests.proof.soak", "--one", str(number), "--seed", str(seed)]
-            other = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-            if other.stdout != said + "\n":
-                done.faults.append(f"job {number}: {said[:200]} here, {other.stdout[:200]}{other.stderr[-200:]} alone")
-    done.counts["compared with a process of their own"] = len(answers)
+            answers.append(said)
+    words = [sys.executable, "-m", "tests.proof.soak", "--again", str(len(answers)), str(sampled), "--seed", str(seed)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout is not None
+        for line in other.stdout:
+            number, is_alone, said = json.loads(line)
+            done.counts["equal alone" if is_alone else "equal in the opposite order"] += said == answers[number]
+            if said != answers[number]:
+                where = "alone" if is_alone else "in the opposite order"
+                done.faults.append(f"job {number}: {answers[number][:200]} here, {said[:200]} {where}")
+            if time.monotonic() - begin > seconds:
+                other.kill()
+                break
+        else:
+            if other.wait() != 0:
+                done.faults.append(f"the other process ended with {other.returncode}")
     done.seconds = time.monotonic() - begin
     return done.judge()
 
@@ -135,26 +184,31 @@ def drifting(count: int, seed: int) -> Iterator[ListedBatch]:
         yield listed_batch(items, f"iteration {number}")
 
 
-def soak_planner(count: int, seed: int) -> Soaked:
-    """Plan iteration after iteration; the trainer waits for nothing but the heuristic's plan."""
+def soak_planner(count: int, seed: int, *, seconds: float = math.inf) -> Soaked:
+    """Plan iteration after iteration of a model of few layers, with a search that is short: what may grow or be late
+    is around it. The trainer asks for every fourth plan before it can be there, and waits for the others."""
     done, begin = Soaked(), time.monotonic()
-    job = semu.load_run("vlm-s", ["training.global_batch=4"], cluster="h100:1x4", parallel="dp1-tp1-pp4")
+    run = str(ROOT / "tests" / "cli" / "small-vlm.toml")
+    job = semu.load_run(run, ["training.global_batch=4"], cluster="h100:1x4", parallel="dp1-tp1-pp4")
     previous: float | None = None
-    with Planner(job, drifting(count, seed), rollouts=20, workers=1, seed=seed) as planner:
+    with Planner(job, drifting(count, seed), rollouts=8, candidates=1, workers=1, seed=seed) as planner:
         for number in range(count):
-            step = planner.take(None if number % 4 else 0.0)  # every fourth is asked for before it can be there
+            if time.monotonic() - begin > seconds:
+                break
+            step = planner.take(None if number % 4 else 0.0)
             if step is None:
                 done.faults.append(f"the stream ended at {number} of {count}")
                 break
             done.counts[step.outcome.value] += 1
             is_whole = step.outcome is Outcome.PLANNED
-            if step.index != number or (is_whole and not step.ended_by) or step.error is not None:
+            is_late = number % 4 != 0 and not is_whole  # which was waited for
+            if step.index != number or (is_whole and not step.ended_by) or step.error is not None or is_late:
                 done.faults.append(f"iteration {number}: {step}")
             if number % max(1, count // 20) == 0:
-                seconds = semu.simulate(step.job, plan=step.plan).iteration_time_s
-                if seconds <= 0 or seconds == previous:
-                    done.faults.append(f"iteration {number}: {seconds} s, as before")
-                previous = seconds
+                simulated_s = semu.simulate(step.job, plan=step.plan).iteration_time_s
+                if simulated_s <= 0 or simulated_s == previous:
+                    done.faults.append(f"iteration {number}: {simulated_s} s, as before")
+                previous = simulated_s
             if number % max(1, count // MEASURED) == 0:
                 done.measure(number)
     done.seconds = time.monotonic() - begin
@@ -162,8 +216,8 @@ def soak_planner(count: int, seed: int) -> Soaked:
 
 
 # -- threads -------------------------------------------------------------------------------------------------------
-def soak_threads(count: int, seed: int) -> Soaked:
-    """``count`` searches, eight at a time, each as it is alone."""
+def soak_threads(count: int, seed: int, *, seconds: float = math.inf) -> Soaked:
+    """``count`` searches, eight at a time, each as it is alone; all of them, whatever time they take."""
     done, begin = Soaked(), time.monotonic()
 
     def _search(number: int) -> Any:
@@ -184,7 +238,11 @@ def soak_threads(count: int, seed: int) -> Soaked:
     return done
 
 
-SOAKS = {"evaluate": (soak_evaluate, 100_000), "planner": (soak_planner, 10_000), "threads": (soak_threads, 64)}
+SOAKS: Mapping[str, tuple[Callable[..., Soaked], int]] = {
+    "evaluate": (soak_evaluate, 100_000),
+    "planner": (soak_planner, 10_000),
+    "threads": (soak_threads, 64),
+}
 
 
 def main() -> int:
@@ -193,16 +251,16 @@ def main() -> int:
     parser.add_argument("soaks", nargs="*", choices=[*SOAKS, []], help="some of them (default: all)")
     parser.add_argument("--count", type=int, help="jobs, iterations or searches (default 100,000, 10,000 and 64)")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of evaluate, of planner: end after so long")
+    parser.add_argument("--again", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one is not None:
-        with tempfile.TemporaryDirectory() as temporary:
-            print(outcome(arguments.seed, arguments.one, Path(temporary)))
+    if arguments.again is not None:
+        answer_again(arguments.seed, *arguments.again)
         return 0
     wrong = 0
     for name in arguments.soaks or SOAKS:
         soak, count = SOAKS[name]
-        done = soak(arguments.count or count, arguments.seed)
+        done = soak(arguments.count or count, arguments.seed, seconds=arguments.seconds)
         wrong += len(done.faults)
         said = ", ".join(f"{key} {number:,}" for key, number in done.counts.most_common())
         print(f"{name}: {said}; {done.seconds:.0f} s", flush=True)

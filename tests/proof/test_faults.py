@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -13,8 +14,8 @@ import pytest
 from semu.errors import ConfigError
 from semu.searcher.grid.space import Point
 from semu.searcher.grid.store import ResultStore
-from tests.proof.faults import Bench, faults, tried
-from tests.proof.shop import NotHere, Shop, halves
+from tests.proof.faults import Bench, faults, held_before, tried
+from tests.proof.shop import NotHere, Shop, different, halves
 
 SLICE = (
     "sigterm-simulate",
@@ -65,6 +66,32 @@ def test_what_is_half_written_is_seen(tmp_path: Path) -> None:
     (tmp_path / "whole" / "a.json").write_text("{}")
     (tmp_path / "whole" / "a.csv").write_text("a,b\n1,2\n")
     assert halves(tmp_path / "whole") == ""
+
+
+def test_what_is_another_answer_is_seen(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder, took in ((one, 1.0), (other, 2.0)):
+        folder.mkdir()
+        said = {"loss": 3.5, "measured_makespan_s": [took], "makespan_error": took}
+        (folder / "result.json").write_text(json.dumps(said))
+        (folder / "drill.json").write_text(json.dumps({"iteration_s": took, "losses": [1.0]}))
+        (folder / "timeline.png").write_text(str(took))
+    assert different(one, other) == ""  # what was measured is another every time
+    (other / "drill.json").write_text(json.dumps({"iteration_s": 1.0, "losses": [1.5]}))
+    assert different(one, other).startswith("drill.json")
+    for folder, took in ((one, 1.0), (other, 2.0)):  # what is simulated is not
+        (folder / "drill.json").unlink()
+        (folder / "result.json").write_text(json.dumps({"iteration_s": took}))
+    assert different(one, other).startswith("result.json")
+    (other / "result.json").write_text(json.dumps({"iteration_s": 1.0}))
+    assert different(one, other).startswith("timeline.png")
+
+
+def test_what_held_is_not_made_again(tmp_path: Path) -> None:
+    state = tmp_path / "faults.jsonl"
+    assert held_before(None) == held_before(state) == set()
+    state.write_text('{"name": "clock-run", "seed": 2, "number": 0}\n')
+    assert held_before(state) == {("clock-run", 2, 0)}
 
 
 SLOWLY = """\
@@ -138,6 +165,14 @@ def test_results_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None
         pytest.raises(ConfigError, match=r"grid\.sqlite: cannot use the results file"),
     ):
         store.known([point])
+
+
+def test_why_results_cannot_be_written_is_said(tmp_path: Path) -> None:
+    """SQLite says that it is unable to open the file, and no more."""
+    with pytest.raises(ConfigError, match="unable to open database file: No such file or directory"):
+        ResultStore(tmp_path / "absent" / "grid.sqlite", "job", "a job")
+    with pytest.raises(ConfigError, match="unable to open database file: Is a directory"):
+        ResultStore(tmp_path, "job", "a job")
 
 
 def test_results_without_a_word_of_whose_they_are(tmp_path: Path) -> None:

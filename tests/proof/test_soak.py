@@ -7,17 +7,44 @@ import os
 import pytest
 
 from semu.searcher.planner.planned_iteration import Outcome
-from tests.proof.soak import GROWTH_BYTES, Soaked, outcome, soak_evaluate, soak_planner, soak_threads
+from tests.proof.soak import GROWTH_BYTES, Soaked, forked, outcome, soak_evaluate, soak_planner, soak_threads
 
 SEED = int(os.environ.get("SEMU_SOAK_SEED", "1"))
 
 
 @pytest.mark.slow
 def test_jobs_of_all_kinds_in_one_process() -> None:
-    done = soak_evaluate(24, SEED, sampled=1)
+    done = soak_evaluate(24, SEED, sampled=8)
     assert done.faults == []
     assert done.counts["Estimate"] > 6  # the others are refused by name
-    assert sum(done.counts.values()) == 25
+    assert (done.counts["equal alone"], done.counts["equal in the opposite order"]) == (3, 24)
+    assert sum(done.counts.values()) == 51
+
+
+def test_an_answer_in_a_process_of_its_own() -> None:
+    marks = ["mine"]
+
+    def _works() -> str:
+        marks.append("another's")
+        return " ".join(marks)
+
+    assert forked(_works) == "mine another's"
+    assert marks == ["mine"]
+    assert forked(lambda: os._exit(3)).startswith("fault")
+    assert forked(lambda: str(1 / 0)).startswith("fault")
+
+
+def test_an_answer_that_depends_on_what_was_asked_before_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here every job is said to be the number of jobs before it; the other process says what it is."""
+    asked: list[int] = []
+
+    def _before(_: int, number: int, __: object) -> str:
+        asked.append(number)
+        return f"Estimate({len(asked)})"
+
+    monkeypatch.setattr("tests.proof.soak.outcome", _before)
+    done = soak_evaluate(2, SEED, sampled=1)
+    assert len(done.faults) == 4  # each alone, and each in the opposite order
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,15 @@ def test_a_file_holds_all_of_it(options: dict[str, Any]) -> None:
 def test_another_file_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a search problem"):
         SearchProblem.from_json(text, "file.json")
+
+
+@pytest.mark.parametrize("value", [10**30, [10**30], "x", None, {"a": 1}, [[]]])
+def test_values_of_other_kinds_are_refused(value: object) -> None:
+    """Numbers beyond 64 bits were an OverflowError."""
+    problem = json.loads(vlm(3, 4, transfer_s=(0.1, 0.3)).to_json())
+    for name in ("costs_of", "costs", "pred", "pred_ptr", "rank", "module_names"):
+        with pytest.raises(ConfigError):
+            SearchProblem.from_json(json.dumps(problem | {name: value}), "file.json")
 
 
 def test_a_study_becomes_a_problem() -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from semu.checks import LARGEST_COUNT
 from semu.cli.console import Progress, emit, emit_json, say
 from semu.cli.option_checks import check_place
 from semu.cli.resolved import read_defined
@@ -97,7 +98,8 @@ def _flop(imported: ImportedRun, predicted: Report | None) -> dict[str, Any]:
     from semu_models.flop_formulas import flop_per_token
 
     length = imported.run.config["training"].get("seq_len")
-    known = flop_per_token(imported.run.model, length) if isinstance(length, int) else None
+    can_be = isinstance(length, int) and length <= LARGEST_COUNT
+    known = flop_per_token(imported.run.model, int(length)) if length is not None and can_be else None
     traced = predicted.model_flop / predicted.tokens if predicted is not None and predicted.tokens else None
     return {"seq_len": length, **(known or {}), "traced": traced}
 

@@ -279,7 +279,7 @@ def _state(path: Path, key: dict[str, Any]) -> tuple[list[IterationRow] | None, 
             raise ValueError("rows out of order")
         priorities = None if table["priorities"] is None else Priorities.from_json(table["priorities"])
         found = dict(table["key"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError("not the state of a loop", where=str(path), expected="what semu plan --out wrote") from error
     if found != key:
         different = next((name for name in key if found.get(name) != key[name]), "config")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from semu.checks import LARGEST_COUNT
 from semu.errors import ConfigError
 from semu.imports.documents import read_document
 from semu.imports.flags import Effect, FlagTable, read_table
@@ -19,6 +20,8 @@ from semu.imports.sizes import cluster_of
 from semu.nn.trace.eager import Autocast
 
 FLAGS = FlagTable(read_table("semu.imports.llmfoundry"), "llm-foundry")
+WIDEST = 1000
+"""Times the width of the model that an MLP may be wide inside."""
 _OWN = re.compile(
     r"^(max_seq_len|global_train_batch_size|device_train_microbatch_size|fsdp_config|train_loader)\s*:", re.MULTILINE
 )
@@ -149,6 +152,15 @@ def _model(settings: Settings, length: int) -> tuple[dict[str, Any], dict[str, A
     return {"transformer": _mpt(settings, length)}, kernels
 
 
+def _widened(settings: Settings, hidden: int) -> int:
+    """The width inside the MLP that a ratio makes."""
+    ratio = float(settings.get("model.expansion_ratio"))
+    if not 0 < ratio <= WIDEST:
+        expected = f"a number above 0, at most {WIDEST:,}"
+        raise settings.error("model.expansion_ratio", "not a ratio of widths", expected=expected, got=ratio)
+    return int(ratio * min(hidden, LARGEST_COUNT))  # a larger width is refused with the others
+
+
 def _mpt(settings: Settings, length: int) -> dict[str, Any]:
     hidden, heads = settings.required("model.d_model"), settings.required("model.n_heads")
     kind = settings.get("model.attn_config.attn_type")
@@ -165,7 +177,7 @@ def _mpt(settings: Settings, length: int) -> dict[str, Any]:
     table: dict[str, Any] = {
         "layers": settings.required("model.n_layers"),
         "hidden": hidden,
-        "ffn": ffn or int(float(settings.get("model.expansion_ratio")) * hidden),
+        "ffn": ffn or _widened(settings, hidden),
         "heads": heads,
         "kv_heads": groups,
         "vocab": settings.required("model.vocab_size"),

@@ -6,6 +6,7 @@ already stays. Rows are keyed by a hash of all that they depend on.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -30,6 +31,18 @@ CREATE TABLE IF NOT EXISTS results (
     peak_memory_bytes INTEGER, held_bytes INTEGER, refusal TEXT NOT NULL
 );
 """
+
+
+def _why_not(path: Path) -> str:
+    """Why a file cannot be opened to be written to, in the system's words; "" where it can."""
+    was_there = path.exists()
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT))
+    except OSError as error:
+        return f": {error.strerror}"
+    if not was_there:
+        path.unlink(missing_ok=True)
+    return ""
 
 
 class ResultStore:
@@ -83,8 +96,9 @@ class ResultStore:
             )
 
     def _unreadable(self, error: sqlite3.Error) -> ConfigError:
+        why = _why_not(self.path) if "unable to open" in str(error) else ""  # SQLite does not say
         return ConfigError(
-            f"cannot use the results file: {error}", where=str(self.path), expected="an SQLite file, or a new name"
+            f"cannot use the results file: {error}{why}", where=str(self.path), expected="an SQLite file, or a new name"
         )
 
     def known(self, points: Sequence[Point]) -> dict[Point, Outcome]:

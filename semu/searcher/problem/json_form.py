@@ -51,6 +51,6 @@ def arrays_of_json(text: str, where: str) -> tuple[list[str], dict[str, Any]]:
         counts = np.array([len(row["held_bytes"]) for row in body["costs"]], dtype=np.int16)
         arrays["num_candidates"] = counts[kinds]
         names = [str(name) for name in body["module_names"]]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"not a search problem: {error}", where=where, expected=_FORMAT) from error
     return names, arrays

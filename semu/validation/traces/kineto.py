@@ -38,7 +38,7 @@ def read_kineto(path: str | os.PathLike[str], content: bytes | None = None) -> G
     complete, document, num_events = read_events(path, content)
     try:
         trace = _Reader(complete).trace(document)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
             "an event of the trace cannot be read",
             where=place,
