@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from searcher.planner_jobs import MODELS, video_job, vision_job
+from searcher.planner_jobs import MODELS, video_job, vision_job, vision_stream
 from searcher.reference import is_legal_sequence
 from simulation.jobs import ListedBatch as Items
 from simulation.jobs import t2v_items, vlm_items
@@ -33,6 +33,8 @@ from semu.searcher.planner import fallback as fallbacks
 from semu.searcher.planner.batch_planner import BatchPlanner
 from semu.searcher.planner.kept_limits import KeptLimits
 from semu.searcher.planner.own_stream import own_batches
+from semu.searcher.planner.planned_iteration import Outcome
+from semu.searcher.planner.planner import Planner
 from semu.searcher.planner.warm import Priorities
 from semu.searcher.problem.build import JobProblem
 from semu.workload import file_batch, vlm_batch
@@ -225,3 +227,39 @@ def test_a_search_that_is_late_is_the_heuristic(monkeypatch: pytest.MonkeyPatch)
     assert found.rollouts
     assert not late
     assert (kept.under(begun).problem.limit_bytes < begun.problem.limit_bytes).all()
+
+
+PATIENCE_S = 60.0
+"""Longer than anything here takes."""
+
+
+class _Delayed(Planner):
+    """Its thread comes too late for iteration 1: the trainer has taken it, and asked for the one behind it."""
+
+    begins, behind = threading.Event(), threading.Event()
+
+    def _slot_of(self, index: int) -> Any:
+        if threading.current_thread().name == "semu-planner":
+            if index == 1:
+                self.begins.set()
+                assert self.behind.wait(PATIENCE_S)
+            return super()._slot_of(index)
+        slot = super()._slot_of(index)
+        if index == 2:
+            self.behind.set()
+        return slot
+
+
+def test_an_iteration_that_is_taken_before_planning_begins() -> None:
+    """The thread took the next batch from the stream for it, a trainer that waited for its own waited for ever."""
+    batches = list(vision_stream(4))
+    with _Delayed(vision_job(), iter(batches), rollouts=4) as planner:
+        steps = [planner.take(PATIENCE_S)]
+        assert planner.begins.wait(PATIENCE_S)
+        steps += [planner.take(wait_s) for wait_s in (0.0, PATIENCE_S, PATIENCE_S)]
+        assert planner.take() is None
+    outcomes = [Outcome.PLANNED, Outcome.FALLBACK, Outcome.PLANNED, Outcome.PLANNED]
+    for number, (step, batch, outcome) in enumerate(zip(steps, batches, outcomes, strict=True)):
+        assert step is not None
+        assert (step.index, step.outcome, step.error) == (number, outcome, None)
+        assert step.batch.items == batch.items

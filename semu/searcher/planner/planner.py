@@ -263,9 +263,10 @@ class Planner:
 
     # -- both --------------------------------------------------------------------------------------------------------
     def _slot_of(self, index: int) -> _Slot | None:
-        """The iteration of a number, the current one or the next; None: the stream has ended before it."""
+        """The iteration of a number, the current one or the next; the current one where another thread is past the
+        number; None: the stream has ended before it."""
         with self._intake:
-            if self._slot is not None and self._slot.index == index:
+            if self._slot is not None and self._slot.index >= index:
                 return self._slot
             if self._end is not None:
                 if isinstance(self._end, StopIteration):
@@ -307,6 +308,8 @@ class Planner:
                 return  # whoever asks for it is told
             if slot is None:
                 return
+            if slot.index != planned:
+                continue  # it was taken before this thread could begin, and the one behind it was asked for
             try:
                 self._plan(slot)
             except Exception as error:
