@@ -21,6 +21,7 @@ from semu.errors import ConfigError
 from semu.hardware.cluster import Cluster
 from semu.job import Training, TrainingJob
 from semu.parallel.config import Parallel
+from semu.searcher.grid import hunt as hunting
 from semu.searcher.grid.bounds import Floors
 from semu.searcher.grid.content import content_hash
 from semu.searcher.grid.evaluate_points import Outcome, evaluate_chunk
@@ -434,3 +435,22 @@ def test_who_evaluates_changes_nothing(tmp_path: Path) -> None:
     others = [grid(dense(), vary=SMALL, workers=2), grid(dense(), vary=SMALL, engine="local", workers=1)]
     for found in others:
         assert json.dumps(found.to_json()) == json.dumps(here.to_json())
+
+
+def test_progress_is_told_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of a clock, and what is said at each; the best time is negative where larger is better."""
+    told: list[str] = []
+    hunt = hunting.Hunt(
+        job=None, space=None, order=RankBy.TIME, top=1, price=None, engine=None, tell=told.append, begin=0
+    )  # type: ignore[arg-type]
+    clock = iter([100.0, 100.2, 100.25, 100.4, 100.5])
+    monkeypatch.setattr(hunting.time, "monotonic", lambda: next(clock))
+    said = []
+    for best in ([], [], [], [-3.0], [-3.0, -2.5]):
+        before = len(told)
+        hunt._say(1234.5, best, RankBy.TIME, 9000)
+        said.append(len(told) - before)
+    assert said == [1, 0, 1, 0, 1]
+    assert told == ["0 of at most 9,000 simulated, 1,234/s"] * 2 + [
+        "0 of at most 9,000 simulated, 1,234/s, best 2.5000 s"
+    ]
