@@ -10,7 +10,8 @@ from nn.tracing_kit import Apply, number, options, spec
 
 from semu.costs.shape_factors import ShapeFactors
 from semu.hardware.efficiency import Efficiency
-from semu.hardware.shape_terms import has_fused_softmax, tiled_flop
+from semu.hardware.kinds import OpKind
+from semu.hardware.shape_terms import ATTENTION_ROWS, has_fused_softmax, tiled_flop
 from semu.nn import Sequences
 from semu.nn import functional as F
 from semu.nn.trace.block import trace_block
@@ -66,3 +67,19 @@ def test_a_softmax_of_a_length_without_a_fused_kernel(length: int, is_fused: boo
     assert moved == {"softmax": pytest.approx(each[0] * scores), "softmax_bw": pytest.approx(each[1] * scores)}
     assert has_fused_softmax(float(length)) == is_fused
     assert has_fused_softmax(length + 0.5) == (length >= 16)  # lengths that differ: their mean
+
+
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(256, 256, False), (256, 256, True), (64, 320, False)])
+def test_a_fused_kernel_costs_by_its_queries_whatever_the_keys(queries: int, keys: int, causal: bool) -> None:
+    """FLOP times 1 + s0 g / l + rest 128 P share / (tokens heads), l = pairs / tokens, tokens those of queries."""
+    q, k = Sequences.uniform(COUNT, queries), Sequences.uniform(COUNT, keys, "other" if queries != keys else "text")
+    inputs = [spec(COUNT * packed.length, HEADS, WIDTH, sequences=packed) for packed in (q, k, k)]  # type: ignore[operator]
+    graph = trace_block(Apply(lambda q, k, v: F.attention(q, k, v, causal=causal)), inputs, options()).graph
+    (kernel,) = (one for one in graph.operators if one.kind is OpKind.ATTENTION_FORWARD)
+    factors = ShapeFactors([kernel], [Efficiency(s0_tokens=40.0, tiles_at_once=108.0, tile_rest=0.15)])
+    flop, _ = factors.apply(np.ones((1, 1)), np.ones((1, 1)), {}, np.arange(1))
+    tokens, share = COUNT * queries, 2.0 if causal else 1.0
+    length = float(number(kernel.key[2])) / tokens
+    assert causal or length == keys
+    expected = 1 + 40.0 * share / 2 / length + 0.15 * ATTENTION_ROWS * 108 * share / (tokens * HEADS)
+    assert flop[0, 0] == pytest.approx(expected, rel=1e-12)

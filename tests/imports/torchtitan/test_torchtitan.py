@@ -71,6 +71,20 @@ def test_converters(converters: list[str], expected: tuple[str, str | None], sma
     assert [row.key for row in found.reading.small] == small
 
 
+@pytest.mark.parametrize(
+    ("dtype", "converters", "expected"),
+    [
+        ("float32", [], (None, None, "fp32")),
+        ("bfloat16", [], ("bf16", "bf16", "bf16")),
+        ("bfloat16", ["float8"], (None, None, "fp32")),
+    ],
+)
+def test_a_model_in_bf16_has_no_other_copy(dtype: str, converters: list[str], expected: tuple[str | None, ...]) -> None:
+    text = f'[job]\n[model]\nname = "llama3"\nflavor = "8B"\nconverters = {converters}\n[training]\ndtype = "{dtype}"\n'
+    training = read_torchtitan(text, "x.toml").tables["training"]
+    assert tuple(map(training.get, ("master_dtype", "optimizer_state_dtype", "grad_dtype"))) == expected
+
+
 def test_three_dimensions() -> None:
     """2 x 2 replicas of 8 x 8 GPUs; 126 layers, embedding and head over 16 stages: 8 each, 7 in the first and last."""
     found = read("llama_405b_3d.toml")

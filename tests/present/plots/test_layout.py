@@ -195,3 +195,10 @@ def test_no_two_names_look_alike() -> None:
     looks = looks_of([*names, *names], "os^")
     assert list(looks) == names and len(set(looks.values())) == len(names)
     assert [looks[name][1] for name in names[:: len(style.PALETTE)]] == ["o", "s", "^"]
+
+
+def test_dollars_of_headlines_are_no_formulas() -> None:
+    figure = figure_of(lambda: draw_timeline(PATH, TWO[0][1], title="$5 and $6"))
+    shown = [text for text in figure.texts if text.get_text()]
+    assert shown[0].get_text() == "$5 and $6"
+    assert not any(text.get_parse_math() for text in shown)
