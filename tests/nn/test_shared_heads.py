@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 from nn.tracing_kit import backward, flop, forward, number, run_megatron, saved_bytes, spec, wire
@@ -10,6 +11,7 @@ from nn.tracing_kit import backward, flop, forward, number, run_megatron, saved_
 from semu.errors import ConfigError, GraphError
 from semu.graph.operator import Operator, OpKind
 from semu.nn import SelfAttention, Sequences, TransformerLayer
+from semu.nn.rules.attention.shared_heads import ranks_share
 from semu.nn.trace.block import CarrySpec
 
 S, B, HEADS, H = 32, 3, 8, 64
@@ -81,3 +83,11 @@ def test_ranks_that_cannot_share_are_told_what_can() -> None:
     assert "4 key-value heads cannot be split over a tensor-parallel group of 6, nor shared by it" in str(raised.value)
     assert "a divisor or a multiple of 4" in str(raised.value)
     assert raised.value.nearest == 4
+
+
+def test_a_head_is_shared_by_several_whole_ranks() -> None:
+    """Rank r reads head r kv / tp: of every head two ranks or more, all of which read no other."""
+    for kv_heads, ranks in product(range(1, 9), range(1, 33)):
+        read = [{rank * kv_heads // ranks, ((rank + 1) * kv_heads - 1) // ranks} for rank in range(ranks)]
+        readers = [sum(head in own for own in read) for head in range(kv_heads)]
+        assert ranks_share(kv_heads, ranks) == (min(readers) > 1 and all(len(own) == 1 for own in read))

@@ -226,6 +226,43 @@ def test_a_backward_takes_nothing_that_its_forward_had_no_room_for(
     assert usage == used(pairs, chosen)
 
 
+def test_a_backward_takes_what_costs_least_per_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has 9 of 7: 2 s more for 2 bytes less, not 6 s for 5."""
+    pairs = kernels.Pairs(
+        *(np.array([0]), np.array([1]), np.array([3]), np.array([[10.0, 12.0, 16.0]])),
+        *(np.array([[4, 4, 4]]), np.array([[0, 0, 0]]), np.array([[5, 3, 0]])),
+    )
+    assert repaired(pairs, 7, monkeypatch) == (True, [1], [4, 7])
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_was_repaired_is_filled_up_else_the_leanest(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two pairs with three candidates: the Lagrangian's third round, uncompiled, whose repair works or does not."""
+    filled = []
+
+    def repair(room: int, pairs: Any, owner: Any, sums: Any, chosen: Any, *_: Any) -> bool:
+        chosen[:] = (1, 2)
+        return works
+
+    for name in ("_relax", "_use", "_exchange", "_cheapest", "_sort_falling", "_upgrade"):
+        part = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, getattr(part, "py_func", part))
+    monkeypatch.setattr(kernels, "zeros", np.zeros)
+    monkeypatch.setattr(kernels, "_FEW_PAIRS", 0)
+    monkeypatch.setattr(kernels, "_repair", repair)
+    monkeypatch.setattr(kernels, "_fill", lambda room, pairs, chosen, *_: filled.append(chosen.tolist()))
+    times = np.array([[3.0, 2.0, 1.0]] * 2)
+    held, nothing = np.array([[1, 4, 9]] * 2), np.zeros((2, 3), np.int64)
+    candidates = (times, times, held, held, nothing, np.array([True, True]), np.array([3, 3]))
+    choice = np.zeros(2, np.int16)
+    time, bound = kernels.choose_memory.py_func(
+        np.array([0, 2, 3, 1]), candidates, 13, 0.0, 3, np.zeros(2, np.int64), choice
+    )
+    assert filled == [[1, 2]] if works else filled[0] != [1, 2]
+    assert choice.tolist() == filled[0]
+    assert time == sum(2 * times[0, c] for c in filled[0]) >= bound
+
+
 def test_what_is_repaired_fits_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = refused = 0
     for seed in range(300):

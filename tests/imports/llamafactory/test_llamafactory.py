@@ -180,3 +180,19 @@ def test_deepspeed_from_the_folder_of_the_installation(tmp_path: Path) -> None:
     (place / "lf.yaml").write_text(yaml.safe_dump({**BASE, "deepspeed": "examples/deepspeed/z3.json"}))
     found = read_llamafactory((place / "lf.yaml").read_text(), str(place / "lf.yaml"), Asked("h100:1x8"))
     assert found.tables["parallel"]["zero"] == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_its"),
+    [
+        (("model", "train_dataset", "dist_config"), True),
+        (("model", "train_dataset"), False),
+        (("model", "other", "more"), False),
+        (("train_dataset", "dist_config"), False),
+        (("model_name_or_path", "stage", "template"), True),
+        (("model_name_or_path", "export_dir", "infer_backend"), True),
+        (("model_name_or_path", "stage", "other"), False),
+    ],
+)
+def test_two_keys_of_its_own_tell_a_file(keys: tuple[str, ...], is_its: bool) -> None:
+    assert is_llamafactory("x.yaml", "".join(f"{key}: 1\n" for key in keys)) == is_its

@@ -68,6 +68,8 @@ def test_a_model_of_its_own() -> None:
         ("precision: amp_bf16", "precision: amp_bf16\ncompile_config:\n  mode: default", {"eager_modules": None}),
         ("name: mpt_causal_lm", "name: mpt_causal_lm\n  norm_type: layernorm", {"autocast": "fp32_norms"}),
         ("sharding_strategy: FULL_SHARD", "sharding_strategy: NO_SHARD", {"fsdp": None}),
+        ("attn_impl: flash", "attn_impl: flash", {"attention_kernel": "fa2", "attention": None}),
+        ("attn_impl: flash", "attn_impl: torch", {"attention_kernel": None, "attention": "unfused"}),
     ],
 )
 def test_how_the_program_runs(old: str, new: str, changed: dict[str, Any]) -> None:
