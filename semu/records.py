@@ -83,7 +83,7 @@ class _Init:
 
 def _written_init(cls: type[Any], parts: tuple[Field[Any], ...], frozen: bool, slots: bool) -> Callable[..., None]:
     known: dict[str, Any] = {"_set": object.__setattr__, "_MADE": _MADE}
-    ordered, by_name, body = list[str](), list[str](), list[str]()
+    ordered, by_name, values = list[str](), list[str](), list[tuple[str, str]]()
     for part in parts:
         name, default, value = part.name, f"_of_{part.name}", part.name
         is_made = part.default_factory is not MISSING
@@ -100,7 +100,13 @@ def _written_init(cls: type[Any], parts: tuple[Field[Any], ...], frozen: bool, s
             value = default
         else:
             continue
-        body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+        values.append((name, value))
+    if not frozen:
+        body = [f"self.{name} = {value}" for name, value in values]
+    elif slots or not cls.__dictoffset__:
+        body = [f"_set(self, {name!r}, {value})" for name, value in values]
+    else:  # all at once: half of the time of one by one
+        body = [f"_set(self, '__dict__', {{{', '.join(f'{name!r}: {value}' for name, value in values)}}})"]
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     words = ", ".join(["self", *ordered, *(["*", *by_name] if by_name else [])])

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from semu import memo
+from semu.compile.structure import Structure, StructureReader
 from semu.job import TrainingJob
 from semu.job.declare import Influence
 from semu.job.training import OPTIONS
@@ -97,6 +98,7 @@ class ModelState:
         is_fixed: no module holds anything that changes in place. has_experts: some module is a mixture of experts.
         reads_replicas: some module exchanges with other replicas. modules: the model's.
         classes: classes of its modules with what they define.
+        structures: of its blocks; None: something in one is hidden.
     """
 
     is_fixed: bool
@@ -104,24 +106,30 @@ class ModelState:
     reads_replicas: bool
     modules: tuple[ModalityModule, ...]
     classes: tuple[tuple[type, tuple[object, ...]], ...]
+    structures: Mapping[Module, Structure | None]
 
     @classmethod
     def of(cls, model: Model) -> ModelState:
         """Read a model."""
-        every = [module for item in model.modules for module in item.body.modules()]
-        kinds = {type(module) for module in every}
+        reader = StructureReader()
+        structures = {body: reader.read(body) for item in model.modules for _, body in item.blocks()}
+        rest = [item.body for item in model.modules if item.body not in structures]  # whose members the blocks are
+        rest += [module for body, own in structures.items() if own is None for module in body.modules()]
+        kinds = reader.classes.keys() | {type(module) for module in rest}
         bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if issubclass(base, Module))
         return cls(
-            is_fixed=all(
+            is_fixed=reader.is_fixed
+            and all(
                 _is_fixed(value)
-                for module in every
+                for module in rest
                 for name, value in vars(module).items()
                 if value.__class__ not in _PLAIN and name not in _REGISTERS
             ),
-            has_experts=any(isinstance(module, MixtureOfExperts) for module in every),
-            reads_replicas=any(module.reads_replicas for module in every),
+            has_experts=any(issubclass(kind, MixtureOfExperts) for kind in kinds),
+            reads_replicas=reader.reads_replicas or any(module.reads_replicas for module in rest),
             modules=model.modules,
             classes=tuple((base, tuple(vars(base).values())) for base in bases),
+            structures=structures,
         )
 
     def holds(self, model: Model) -> bool:

@@ -8,9 +8,11 @@ attributes are plain data, submodules and parameters. Any other module has no st
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import FunctionType
+from types import FunctionType, MappingProxyType
+from typing import Any
 
 from semu import memo
 from semu.nn.module import Module, Parameter
@@ -18,7 +20,7 @@ from semu.records import dataclass
 
 _PACKAGES = frozenset({"semu", "semu_models"})
 _ATOMS = frozenset({int, bool, str, bytes, type(None)})
-_REGISTERS = frozenset({"_modules", "_parameters"})
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _DESCRIPTION = frozenset(
     {"__module__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__weakref__", "__slotnames__"}
 )
@@ -46,10 +48,17 @@ class _HiddenError(Exception):
 
 
 class StructureReader:
-    """Reads structures of modules as they are now. A reader looks at a class once, so use a new one for every call."""
+    """Reads structures of modules as they are now. A reader looks at a class once, so use a new one for every call.
+
+    Attributes:
+        classes: of the modules that it has met; None: one that hides something, else its number.
+        is_fixed: nothing that it has read changes in place without noting that it does. reads_replicas: some module
+            that it has read does.
+    """
 
     def __init__(self) -> None:
-        self._classes: dict[type, int | None] = {}
+        self.classes: dict[type[Module], int | None] = {}
+        self.is_fixed, self.reads_replicas = True, False
         self._modules: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
         self._parameters: list[Parameter] = []
@@ -67,18 +76,20 @@ class StructureReader:
 
     def _module(self, module: Module, key: list[object]) -> None:
         """Append class, parameters, submodules and other attributes; for a module met before, its number."""
-        if id(module) in self._modules:
-            key.append(~self._modules[id(module)])
+        numbers, modules = self._numbers, self._modules
+        if id(module) in modules:
+            key.append(~modules[id(module)])
             return
-        self._modules[id(module)] = len(self._modules)
+        modules[id(module)] = len(modules)
+        self.reads_replicas = self.reads_replicas or module.reads_replicas
         state = module.__dict__
-        own, children = state.get("_parameters", {}), state.get("_modules", {})
-        key += (self._class(type(module)), len(own), len(children), len(state))
+        own, children = state.get("_parameters", _NOTHING), state.get("_modules", _NOTHING)
+        key += (self._class(type(module)), len(own), len(children), tuple(state))
         for name, parameter in own.items():
-            if id(parameter) in self._numbers:
-                key += (name, self._numbers[id(parameter)])
+            if id(parameter) in numbers:
+                key += (name, numbers[id(parameter)])
             elif type(parameter) is Parameter:
-                self._numbers[id(parameter)] = len(self._parameters)
+                numbers[id(parameter)] = len(numbers)
                 self._parameters.append(parameter)
                 key += (name, parameter.shape, parameter.numel, parameter.requires_grad)
             else:
@@ -89,15 +100,19 @@ class StructureReader:
         for name, value in state.items():
             kind = value.__class__
             if kind in _ATOMS:
-                key += (name, kind, value)
-            elif name in _REGISTERS:
-                continue
-            elif id(value) in self._numbers:
-                key += (name, self._numbers[id(value)])
-            elif id(value) in self._modules:
-                key += (name, ~self._modules[id(value)])
-            else:
-                key += (name, self._value(value))
+                key += (kind, value)
+            elif (name in own and own[name] is value) or (name in children and children[name] is value):
+                key.append(None)
+            elif value is not own and value is not children:
+                key.append(self._place_or_value(value))
+
+    def _place_or_value(self, value: object) -> object:
+        """The number of a parameter or module that has been met elsewhere; else plain data."""
+        if id(value) in self._numbers:
+            return self._numbers[id(value)]
+        if id(value) in self._modules:
+            return ~self._modules[id(value)]
+        return self._value(value)
 
     def _value(self, value: object) -> object:
         """Plain data of any depth; neither modules nor parameters, which would have no path."""
@@ -107,6 +122,7 @@ class StructureReader:
         if isinstance(value, float) and kind is float:
             return kind, value.hex()  # 0.0 and -0.0 are equal, and not the same
         if isinstance(value, tuple | list) and kind in (tuple, list):
+            self.is_fixed &= kind is tuple
             return kind, tuple([self._value(item) for item in value])
         if _is_known(kind):
             if isinstance(value, Enum):
@@ -116,14 +132,15 @@ class StructureReader:
                 and hasattr(value, "__dict__")
                 and vars(value).keys() == {field.name for field in fields(value)}
             ):
+                self.is_fixed &= kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
                 return kind, tuple([(name, self._value(item)) for name, item in vars(value).items()])
         raise _HiddenError
 
-    def _class(self, kind: type) -> int:
+    def _class(self, kind: type[Module]) -> int:
         """Number of a class of modules with its present methods, which somebody may have replaced."""
-        if kind not in self._classes:
-            self._classes[kind] = self._number(kind)
-        number = self._classes[kind]
+        if kind not in self.classes:
+            self.classes[kind] = self._number(kind)
+        number = self.classes[kind]
         if number is None:
             raise _HiddenError
         return number

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
-from semu import memo
 from semu.compile.model_memo import state_of
 from semu.compile.module_sharding import ModuleSetting, resharded, to_shards, to_whole, vocabulary_options
 from semu.compile.structure import Structure, StructureReader
@@ -367,15 +366,12 @@ class ModelTracer:
         styles: tuple[ShardingStyle | None, ...] = ()
         again: tuple[bool, ...] = ()
         plan, recompute = self.options.plan, self.options.recompute
-        if plan.tp > 1 or recompute.patterns:
-            below = self._paths.get(key)
-            if below is None:
-                below = self._paths[key] = tuple(f".{name}" if name else "" for name, _ in body.named_modules())
-            if plan.tp > 1:
-                style = plan.style if plan.patterns else plan.styles.get
-                styles = tuple([style(path + name) for name in below])
-            if recompute.patterns:
-                again = tuple([recompute.matches(path + name) for name in below])
+        if plan.tp > 1 and structure is not None and not plan.patterns:
+            styles = (plan.styles.get(path),)  # those below follow from classes, which the structure has
+        elif plan.tp > 1:
+            styles = tuple([plan.style(path + name) for name in self._below(key, body)])
+        if recompute.patterns:
+            again = tuple([recompute.matches(path + name) for name in self._below(key, body)])
         own = key, specs, styles, again, is_offloaded
         placed = own, self._options_key[unit.is_recomputed]
         number = self._numbers.setdefault(placed, len(self._numbers))
@@ -385,11 +381,17 @@ class ModelTracer:
             path, body, specs, parameters, placed, number, is_lasting, unit.is_recomputed, is_offloaded, self.options
         )
 
+    def _below(self, key: Hashable, body: Module) -> tuple[str, ...]:
+        """Paths of a module's parts below it; ``key``: equal for modules with the same."""
+        if key not in self._paths:
+            self._paths[key] = tuple(f".{name}" if name else "" for name, _ in body.named_modules())
+        return self._paths[key]
+
     def _structure(self, body: Module) -> Structure | None:
-        """A module's structure; that of a model in which nothing changes in place is read once."""
-        if not self._state.is_fixed:
-            return self._reader.read(body)
-        return _STRUCTURES.get(self._state, body, lambda: self._reader.read(body))
+        """A module's structure; that of a model in which nothing changes in place has been read."""
+        if self._state.is_fixed and body in self._state.structures:
+            return self._state.structures[body]
+        return self._reader.read(body)
 
     def _compile(self, place: _Placed, gradients: Sequence[bool] | None) -> CompiledBlock:
         """The block where gradients arrive for some outputs; None: for all that can have one."""
@@ -432,9 +434,6 @@ class ModelTracer:
         return number
 
 
-_STRUCTURES = memo.ScopedTable["Structure | None"]("structures in a model's state, by module", 1024)
-
-
 def _both_keys(options: TraceOptions) -> tuple[OptionsKey, OptionsKey]:
     """Keys of a block that keeps what it made, and of one that is recomputed."""
     return options_key(options, full_recompute=False), options_key(options, full_recompute=True)
@@ -468,12 +467,22 @@ def _is_layer(place: _Placed, compiled: CompiledBlock) -> bool:
 
 def _held(place: _Placed, compiled: CompiledBlock, is_layer: bool) -> tuple[HeldParameter, ...]:
     """The block's own parameters."""
+    path, parameters = place.path, place.parameters
     return tuple(
         [
             HeldParameter(
-                **{**vars(slot), "path": f"{place.path}.{slot.path}"},
-                parameter=place.parameters[slot.number],
-                in_layer=is_layer,
+                slot.number,
+                f"{path}.{slot.path}",
+                slot.elements,
+                slot.is_sharded,
+                slot.is_fp8,
+                slot.writers,
+                slot.is_expert,
+                slot.shape,
+                slot.parts,
+                slot.is_packed,
+                parameters[slot.number],
+                is_layer,
             )
             for slot in compiled.slots
         ]

@@ -134,6 +134,11 @@ class Model:
                     seen.add(id(parameter))
                     yield path, parameter
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether any parameter is not frozen."""
+        return any(parameter.requires_grad for _, parameter in self.named_parameters())
+
     def num_parameters(self, *, trainable_only: bool = False) -> int:
         """Elements of all distinct parameters."""
         every = {id(item): item for module in self.modules for item in module.body.parameters()}

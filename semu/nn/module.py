@@ -37,7 +37,8 @@ class Parameter:
 
     def __init__(self, *shape: int, requires_grad: bool = True) -> None:
         for dim in shape:
-            check_integer(dim, None, "a parameter dimension")
+            if dim.__class__ is not int or dim < 1:
+                check_integer(dim, None, "a parameter dimension")
         self.__dict__.update(shape=shape, numel=math.prod(shape), requires_grad=requires_grad, name="parameter")
         CHANGES.note()
 
@@ -70,6 +71,7 @@ class Module:
 
     def __init__(self) -> None:
         self._children()
+        self._held()
 
     def _children(self) -> dict[str, Module]:
         children: dict[str, Module] = self.__dict__.setdefault("_modules", {})
@@ -80,16 +82,15 @@ class Module:
         return held
 
     def __setattr__(self, name: str, value: object) -> None:
-        children, held = self._children(), self._held()
         if name in self.__dict__:
-            children.pop(name, None)
-            held.pop(name, None)
+            self._children().pop(name, None)
+            self._held().pop(name, None)
         if isinstance(value, Module):
-            children[name] = value
+            self._children()[name] = value
         elif isinstance(value, Parameter):
-            if value.name == "parameter":
-                value.name = name
-            held[name] = value
+            if value.__dict__["name"] == "parameter":
+                value.__dict__["name"] = name
+            self._held()[name] = value
         object.__setattr__(self, name, value)
         CHANGES.note()
 

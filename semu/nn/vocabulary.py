@@ -27,6 +27,8 @@ def pad_vocabulary(model: Model, multiple: int) -> dict[int, int]:
         ConfigError: a multiple below 1.
     """
     check_integer(multiple, "model.vocab_multiple", "a size")
+    if multiple == 1:
+        return {}
     rows = {table.weight.shape[0] for table in _tables(model)}
     padded = {count: -(-count // multiple) * multiple for count in rows if count % multiple}
     every = {parameter for part in model.modules for parameter in part.body.parameters()}

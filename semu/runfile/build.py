@@ -55,22 +55,22 @@ def _vocab_step(config: Tables) -> int:
 _SHARED: memo.Table[ModelWithReading] = memo.Table("models that jobs share, by [model] and tensor-parallel size", 16)
 
 
-def build_with_reading(config: Tables, *, is_shared: bool = False) -> ModelWithReading:
+def build_with_reading(config: Tables, *, is_shared: bool = False, named: Model | None = None) -> ModelWithReading:
     """The model of ``[model]``, its frozen parts frozen; beside it, what was read of its file, where it has one, and
     what to say about a model of parts.
 
     Args:
         config: resolved tables. is_shared: the model of equal tables is one object, which nobody may change; a model
-            of a file is read anew all the same.
+            of a file is read anew all the same. named: a new model of ``model.name``; None: it is made.
     Raises:
         ConfigError: an unknown model or module path, sizes of a transformer that do not fit together.
     """
     if not is_shared or "hf_config" in config["model"]:
-        return _build(config)
-    return _SHARED.get(repr((config["model"], config["parallel"]["tp"])), lambda: _build(config))
+        return _build(config, named)
+    return _SHARED.get(repr((config["model"], config["parallel"]["tp"])), lambda: _build(config, named))
 
 
-def _build(config: Tables) -> ModelWithReading:
+def _build(config: Tables, named: Model | None) -> ModelWithReading:
     """``build_with_reading`` without what is shared.
 
     ``frozen`` names modality modules, roles and module paths; everything below them is frozen, an encoder's adapter
@@ -85,7 +85,7 @@ def _build(config: Tables) -> ModelWithReading:
     elif network_of(table) is not None:
         model = network_model(table)
     elif "name" in table:
-        model = semu_models.build(table["name"], where="model.name")
+        model = named if named is not None else semu_models.build(table["name"], where="model.name")
         pad_vocabulary(model, _vocab_step(config))
     elif "hf_config" in table:
         read = read_hf(config)

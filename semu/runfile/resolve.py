@@ -146,8 +146,9 @@ def resolve_tables(
     if not divides:
         notes.append(_set_global_batch(resolved, places, setup))
     with places.located():
-        notes += _pad_named(resolved)
-        model, read, told = build_with_reading(resolved, is_shared=shares_model)
+        padded, named_model = _pad_named(resolved)
+        notes += padded
+        model, read, told = build_with_reading(resolved, is_shared=shares_model, named=named_model)
         notes += told
         if divides:
             _place_modules(resolved, model, is_dp_written="dp" in written)
@@ -165,14 +166,19 @@ def resolve_tables(
     return RunConfig(resolved, places, model, batch, said, reading, keys)
 
 
-def _pad_named(config: dict[str, dict[str, Any]]) -> list[str]:
-    """Round the token table of a shipped model, or of one of parts, up where tp does not divide it; what to say."""
+def _pad_named(config: dict[str, dict[str, Any]]) -> tuple[list[str], Model | None]:
+    """Round the token table of a shipped model, or of one of parts, up where tp does not divide it.
+
+    Returns:
+        What to say; the shipped model, where it was made for that.
+    """
     table = config["model"]
     if config["parallel"]["tp"] == 1 or "vocab_multiple" in table or not ("name" in table or is_own(table)):
-        return []
-    is_named = "name" in table
-    model = semu_models.build(table["name"], where="model.name") if is_named else own_model(table)[0]
-    return pad_for(config, vocabulary_rows(model))
+        return [], None
+    if "name" not in table:
+        return pad_for(config, vocabulary_rows(own_model(table)[0])), None
+    model = semu_models.build(table["name"], where="model.name")
+    return pad_for(config, vocabulary_rows(model)), model
 
 
 def _require(config: Mapping[str, Any], places: Places) -> None:
@@ -317,7 +323,7 @@ def _doubts(model: Model, batch: AbstractBatch) -> Iterator[str]:
     for stream in batch.input_streams:
         if stream not in read:
             yield f"batch.kind: no module of {model.name} reads the stream {stream!r}, so that it costs nothing"
-    if model.num_parameters(trainable_only=True) == 0:
+    if not model.is_trained:
         yield "model.frozen: every parameter is frozen, so that nothing is trained: there is no backward pass"
 
 
