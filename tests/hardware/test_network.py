@@ -478,3 +478,11 @@ def test_rows_that_cross_once_are_forwarded_in_the_node(nodes: int, per_node: in
     assert route.bytes_per_s == pytest.approx(rows / slower, rel=1e-12)
     assert route.over[Port.NIC] == pytest.approx(crossing[0] / slower, rel=1e-12)
     assert route.over[group.local_port] == pytest.approx(inside[0] / slower, rel=1e-12)
+
+
+def test_tables_that_a_coefficient_is_in() -> None:
+    """Only rings within a host have a link between sockets; every collective within a node knows few ranks."""
+    sockets = {(port, kind) for port in Port for kind in OpKind if COEFFICIENTS["across"].is_in(port, kind)}
+    assert sockets == {(Port.PCIE, kind) for kind in (OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)}
+    assert COEFFICIENTS["few_ranks"].is_in(Port.NVLINK, OpKind.ALL_TO_ALL)
+    assert not COEFFICIENTS["few_ranks"].is_in(Port.NVLINK, OpKind.P2P)

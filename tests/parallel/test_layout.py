@@ -12,9 +12,12 @@ from simulation.reference.layout import spelt_out
 
 from semu.errors import ConfigError
 from semu.parallel.config import Parallel
+from semu.parallel.context import check_balance
+from semu.parallel.expert_layers import layer_pattern
 from semu.parallel.layout import PipelineLayout
 from semu.parallel.layout_text import expand_stages
 from semu.parallel.stage_layers import layer_counts, stage_boundaries
+from semu.parallel.vocabulary import deal_between
 
 
 def expanded(text: str) -> list[str]:
@@ -197,3 +200,45 @@ def test_what_does_not_divide(
     assert caught.value.where == where
     if nearest is not None:
         assert caught.value.nearest == nearest
+
+
+def test_the_longest_text_that_is_read() -> None:
+    """65,536 symbols are read, one more is not."""
+    assert expanded("Et*65534L") == ["E" + "t" * 65534 + "L"]
+    with pytest.raises(ConfigError, match="too long"):
+        expanded("Et*65535L")
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("([0]*3+[1]*58)", [0] * 3 + [1] * 58),
+        ("[0, 1]*2", [0, 1, 0, 1]),
+        ("2*[1]", [1, 1]),
+        ("[1]*65536", [1] * 65536),
+        ("3", 3),
+    ],
+)
+def test_layers_with_experts(text: str, layers: int | list[int]) -> None:
+    assert layer_pattern(text, "x") == layers
+
+
+@pytest.mark.parametrize("text", ["[1]*65537", "[1, 0]*32769", "0", "[1]*[2]", "[0]+1", "2*3", "x"])
+def test_what_is_no_pattern_of_layers(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a pattern"):
+        layer_pattern(text, "x")
+
+
+def test_blocks_of_context_ranks_divide_tiles_or_tiles_them() -> None:
+    """Tiles have 128 tokens."""
+    for block in (1, 2, 64, 128, 256, 384):
+        check_balance("zigzag", block, 0)
+    for block in (3, 96, 127, 129, 192):
+        with pytest.raises(ConfigError, match="does not divide into tiles of 128"):
+            check_balance("zigzag", block, 0)
+
+
+def test_layers_between_a_vocabulary_that_all_ranks_share() -> None:
+    """Two ranks, an embedding, four layers and a head, by hand: (rank, first, last, gang)."""
+    found = [(c.rank, c.first, c.last, c.gang) for c in deal_between(Parallel(pp=2), [1.0] * 6)]
+    assert found == [(0, 0, 1, 0), (1, 0, 1, 0), (0, 1, 3, -1), (1, 3, 5, -1), (0, 5, 6, 1), (1, 5, 6, 1)]

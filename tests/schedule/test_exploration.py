@@ -57,6 +57,9 @@ def test_every_cut_and_rule_of_the_space_is_different() -> None:
     for cut in cuts:
         rules = list(rules_of(cut))
         assert len(set(rules)) == len(rules) > 5
+        by_ways = 2 * 3 * 3 * 2  # backwards first or in turn, whose forward, whose backward, two limits
+        interleaved = 2 * 2 * 2 if cut.placement is Placement.CIRCULAR else 0  # in turn, when blocked, two limits
+        assert len(rules) == (2 * 4 if cut.num_slots == 1 else by_ways + interleaved)
     assert all(text in ALL_SCHEDULES for text in GRID_RULES)
 
 

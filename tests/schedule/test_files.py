@@ -74,6 +74,12 @@ def test_a_grid_fits_its_width() -> None:
 
 
 # -- side by side ------------------------------------------------------------------------------------------------
+def test_chunks_per_rank_of_schedules_side_by_side() -> None:
+    """As many as asked where a schedule leaves it open, else what it has."""
+    compared, _ = compare_schedules(4, 8, names=["1f1b", "interleaved", "zb-v"], num_slots=3)
+    assert [(row.family.name, row.num_slots) for row in compared] == [("1f1b", 1), ("interleaved", 3), ("zb-v", 2)]
+
+
 def test_the_same_model_under_all_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     compared, refused = compare_schedules(4, 8, held_bytes=100)

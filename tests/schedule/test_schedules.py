@@ -13,6 +13,7 @@ from semu.errors import ConfigError, ScheduleError
 from semu.graph.operator import Phase
 from semu.schedule import SCHEDULES
 from semu.schedule.compare import compare_schedules
+from semu.schedule.registry import ALL_SCHEDULES
 from semu.schedule.schedule import PipelineShape, Schedule
 
 F, B = Phase.FORWARD, Phase.BACKWARD
@@ -141,3 +142,12 @@ def test_comparisons_without_a_size_are_refused(sizes: tuple[int, int, int]) -> 
 def test_numbers_that_no_stage_has(text: str) -> None:
     with pytest.raises(ScheduleError, match="not a stage"):
         Schedule.from_text(text)
+
+
+def test_bounds_of_automatic_zero_bubble_schedules_of_equal_stages() -> None:
+    """The last rank waits for p - 1 forwards and then never; of stages that are not equal nothing is said."""
+    for name in ("zb-auto", "zb-auto-2p"):
+        makespan = ALL_SCHEDULES[name].makespan
+        assert makespan is not None
+        assert makespan(4, 8, 1, 1.0, 1.0, 1.0) == 3 * 1.0 + 8 * 3.0
+        assert makespan(4, 8, 1, 1.0, 1.0, 2.0) is None

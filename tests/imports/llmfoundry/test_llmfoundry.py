@@ -82,6 +82,17 @@ def test_how_the_program_runs(old: str, new: str, changed: dict[str, Any]) -> No
     assert {n: found.get(n) for n in rest if n not in changed} == {n: base.get(n) for n in rest if n not in changed}
 
 
+def test_one_replica_shards_nothing() -> None:
+    text = (FILES / "mpt_7b.yaml").read_text()
+    for strategy, cluster, zero in (
+        ("FULL_SHARD", "h100:1x1", 0),
+        ("NO_SHARD", "h100:1x2", 0),
+        ("FULL_SHARD", "h100:1x2", 3),
+    ):
+        changed = text.replace("sharding_strategy: FULL_SHARD", f"sharding_strategy: {strategy}")
+        assert read_llmfoundry(changed, "mpt.yaml", cluster).tables["parallel"]["zero"] == zero
+
+
 def test_a_model_of_the_hub() -> None:
     found = read("finetune_llama.yaml")
     training, parallel = found.tables["training"], found.tables["parallel"]

@@ -240,6 +240,14 @@ def test_what_the_script_does_not_say() -> None:
     read_megatron(script("--save `pwd`/$1 --data-path $DATA/$(date) --tensorboard-dir $(mktemp -d)"))
 
 
+def test_gpus_that_are_no_whole_replicas() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_megatron(script("--pipeline-model-parallel-size 3"), "h100:1x8")
+    error = caught.value
+    assert error.message == "8 GPUs do not divide by tensor x pipeline x context = 3"
+    assert (error.got, error.nearest) == (8, 6)
+
+
 def test_size_of_the_cluster() -> None:
     run = read_megatron(script(nodes="$NNODES"))
     assert run.tables["cluster"] == {"device": "h100", "nodes": 1, "gpus_per_node": 8}

@@ -46,6 +46,12 @@ def test_tables() -> None:
     assert not found.reading.small
 
 
+@pytest.mark.parametrize(("clip", "is_clipped"), [("1.0", True), ("0.0", False), ("null", False)])
+def test_gradients_are_clipped_above_zero(clip: str, is_clipped: bool) -> None:
+    training = read_nanotron(TEXT.replace("clip_grad: 1.0", f"clip_grad: {clip}"), "x.yaml").tables["training"]
+    assert training["gradient_clipping"] == is_clipped
+
+
 def test_what_the_words_say() -> None:
     text = (
         TEXT.replace("1f1b", "afab").replace("REDUCE_SCATTER", "ALL_REDUCE").replace("zero_stage: 1", "zero_stage: 0")

@@ -63,6 +63,11 @@ def test_what_a_registry_has_by_itself() -> None:
         ),
         ('config.override.imports.append("torchtitan.overrides.x")', {"left_out": ["override.imports 0.1"]}),
         (
+            "config.parallelism = ParallelismConfig(pipeline_parallel_degree=2)\nconfig.training.local_batch_size = 2\n"
+            "config.training.global_batch_size = 1024",
+            {"left_out": ["training.global_batch_size 0.1"]},
+        ),
+        (
             'groups = [ParamGroupConfig(optimizer_name="Adam"), ParamGroupConfig(optimizer_name="AdamW")]\n'
             "config.optimizer = OptimizersContainer.Config(param_groups=groups)",
             {"left_out": None},
@@ -102,6 +107,13 @@ def test_what_only_running_would_tell() -> None:
     """A value below an ``if`` is not taken, nor the one that it replaces."""
     with pytest.raises(ConfigError, match="only running the file would tell"):
         read("if fast:\n    config.training.local_batch_size = 4")
+
+
+def test_attention_where_a_registry_does_not_say() -> None:
+    """gpt-oss has varlen attention, the others FlexAttention."""
+    body = 'config.model_spec = model_registry("{}")'
+    assert read(body.format("20b"), model="gpt_oss").tables["training"]["attention_kernel"] == "sdpa"
+    assert read(body.format("8B")).tables["training"]["attention_kernel"] == "flex"
 
 
 def test_further_tokens() -> None:
