@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semu.errors import ScheduleError
@@ -117,3 +119,11 @@ def test_optimus_counts_the_virtual_stages_that_hold_some_of_the_backbone() -> N
         with pytest.raises(ScheduleError, match="groups of as many as there are ranks") as caught:
             optimus(shape)
         assert (caught.value.got, caught.value.nearest) == (5, 4)
+
+
+def test_a_virtual_stage_goes_back_where_all_of_it_does() -> None:
+    """The first half of rank 0's chunk is frozen: the whole has no backward of its own."""
+    shape = doubled(PipelineShape.chain(2, 1), 0)
+    assert Contracted.of(shape).shape.has_backward == (True, True)
+    frozen = replace(shape, has_backward=(False, True, True))
+    assert Contracted.of(frozen).shape.has_backward == (False, True)

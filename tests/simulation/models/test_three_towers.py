@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import semu
+from semu.errors import ConfigError
 from semu.nn import Linear, ModalityModule, ModalityRole, Model, Module, Tensor
 from semu.nn import functional as F
 from semu.nn.layers.contrastive import ContrastiveLoss
+from semu.parallel.towers import check_towers
 from semu.simulation import prepare
 from semu.workload import pair_batch
 from semu_models.vision.clip import CLIP_B_32, TextTowerConfig, make_dual_encoder, text_tower
@@ -90,3 +93,17 @@ def test_each_member_sends_two_thirds_of_all_features() -> None:
     rows = [row for row in found.layout.chunks[-1].forward.rows if library.operators[row].stream.name == "towers"]
     (sent,) = {tuple(row) for row in found.evaluation.by_shape.columns.net_bytes[rows].tolist()}
     assert set(sent) == {sum(-(-3 * width * 2 * 2 // 3) for width in WIDTHS.values())}
+
+
+def test_a_tower_that_reads_another_one_is_refused() -> None:
+    """One of three is enough, and so is a head that reads two of them."""
+    *towers, head = three_towers().modules
+    parallel = semu.Parallel(pp=4, segments="apart", loss="towers")
+    check_towers(Model("apart", [*towers, head]), parallel)
+    for modules in (
+        [*towers[:2], replace(towers[2], sources=("text",)), head],
+        [*towers, replace(head, sources=("vision", "text"))],
+    ):
+        with pytest.raises(ConfigError, match="only towers side by side") as caught:
+            check_towers(Model("joined", modules), parallel)
+        assert caught.value.where == "parallel.loss"
