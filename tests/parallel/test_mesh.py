@@ -222,3 +222,14 @@ def test_a_group_beyond_the_cluster_is_refused_each_time() -> None:
             mesh.tp_group(dp=2)
         with pytest.raises(ConfigError, match="no such GPU"):
             mesh.dp_group(0)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp", "nodes", "cards", "spans"),
+    [(2, 2, 1, 2, 3, 2), (3, 2, 1, 2, 4, 2), (3, 3, 2, 3, 8, 3), (4, 2, 1, 2, 6, 2), (2, 2, 2, 2, 4, 2)],
+)
+def test_the_pipeline_that_spans_the_most_nodes(tp: int, pp: int, dp: int, nodes: int, cards: int, spans: int) -> None:
+    """Another tensor rank than the first may have it: on nodes of 3 cards, ranks 0 and 2 share one, 1 and 3 do not."""
+    mesh = Mesh(Parallel(tp=tp, pp=pp, dp=dp), Cluster("h100", nodes, cards))
+    every = [{mesh.gpu(dp=d, tp=t, pp=p) // cards for p in range(pp)} for d in range(dp) for t in range(tp)]
+    assert mesh.worst_pipeline_group.num_nodes == max(map(len, every)) == spans
