@@ -11,7 +11,7 @@ import pytest
 
 import semu_models
 from semu.cli import main
-from semu.errors import ConfigError
+from semu.errors import ConfigError, MemoryLimitError
 from semu.runfile import Overrides, load_run, make_job, resolve_run
 from semu.runfile.importing import describe_model, import_run
 from semu.simulation import simulate
@@ -201,7 +201,7 @@ def test_without_a_cluster_the_sizes_make_one(folder: Path) -> None:
 
 
 def test_a_cluster_that_is_too_small_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fits in the memory of h100:1x8") as caught:
+    with pytest.raises(MemoryLimitError, match="fits in the memory of h100:1x8") as caught:
         resolve_run(CONFIGS / "llama3.1-405b.json", Overrides(cluster="h100:1x8"))
     assert caught.value.where == "--cluster"
 

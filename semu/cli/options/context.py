@@ -17,7 +17,7 @@ bits.
 
 examples:
   semu context vlm-m --gpus 128 --mask multimodal --cp 4
-  semu context llama3-8b --gpus 8 --cp 8
+  semu context qwen3-8b --gpus 8 --cp 8
   semu context llama-3-8b --cluster h100:4x8 --parallel tp4-cp8 --set training.seq_len=131072 --policies zigzag,lpt
   semu context vlm-s --parallel cp8 --policies zigzag,lpt,local --kinds ring,all_gather,needed,auto
   semu context run.toml --out out --export permutation.npz
