@@ -58,6 +58,7 @@ def test_the_command_is_the_function(path: str, name: str, capsys: pytest.Captur
     assert any(f"--baseline {name}: " in warning for warning in json.loads(out)["warnings"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["nnscaler", "optimus", "fsdp"])
 def test_the_run_file_that_it_writes_runs_the_same(
     path: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -201,6 +201,7 @@ def test_nnscaler_says_what_it_could_not_do() -> None:
     assert nnscaler(job_of(gpt(), text_items(4), Parallel())).job.parallel.layout is None  # one rank: nothing to cut
 
 
+@pytest.mark.slow
 def test_nnscaler_plans_on_another_iteration() -> None:
     """Static: the plan depends on the distribution, not on the iteration that it runs."""
     start = replace(job("vlm"), batch=ListedBatch(tuple(vlm_items(4, seed=5))))

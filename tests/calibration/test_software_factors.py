@@ -61,6 +61,7 @@ def jobs() -> list[object]:
     ]
 
 
+@pytest.mark.slow
 def test_factors_that_made_the_times_come_back(script: ModuleType, jobs: list[object]) -> None:
     made = {"matmul": 1.04, "forward": 1.4, "backward": 1.8, "memory_bound": 1.3, "interference": 0.0}
     samples = [
@@ -149,6 +150,7 @@ def test_a_factor_needs_eight_runs_of_two_groups(script: ModuleType) -> None:
     assert script.worth_fitting(line, [*"gggggggghh"]) == [0, 2]  # those that attention matters to are of one group
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_profile_table(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_dry_run_is_not_fitted(tmp_path: Path) -> None:
     assert {item.reason for item in found.refusals} == {"a dry run, whose figures mean nothing"}
 
 
+@pytest.mark.slow
 def test_a_whole_run_makes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("scipy")
     files = _measure(tmp_path)

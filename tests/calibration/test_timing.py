@@ -87,6 +87,7 @@ def test_operands_take_turns_across_rounds() -> None:
     assert made == [number % 3 for number in range(len(made))]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 64), st.integers(1, 30), st.integers(1, 300), st.floats(1e-7, 1e-1))
 def test_whatever_the_policy_as_many_rounds_are_counted_as_it_says(
     max_calls: int, rounds: int, most_ms: int, call_s: float

@@ -25,6 +25,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str,
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_all_methods_of_a_vision_language_model(tmp_path, capsys):
     path = write_samples(tmp_path / "samples.jsonl", draw_vlm(600, 1))
     out = tmp_path / "out"
@@ -164,6 +165,7 @@ def test_what_samples_ask_of_modules(tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_the_optimum_stands_beside_the_methods(tmp_path, capsys):
     path = write_samples(tmp_path / "samples.jsonl", draw_vlm(100, 1))
     words = [*VLM[:-1], "training.global_batch=4", "--samples", str(path), "--count", "8", "--method", "coupled,order"]
@@ -178,6 +180,7 @@ def test_the_optimum_stands_beside_the_methods(tmp_path, capsys):
     assert code == 2
 
 
+@pytest.mark.slow
 def test_iterations_of_a_window_are_those_of_a_loader(tmp_path, capsys):
     path = write_samples(tmp_path / "samples.jsonl", draw_vlm(300, 2))
     ids = []

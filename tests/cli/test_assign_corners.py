@@ -105,6 +105,7 @@ def test_microbatches_without_images(tmp_path, capsys) -> None:
     check_lines(tmp_path / "out", 120)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("cluster", "parallel"), [("h800:1x8", "dp4-tp2-pp1"), ("h800:2x8", "dp2-tp2-cp2-pp2")], ids=["pp1", "cp2"]
 )
@@ -159,6 +160,7 @@ def test_samples_of_the_library_that_no_file_could_hold() -> None:
     assert caught.value.where == "sample 7"
 
 
+@pytest.mark.slow
 def test_threads_change_nothing() -> None:
     """Many assignments at once, by assigners of their own and by one."""
     batches = [draw_vlm(100, seed) for seed in range(6)]

@@ -203,6 +203,7 @@ def test_a_setup_with_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "semu: training.global_batch: 16 -> 128" in err
 
 
+@pytest.mark.slow
 def test_what_stderr_tells_is_in_the_result_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "lm-7b", "--set", "training.micro_batch=2", "--set", "batch.kind=vlm", "--json"]
     _, out, err = run(capsys, *words, "--out", str(tmp_path))
@@ -275,6 +276,7 @@ def test_what_does_not_fit_is_printed_and_exits_3(
         assert [row for row in shown[:9] if row not in out.split("\n")] == []
 
 
+@pytest.mark.slow
 def test_a_change_that_fits_is_told_with_what_it_saves_and_costs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,6 +369,7 @@ def test_strict_refuses_default_coefficients(tiny: str, tmp_path: Path, capsys: 
     assert "default" not in json.loads(out)["provenance"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("setup", ["lm-7b", "vlm-s"])
 def test_an_interval_that_is_too_wide_is_refused(setup: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "simulate", setup, "--json")
@@ -434,6 +437,7 @@ def test_a_number_that_json_lacks_is_a_defect(
 
 
 # -- list, version, help -------------------------------------------------------------------------------------------
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("what", "names"),
     [
@@ -508,6 +512,7 @@ def test_help_imports_nothing_heavy(semu_in_process: dict[str, str]) -> None:
     assert loaded & {"numpy", "numba", "matplotlib", "semu_models", "semu.present.report", "semu.job"} == set()
 
 
+@pytest.mark.slow
 def test_streams_of_a_process(tiny: str, semu_in_process: dict[str, str]) -> None:
     command = [sys.executable, "-m", "semu.cli", "simulate", tiny, "--json"]
     done = subprocess.run(command, env=semu_in_process, capture_output=True, text=True, check=False)
@@ -518,6 +523,7 @@ def test_streams_of_a_process(tiny: str, semu_in_process: dict[str, str]) -> Non
     assert json.loads(bad.stdout)["error"]["where"] == "--set a"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("words", [["--help"], ["list", "models"], ["list", "devices", "--json"]])
 def test_a_reader_that_goes_away_is_no_error(words: list[str], semu_in_process: dict[str, str]) -> None:
     process = subprocess.Popen(
@@ -535,6 +541,7 @@ def test_a_reader_that_goes_away_is_no_error(words: list[str], semu_in_process: 
     assert (process.wait(), messages) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode(semu_in_process: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "semu.cli", "list", "models"],

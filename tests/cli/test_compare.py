@@ -44,6 +44,7 @@ def test_a_run_beside_a_changed_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert settings["training.global_batch"] == [73, 72] and "training.seq_len" not in settings
 
 
+@pytest.mark.slow
 def test_results_and_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "lm-7b", "--out", str(tmp_path / "out"), "--trace", "none"]) == 0
     capsys.readouterr()

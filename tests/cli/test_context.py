@@ -44,6 +44,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_policies_side_by_side(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     code, found = run(
@@ -126,6 +127,7 @@ def test_groups_are_exported(words: list[str], tmp_path: Path, capsys: pytest.Ca
             assert (np.diff(document)[np.diff(group) != 0] == 1).all()  # groups change between documents alone
 
 
+@pytest.mark.slow
 def test_simulate_says_what_is_lost(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--set", "parallel.cp_balance=contiguous", "--set", "training.attention_mask=document"]
     big = ["llama-3-8b", "--cluster", "h100:1x8", "--parallel", "tp1-cp8"]

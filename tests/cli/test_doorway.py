@@ -39,6 +39,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("words", "most"),
     [
@@ -66,6 +67,7 @@ WHOLE, SPLIT = ("hanayo", "interleaved", "chimera", "1f1b"), ("zb-v", "v-half", 
 CUTS = [*(("lm-7b", name) for name in (*WHOLE, *SPLIT)), *(("vlm-s", name) for name in WHOLE)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("setup", "name"), CUTS)
 def test_a_schedule_brings_its_cut(setup: str, name: str) -> None:
     assert ALL_SCHEDULES[name].splits_backward == (name in SPLIT)

@@ -41,6 +41,7 @@ def run_file(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_exploration_of_a_job_is_never_worse_than_what_ships() -> None:
     job = job_of(gpt(), text_items(8), Parallel(pp=2))
     plain = semu.explore_schedules(job, top=3)
@@ -62,6 +63,7 @@ def test_exploration_of_a_job_is_never_worse_than_what_ships() -> None:
     assert found.to_json()["rules"] == found.num_rules > 50
 
 
+@pytest.mark.slow
 def test_the_command_explores_and_writes_files(
     run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +78,7 @@ def test_the_command_explores_and_writes_files(
     schedule_from_torch_csv((out / "torch.csv").read_text())
 
 
+@pytest.mark.slow
 def test_plain_numbers_are_explored(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["schedules", "--ranks", "4", "--microbatches", "8", "--explore", "--split", "--top", "2", "--json"]) == 0

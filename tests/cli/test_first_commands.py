@@ -77,6 +77,7 @@ def test_wrong_values_and_near_words(capsys: pytest.CaptureFixture[str]) -> None
     assert "did you mean '--micro-batch'?" in error(capsys, "simulate", "lm-7b", "--micro-batches", "8")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -179,6 +180,7 @@ def test_context_ranks_of_a_model_by_name(
     assert "semu simulate" not in error(capsys, "qwertz", "--gpus", "8")
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_says_what_its_state_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """18 bytes a parameter over 79.1 GiB a GPU; not of a run that may keep fewer."""
     least = math.ceil(18 * 405_853_388_800 / load_profile("h100").memory_bytes.value)

@@ -47,6 +47,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_every_strategy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ("--mtbf", "3h", "--days", "20", "--seeds", "2", "--tokens", "1T", "--gpu-hour-usd", "2")
     code, found = run(capsys, *WORDS, *options, "--out", str(tmp_path))

@@ -71,6 +71,7 @@ def test_the_table_and_the_report_of_the_best(
     assert "configurations decided in" in err
 
 
+@pytest.mark.slow
 def test_the_document_and_the_files(run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out"
     table, store = str(tmp_path / "grid.csv"), str(tmp_path / "grid.sqlite")
@@ -143,6 +144,7 @@ def test_results_of_another_job(run_file: str, tmp_path: Path, capsys: pytest.Ca
     assert code == 2 and "results of another job" in err and "global batch 16" in err
 
 
+@pytest.mark.slow
 def test_nothing_fits(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--set", "cluster.override.memory_bytes=2000000")
     code, out, err = run(capsys, run_file, *AXES, *small, "--top", "2")

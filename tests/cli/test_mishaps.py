@@ -173,6 +173,7 @@ def test_an_imported_run_on_stdout_may_go_anywhere(
     assert 'hf_config = "../config.json"' in (tmp_path / "sub" / "s.toml").read_text()
 
 
+@pytest.mark.sampled(2)
 def test_how_much_of_a_trace_is_written(run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = {}
     for detail in ("full", "ranks", "json", "none"):

@@ -25,6 +25,7 @@ def plain(document: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != "measured"}
 
 
+@pytest.mark.slow
 def test_the_table_the_files_and_a_loop_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
     code, out, _ = run(capsys, *QUICK, "--iterations", "2", "--out", whole)

@@ -37,6 +37,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any]
     return json.loads(out), err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "method"), [("vlm-s", "coupled"), ("vlm-s", "entrain-literal"), ("llama3-8b", "entrain")]
 )
@@ -58,6 +59,7 @@ def test_they_are_simulated_and_planned(
     assert bool(reads) == wanted.defers
 
 
+@pytest.mark.slow
 def test_they_are_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = write_run(tmp_path, "llama-3.2-1b", method="coupled", count=20)

@@ -78,6 +78,7 @@ def test_the_table(text: str, capsys: pytest.CaptureFixture[str], monkeypatch: p
         assert f" {max(alone.peak_memory_bytes) / 2**30:.2f} " in line
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("setup", "extra"), [("vlm-m", ()), ("lm-7b", ("--set", "training.global_batch=8"))])
 def test_json_of_all_is_what_simulate_finds(
     setup: str, extra: tuple[str, ...], capsys: pytest.CaptureFixture[str]

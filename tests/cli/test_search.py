@@ -33,6 +33,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
 SMALL = (SMALL_VLM, "--set", "training.global_batch=4")
 
 
+@pytest.mark.slow
 def test_the_table_and_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *SMALL, "--rollouts", "30", "--out", str(tmp_path))
     assert code == 0
@@ -127,6 +128,7 @@ def test_a_resolved_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "global_batch = 4" in out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no signals")
 def test_an_interrupt_writes_the_best_so_far(tmp_path: Path) -> None:
     words = ["search", *SMALL, "--time", "200", "--out", str(tmp_path / "out")]

@@ -272,6 +272,7 @@ class _Cells(HTMLParser):
         self.rows += tag == "tr"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lm-7b", "vlm-s"])
 def test_results_are_tables(name: str) -> None:
     job = load_run(name, ["training.global_batch=8"])

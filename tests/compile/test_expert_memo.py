@@ -6,6 +6,8 @@ import random
 from itertools import product
 from unittest.mock import patch
 
+import pytest
+
 import semu
 import semu_models
 from semu import memo
@@ -40,6 +42,7 @@ def figures(job: semu.TrainingJob) -> Figures:
     return found.iteration_time_s, found.mfu, found.bubble_ratio, found.peak_memory_bytes, dict(found.breakdown_s)
 
 
+@pytest.mark.slow
 def test_configurations_in_any_order_are_those_of_a_fresh_process() -> None:
     for name in ("mixtral-8x7b", "deepseek-v2-lite"):
         jobs = jobs_of(name)

@@ -123,6 +123,7 @@ def test_a_module_that_is_changed_has_another_structure(change: str) -> None:
     assert key_of(module) != before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_shipped_blocks_are_all_readable(name: str) -> None:
     reader = StructureReader()

@@ -210,6 +210,7 @@ def result_of(job: TrainingJob) -> str:
     return json.dumps([report.to_json(), operators, memory])
 
 
+@pytest.mark.slow
 def test_no_job_is_taken_for_another() -> None:
     fresh = {}
     for name, make in JOBS.items():
@@ -455,6 +456,7 @@ def test_nothing_keeps_what_it_is_remembered_of_alive() -> None:
     assert {row.name for row in memo.statistics() if row.values} == set()
 
 
+@pytest.mark.slow
 def test_evaluating_many_batches_stays_within_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that sees one distinct batch after another remembers no more after many than after some."""
     monkeypatch.setattr(memo, "LARGE_BYTES", 1e5)  # large tables are emptied every dozen batches

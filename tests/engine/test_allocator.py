@@ -41,6 +41,7 @@ def traces(draw: st.DrawFn) -> AllocationTrace:
     return trace_of(events + [(slot, 0) for slot in live], first)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(traces(), st.sampled_from([1 << 50, 64 * MIB, 0]), st.integers(1, 4))
 def test_as_the_reference(trace: AllocationTrace, capacity: int, repeats: int) -> None:

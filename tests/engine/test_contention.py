@@ -82,6 +82,7 @@ def movers(draw: st.DrawFn, *, whole: bool = False) -> list[Mover]:
     return result
 
 
+@pytest.mark.slow
 @given(movers())
 def test_the_kernel_says_what_exact_fractions_say(problem: list[Mover]) -> None:
     """Up to the rounding of what is left at each change of speed: less than a step divided by the lowest speed."""

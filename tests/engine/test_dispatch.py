@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -221,11 +222,13 @@ def check(problem: Problem) -> Arrays:
     return arrays
 
 
+@pytest.mark.slow
 @given(problems())
 def test_dispatch_is_the_rule(problem: Problem) -> None:
     check(problem)
 
 
+@pytest.mark.slow
 @given(problems(inner=False, most=30))
 def test_dispatch_of_plain_units_is_the_rule(problem: Problem) -> None:
     check(problem)
@@ -236,6 +239,7 @@ def test_dispatch_of_crowds_that_hold_the_same_streams_is_the_rule(problem: Prob
     check(problem)
 
 
+@pytest.mark.slow
 @given(problems(acyclic=False))
 def test_dispatch_stops_at_a_circle(problem: Problem) -> None:
     check(problem)
@@ -295,6 +299,7 @@ def chained(problem: Problem) -> Problem:
     return replace(problem, edges=problem.edges + links[::2], new_edges=problem.new_edges + links[1::2])
 
 
+@pytest.mark.slow
 @given(problems())
 def test_replay_in_the_order_of_dispatch_finds_its_times(problem: Problem) -> None:
     arrays = check(problem)
@@ -302,6 +307,7 @@ def test_replay_in_the_order_of_dispatch_finds_its_times(problem: Problem) -> No
         assert other.tolist() == [one.tolist()]
 
 
+@pytest.mark.slow
 @given(problems(), st.data())
 def test_replay_of_a_forced_order_is_dispatch_whatever_the_latencies(problem: Problem, data: st.DataObject) -> None:
     forced = chained(problem)

@@ -137,6 +137,7 @@ def start_compiler(cache: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled under NUMBA_DISABLE_JIT")
 def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
     """Both start from an empty cache at the same moment; a third finds what they left."""

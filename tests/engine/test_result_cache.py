@@ -325,6 +325,7 @@ def sound() -> bytes:
 PATCHES = st.lists(st.tuples(st.integers(0, 2**31), st.binary(min_size=1, max_size=60)), max_size=4)
 
 
+@pytest.mark.slow
 @given(patches=PATCHES, cut=st.none() | st.integers(0, 2**31), holes=st.lists(st.integers(0, 100), max_size=3))
 def test_damage_is_never_a_result(
     sound: bytes, patches: list[tuple[int, bytes]], cut: int | None, holes: list[int]

@@ -65,6 +65,7 @@ FEW = settings(max_examples=max(EXAMPLES // 2, 2))
 
 
 # -- against the reference ---------------------------------------------------------------------------------------
+@pytest.mark.slow
 @SOME
 @given(graphs())
 def test_a_run_is_the_reference(graph: Graph) -> None:
@@ -82,6 +83,7 @@ def test_a_graph_without_stages_is_one_unit(graph: Graph) -> None:
     check(simulation(graph).run(), Reference(graph, latency_steps).run())
 
 
+@pytest.mark.slow
 @SOME
 @given(st.data())
 def test_a_restore_with_edges_is_a_run_with_edges(data: st.DataObject) -> None:
@@ -94,6 +96,7 @@ def test_a_restore_with_edges_is_a_run_with_edges(data: st.DataObject) -> None:
     same(simulation(graph).run(edges=plan.edges, priority=plan.priority), restored)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_one_checkpoint_restored_many_times_in_any_order_from_any_thread(data: st.DataObject) -> None:
@@ -301,6 +304,7 @@ def other_steps(operator: Operator) -> int:
     return amount * 7 % 11
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_without_reuse_it_is_the_same(data: st.DataObject) -> None:
@@ -310,6 +314,7 @@ def test_without_reuse_it_is_the_same(data: st.DataObject) -> None:
     same(simulation(graph).run(plan.edges, plan.priority), again.run(plan.edges, plan.priority))
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_other_latencies_of_the_same_graph(data: st.DataObject) -> None:

@@ -284,6 +284,7 @@ def test_other_costs_are_other_keys(name: str) -> None:
     assert set() in common
 
 
+@pytest.mark.slow
 def test_every_number_that_changes_a_latency_changes_the_keys() -> None:
     profile, library = Cluster("h100", 1, 1).profile, TemplateLibrary([layer_template()])
     columns = library.evaluate({"text.tokens": np.array([1, 700, 90_000]), "text.pairs": np.array([1, 9_000, 10**9])})

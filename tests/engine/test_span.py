@@ -288,6 +288,7 @@ def test_memory_of_every_level(timeline: IterationTimeline) -> None:
                 assert child.peak_bytes.get(rank.rank, 0) <= span.peak_bytes[rank.rank]
 
 
+@pytest.mark.slow
 @given(shapes)
 def test_stages_and_gaps_make_up_the_rank(shape: tuple[int, int, int]) -> None:
     assert_stages_and_gaps(make_timeline(*shape))

@@ -61,6 +61,7 @@ def test_equal_stages_are_simulated_once(tmp_path: Path) -> None:
     assert gib["1f1b"] < gib["gpipe"]
 
 
+@pytest.mark.slow
 def test_published_figures_are_met_where_the_paper_leaves_nothing_open(tmp_path: Path) -> None:
     rows = json.loads(run(ROOT / "benchmarks" / "published.py", tmp_path, "--quick", "--json"))
     assert [row["name"] for row in rows if row["holds"] is False] == []
@@ -78,6 +79,7 @@ def test_python_in_the_readme_runs(tmp_path: Path) -> None:
         run(script, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_tutorial_shows_the_picture_of_its_rule(tmp_path: Path) -> None:
     """The grid that the example draws last, line by line; and the time that it says."""
     output = run(ROOT / "examples" / "12_rules.py", tmp_path)

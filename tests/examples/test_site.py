@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
+import pytest
+
 import semu
 from docs.make import reference
 from semu.cli.options.every import COMMANDS, build_parser
@@ -18,6 +20,7 @@ def pages() -> dict[str, str]:
     return reference.pages()
 
 
+@pytest.mark.slow
 def test_the_reference_explains_every_public_name() -> None:
     assert reference.documented() == set(semu.__all__)
     explained = set(re.findall(r"(?m)^(?:::: |## `|# )(semu\.\w+)", "\n".join(pages().values())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def runs(draw: st.DrawFn) -> tuple[Any, int]:
     return run_of(parallel, training, overlap, dp * cp * parallel.get("tp", 1)), dp * cp * parallel.get("tp", 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(runs())
 def test_there_and_back(case: tuple[Any, int]) -> None:

@@ -76,6 +76,7 @@ def test_shipped_models(name: str, cluster: str, parallel: str) -> None:
     assert (one.iteration_time_s, one.peak_memory_bytes) == (other.iteration_time_s, other.peak_memory_bytes)
 
 
+@pytest.mark.slow
 def test_sizes_of_shipped_models() -> None:
     """Every dense or sparse decoder that ``[model.transformer]`` can say is read back from its modules; others say
     where they differ."""

@@ -41,6 +41,7 @@ def test_the_file_runs_as_told(program: str, name: str, tmp_path: Path, capsys: 
     assert any(sentence.startswith("the order of stages: as the file launches it") for sentence in told["unsaid"])
 
 
+@pytest.mark.slow
 def test_a_cut_that_the_program_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """14 microbatches are no multiple of 4 ranks, so Megatron-LM cannot interleave: the run stays, and that is told."""
     path = tmp_path / "best.sh"
@@ -54,6 +55,7 @@ def test_a_cut_that_the_program_cannot_run(tmp_path: Path, capsys: pytest.Captur
     assert again["iteration_time_s"] == pytest.approx(told["iteration_time_s"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_never_slower_than_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the cut found is no gain under the program's schedule, Megatron-LM's own virtual stages are written."""
     path = tmp_path / "best.sh"

@@ -55,6 +55,7 @@ def test_the_whole_files_are_read(tmp_path: Path) -> None:
         assert read_measurements([write(tmp_path, name, text)], "h100").samples, name
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(WHOLE)), st.lists(st.tuples(st.integers(0), st.integers(0, 12), st.sampled_from(JUNK))))
 def test_damage_is_named_or_harmless(tmp_path: Path, name: str, damage: list[tuple[int, int, str]]) -> None:

@@ -360,6 +360,7 @@ def check_networkx(graph: Graph) -> None:
         assert result.nodes["tensor", tensor.index]["data"] is tensor
 
 
+@pytest.mark.slow
 @given(graphs(views=True, updates=True))
 def test_random_graphs_are_clean_and_every_reader_follows_the_last_writer(graph: Graph) -> None:
     graph.lint()
@@ -384,16 +385,19 @@ def test_a_storage_written_by_another_name_is_waited_for(through_view: bool) -> 
     assert update in graph.operators[reader].after
 
 
+@pytest.mark.slow
 @given(graphs(views=False, updates=False))
 def test_networkx_of_plain_graphs(graph: Graph) -> None:
     check_networkx(graph)
 
 
+@pytest.mark.slow
 @given(graphs(views=True, updates=False))
 def test_networkx_keeps_dependencies_through_views(graph: Graph) -> None:
     check_networkx(graph)
 
 
+@pytest.mark.slow
 @given(graphs(views=False, updates=True))
 def test_networkx_of_operators_that_write_in_place_has_no_cycle(graph: Graph) -> None:
     check_networkx(graph)

@@ -39,6 +39,7 @@ def slower(
     return semu.evaluate(load_run(run, [*settings, *changed])).iteration_time_s
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run", ["lm-7b", "t2v-s"])
 def test_a_kernel_slows_attention_and_nothing_else(run: str) -> None:
     settings = ("cluster.device=h100", "training.software=kernels")

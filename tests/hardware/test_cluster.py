@@ -102,6 +102,7 @@ def test_override() -> None:
     assert shipped.nvlink_bytes_per_s.value == 450e9
 
 
+@pytest.mark.slow
 def test_every_number_can_be_overridden() -> None:
     shipped = load_profile("h100")
     for key, number in shipped.numbers():
@@ -180,6 +181,7 @@ def test_bridged_pairs_meet_over_pcie() -> None:
     assert cluster.place_group("dp", [0, 1, 8, 10]).local_port is Port.PCIE
 
 
+@pytest.mark.slow
 @given(data=st.data(), trays=st.sampled_from([1, 2, 6, 18]), per_tray=st.sampled_from([1, 4]), nodes=st.integers(1, 40))
 def test_an_nvlink_domain_is_a_node_for_placement(data: st.DataObject, trays: int, per_tray: int, nodes: int) -> None:
     """Ranks are placed as on nodes of whole domains; the last domain may have fewer trays."""

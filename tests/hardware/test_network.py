@@ -377,6 +377,7 @@ def test_aggregated_trees_since_nccl_has_them(software: Software, date: str) -> 
     assert collective_cost(new, OpKind.ALL_REDUCE, group) == collective_cost(old, OpKind.ALL_REDUCE, group)
 
 
+@pytest.mark.slow
 @given(nodes=st.integers(2, 300), per_node=st.integers(1, 8))
 def test_a_tree_is_never_longer_than_the_ring(nodes: int, per_node: int) -> None:
     group = CommGroup("dp", nodes * per_node, nodes)

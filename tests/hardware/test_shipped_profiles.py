@@ -48,6 +48,7 @@ def test_all_devices_are_there() -> None:
     assert list_profiles() == NAMES
 
 
+@pytest.mark.sampled(2)
 def test_numbers_are_labelled(profile: DeviceProfile) -> None:
     numbers = dict(profile.numbers())
     assert len(numbers) > 100

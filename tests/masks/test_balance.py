@@ -57,6 +57,7 @@ def test_lpt_against_the_optimum() -> None:
     assert worst <= 1.05
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(weights=st.lists(st.integers(1, 60), min_size=2, max_size=9), ranks=st.integers(2, 3))
 def test_lpt_is_within_graham_s_bound_of_brute_force(weights: list[int], ranks: int) -> None:

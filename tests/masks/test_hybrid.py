@@ -39,6 +39,7 @@ def _loads(width: IntArray, first: IntArray, work: IntArray, size: IntArray, ran
     return load
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), ranks=st.sampled_from([1, 2, 3, 4, 6, 8]), slack=st.sampled_from([0.0, 0.05, 0.3]))
 def test_loads_are_even_within_the_slack(seed: int, ranks: int, slack: float) -> None:
@@ -100,6 +101,7 @@ def _optimum(work: IntArray, size: IntArray, ranks: int) -> float:
     return float(solver.objective_value)
 
 
+@pytest.mark.slow
 def test_against_the_optimum() -> None:
     """At most 16 stretches on four or eight ranks: the optimum in >= 80 % of the batches, the sum within 1.1."""
     draw, mine, best = np.random.default_rng(5), [], []

@@ -112,6 +112,7 @@ def _fewest(weight: IntArray, reads: NDArray[np.bool_], size: IntArray, ranks: i
     return int(solver.objective_value)
 
 
+@pytest.mark.slow
 def test_few_keys_travel_against_the_optimum() -> None:
     """Optimal in four of five drawn cases, 1.1 times the optimum on the whole, and never above the limits."""
     draw, optimal, mine, least, cases = np.random.default_rng(0), 0, 0, 0, 30

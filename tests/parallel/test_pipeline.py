@@ -42,6 +42,7 @@ def test_the_cut_is_the_one_that_enumeration_finds(weight: list[int], data: st.D
     assert partition(weight, num_parts) == by_enumeration(weight, num_parts)
 
 
+@pytest.mark.slow
 def test_ten_thousand_cuts_are_those_of_all_cuts() -> None:
     """Cornstarch eq. 3.5: the heaviest of all stages is as light as in the best of all cuts, to the last bit of the
     weights, which are multiples of 2^-20."""

@@ -57,6 +57,7 @@ def test_of_a_simulation(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert labels == [float(f"{peak:.2f}") for peak in peaks]
 
 
+@pytest.mark.slow
 def test_of_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "search lm-7b --set training.global_batch=4 --rollouts 8"
     pictures, result = drawn(words.split(), tmp_path, monkeypatch)
@@ -81,6 +82,7 @@ def test_of_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said in " · ".join(picture)
 
 
+@pytest.mark.slow
 def test_of_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "grid lm-7b --vary tp=1:2,pp=2:4 --set training.global_batch=64"
     (scatter, heat, timeline, _), found = drawn(words.split(), tmp_path, monkeypatch)

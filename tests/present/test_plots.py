@@ -46,6 +46,7 @@ def test_timeline_picture_has_the_expected_size(num_ranks: int, height_px: int, 
     assert pixels(tmp_path / "t.png").shape == (height_px, WIDTH_PX, 3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("num_ranks", "height_px"), [(1, 685), (2, 685), (4, 877), (5, 877), (16, 877)])
 def test_memory_picture_has_the_expected_size(num_ranks: int, height_px: int, tmp_path: Path) -> None:
     draw_memory(tmp_path / "m.png", make_timeline(num_ranks, 6, 2), title="size")
@@ -73,6 +74,7 @@ def test_stages_lie_at_their_times(timeline: IterationTimeline, tmp_path: Path) 
         assert abs(int(colored[line].sum()) - int(expected.sum())) <= 5 * len(stages)
 
 
+@pytest.mark.slow
 def test_pictures_show_only_what_occurs(timeline: IterationTimeline, tmp_path: Path) -> None:
     """Without outer operators there is no transfer, no collective, no optimizer, neither drawn nor in the legend."""
     bare = replace(timeline, ranks=tuple(replace(rank, outer=()) for rank in timeline.ranks))
@@ -159,6 +161,7 @@ def test_fullest_ranks_are_chosen(tmp_path: Path) -> None:
     assert not np.array_equal(images["all"][panels], images["emptiest"][panels])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("draw", [draw_timeline, draw_memory])
 def test_bytes_are_deterministic(draw, timeline: IterationTimeline, tmp_path: Path) -> None:
     for name, source in (("a.png", timeline), ("b.png", make_timeline())):
@@ -194,6 +197,7 @@ def test_importing_does_not_load_matplotlib() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.extras
 def test_pyplot_stays_out(tmp_path: Path) -> None:
     code = (

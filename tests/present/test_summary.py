@@ -52,6 +52,7 @@ def numbers(report: Report, text: str) -> None:
     assert (verdict == "fits") == report.fits
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "changes"), JOBS)
 def test_the_screen(name: str, changes: tuple[str, ...]) -> None:
     job = load_run(name, changes)
@@ -63,6 +64,7 @@ def test_the_screen(name: str, changes: tuple[str, ...]) -> None:
     assert repr(report) == summarize(report)
 
 
+@pytest.mark.slow
 def test_the_screen_of_samples_contention_and_changes_that_fit() -> None:
     job = load_run("lm-7b", ["training.jitter=0.05"])
     report = semu.simulate(job, samples=20, seed=1)

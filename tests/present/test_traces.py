@@ -287,6 +287,7 @@ def test_counters_hold_the_curve(document: dict, timeline: IterationTimeline) ->
         assert list(counters[0]["args"]) == [role.value for role in rank.memory.roles]
 
 
+@pytest.mark.slow
 def test_long_curves_are_thinned_but_keep_the_peak(tmp_path: Path) -> None:
     timeline = make_timeline(num_ranks=2, num_microbatches=48, num_layers=24)
     write_trace(tmp_path / "t.json", timeline, title="", metadata={})

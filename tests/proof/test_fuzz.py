@@ -18,6 +18,7 @@ COUNT = 15
 SLICE_S = 120.0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_what_once_failed(path: Path, tmp_path: Path) -> None:
     verdict = tried(doors(tmp_path / "real")[path.parent.name], path)

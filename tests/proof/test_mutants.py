@@ -52,6 +52,7 @@ def test_faults_of_a_file() -> None:
     assert len(found) == len({(one.begin, one.end, one.new) for one in mutants_of(SOURCE)})
 
 
+@pytest.mark.slow
 def test_every_fault_can_be_read() -> None:
     largest = set()
     for area, (patterns, rooms) in AREAS.items():
@@ -222,6 +223,7 @@ print(judge.can_judge(name), judge.can_judge("semu/costs/kernels.py"))
 """One second comes to 0 s with the fault."""
 
 
+@pytest.mark.slow
 def test_children_of_one_process_see_a_fault(tmp_path: Path) -> None:
     """Of tests that are asked: one that passes with it, one that fails, one that dies, one that has no end."""
     path = tmp_path / "test_asked.py"

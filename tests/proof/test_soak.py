@@ -34,6 +34,7 @@ def test_an_answer_in_a_process_of_its_own() -> None:
     assert forked(lambda: str(1 / 0)).startswith("fault")
 
 
+@pytest.mark.slow
 def test_an_answer_that_depends_on_what_was_asked_before_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here every job is said to be the number of jobs before it; the other process says what it is."""
     asked: list[int] = []

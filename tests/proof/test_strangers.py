@@ -138,6 +138,7 @@ BOMBS: Mapping[str, tuple[bytes, ...]] = {
 """Of each suffix: too deep, too long, or expanding to more than there is."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("suffix", BOMBS)
 def test_files_too_deep_and_too_long(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -135,6 +135,7 @@ def test_reference_point(save: float, best: float, goodput: float) -> None:
     assert found == pytest.approx(goodput, rel=0.01)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("work", [60.0, 300.0, 2000.0])
 @pytest.mark.parametrize(
     ("save", "restart", "mtbf"), [(10.0, 600.0, 11134.0), (60.0, 100.0, 1500.0), (5.0, 0.0, 300.0)]

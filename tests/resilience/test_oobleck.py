@@ -56,6 +56,7 @@ def made_up(nodes: int, faults: int, smallest: int) -> TemplateSet:
     return TemplateSet("made up", job, faults, nodes, tuple(templates), np.ones(LAYERS), 1.0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("faults", [0, 1, 2, 3])
 def test_guarantee(faults: int) -> None:
     """N <= 12, f <= 3: every set of up to f failures, at once and one after another, leaves every layer, all nodes in
@@ -142,6 +143,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
 WORDS = ("lm-7b", "--cluster", "h100:5x1", "--parallel", "pp5", "--set", "parallel.zero=0")
 
 
+@pytest.mark.slow
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, found = run(capsys, "templates", *WORDS, "--nodes", "5", "--out", str(tmp_path))
     assert code == 0
@@ -279,6 +281,7 @@ def test_too_few_nodes_wait(tmp_path: Path) -> None:
     assert refused.refusal is not None and "parallel.zero" in refused.refusal and refused.goodput == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("microbatches", [6, 8, 16, 64])
 def test_templates_do_not_hang_on_the_batch(microbatches: int) -> None:
     """Planned for many microbatches: few of them change no stage sizes that are tried, and reward no slow stage."""

@@ -71,6 +71,7 @@ def report(request: pytest.FixtureRequest) -> GoodputReport:
     )
 
 
+@pytest.mark.sampled(2)
 def test_numbers_of_a_long_run(report: GoodputReport) -> None:
     html = goodput_page(report).to_html()
     assert html == report.page().to_html()  # the same bytes
@@ -110,6 +111,7 @@ def test_numbers_of_a_long_run(report: GoodputReport) -> None:
         assert f"{one.shares()[Account.USEFUL]:.2%}" in stack
 
 
+@pytest.mark.slow
 def test_templates_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["lm-7b", "--cluster", "h100:5x1", "--parallel", "pp5", *(f"--set={word}" for word in WORDS)]
     where = tmp_path / "page.html"

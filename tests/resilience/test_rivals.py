@@ -75,6 +75,7 @@ def test_varuna(tmp_path: Path) -> None:
     assert outcome.iterations == pytest.approx(saves * per_save + cycles, abs=per_save_left + 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["lm-7b", "qwen3-8b"])
 def test_varuna_finds_the_fastest_of_all_grids(name: str) -> None:
     """Of 16 nodes, then of fewer, which are known in part from those before; few grids are simulated."""

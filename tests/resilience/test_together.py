@@ -367,6 +367,7 @@ def test_a_set_fits_where_each_of_its_kinds_does() -> None:
     assert not found.fits
 
 
+@pytest.mark.slow
 def test_the_command_and_another_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["gpt2-xl", "--cluster", "a40:5x1", "--parallel", "pp5", "--set", "parallel.zero=0"]
     more = ["--set", "training.recompute=full", "--set", "training.global_batch=16", "--set", "training.seq_len=1024"]

@@ -23,6 +23,7 @@ FUNCTIONS = (
 SMALL: dict[str, Any] = {"vary": {"micro_batch": (1, 2)}, "top": 1}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -23,6 +23,7 @@ from semu.schedule.shape import PipelineShape
 from semu.schedule.study import PipelineStudy
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("p", "m", "costs"), [(4, 8, (1, 1, 1)), (3, 7, (2, 3, 1)), (6, 6, (1, 0.5, 0.5))])
 def test_never_worse_than_the_best_that_ships(p: int, m: int, costs: tuple[float, float, float]) -> None:
     f, i, w = costs
@@ -39,6 +40,7 @@ def test_never_worse_than_the_best_that_ships(p: int, m: int, costs: tuple[float
             assert list(family.on(row.study).orders) == list(row.schedule.orders)
 
 
+@pytest.mark.slow
 def test_four_ranks_and_eight_microbatches_get_less_bubble_than_any_that_ships() -> None:
     """zb-v takes 27 s; separated on a V in both directions within 4.5 microbatches' activations 24.5 s."""
     found = explore(4, 8, split=True)

@@ -129,6 +129,7 @@ def clip(schedule: str, **sizes: Any) -> semu.TrainingJob:
     return semu.TrainingJob(semu_models.clip_vit_b_32(), semu.Cluster("h100", 1, 4), parallel, training, batch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("separated", [False, True])
 @pytest.mark.parametrize("every", [1, 2, 4, 3])
 def test_a_job_gathers_features_group_by_group(every: int, separated: bool) -> None:
@@ -160,6 +161,7 @@ def test_a_job_gathers_features_group_by_group(every: int, separated: bool) -> N
     verify(compile_plan(job))
 
 
+@pytest.mark.slow
 def test_exploration_knows_that_towers_wait_for_each_other() -> None:
     found = semu.explore_schedules(clip("1f1b"), top=2)
     assert found.best is not None

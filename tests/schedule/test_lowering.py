@@ -130,6 +130,7 @@ def legal_orders(draw: st.DrawFn, shape: PipelineShape) -> Schedule:
     return Schedule("random", orders)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(pipelines(), st.booleans(), st.data())
 def test_any_order_becomes_the_nodes_of_the_slow_lowering(

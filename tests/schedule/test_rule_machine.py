@@ -42,6 +42,7 @@ def study_of(shape: PipelineShape, seed: int) -> PipelineStudy:
     return PipelineStudy.of(shape, forward_s=f, input_s=i, weight_s=w, transfer_s=rng.integers(0, 3) / 8)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(shapes(max_microbatches=6), RULES, st.integers(0, 2**32 - 1), st.sampled_from((0, 1, 2, 3, 5, 99)))
 def test_the_machine_does_what_algorithm_1_does(shape: PipelineShape, rule: Priority, seed: int, limit: int) -> None:
@@ -59,6 +60,7 @@ def test_the_machine_does_what_algorithm_1_does(shape: PipelineShape, rule: Prio
         Schedule("found", found).validate(shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(pipelines(), RULES, st.integers(0, 2**32 - 1), st.one_of(st.none(), st.integers(1, 6)), st.booleans())
 def test_any_pipeline_gets_a_valid_order_or_a_named_refusal(

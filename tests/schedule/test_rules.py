@@ -27,6 +27,7 @@ from semu.schedule.study import PipelineStudy
 BEFORE = Path(__file__).parent / "orders_before.txt"
 
 
+@pytest.mark.slow
 def test_every_schedule_has_the_orders_that_it_had_before_rules() -> None:
     """p = 1 to 8, eight m, v = 1 to 4; costs, encoders, frozen beginnings, virtual stages of several chunks."""
     before, now = BEFORE.read_text(encoding="utf-8").splitlines(), list(lines())

@@ -48,6 +48,7 @@ def test_legal_for_every_number_of_ranks_and_microbatches(name: str) -> None:
         assert Schedule.from_text(schedule.to_text(), name) == schedule
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.paper
 @pytest.mark.parametrize("name", CLOSED_FORMS)
 def test_makespan_and_bubble_of_equal_stages(name: str) -> None:

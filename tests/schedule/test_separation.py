@@ -48,6 +48,7 @@ def test_chimera_and_hanayo_lose_their_bubbles(p: int) -> None:
         assert (found.makespan_s, bool(found.peak_bytes.max() <= 2 * p)) == (6 * m + p - 1, True)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(shapes(), st.data(), st.integers(0, 2**32 - 1), st.integers(0, 3), st.booleans())
 def test_never_longer_idempotent_and_within_the_limit(

@@ -25,6 +25,7 @@ from semu.schedule.study import PipelineStudy
 
 
 # -- against the slow reference ----------------------------------------------------------------------------------
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(flows(), st.data(), st.integers(0, 2**32 - 1))
 def test_times_bubbles_and_memory_are_those_of_the_slow_evaluation(
@@ -48,6 +49,7 @@ def test_times_bubbles_and_memory_are_those_of_the_slow_evaluation(
     assert found.span_s == max((rank[-1][1] - rank[0][0] for rank in spans), default=0.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(flows(), st.data(), st.integers(0, 2**32 - 1))
 def test_any_order_deadlocks_exactly_where_the_slow_evaluation_is_stuck(

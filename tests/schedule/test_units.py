@@ -69,6 +69,7 @@ def random_latencies(data: st.DataObject, num_rows: int, num_units: int) -> np.n
 
 
 # -- against the lowered problem ---------------------------------------------------------------------------------------
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(shapes(), st.booleans(), st.data())
 def test_units_have_the_edges_and_orders_of_the_lowered_problem(
@@ -91,6 +92,7 @@ def test_units_have_the_edges_and_orders_of_the_lowered_problem(
     assert [mine for mine in held if mine] == together
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(shapes(), st.booleans(), st.data())
 def test_dispatched_times_are_those_of_the_fixed_order(

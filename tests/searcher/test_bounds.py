@@ -307,6 +307,7 @@ def job_shops(number: int) -> Iterator[tuple[Rules, Any, Any, Any]]:
         yield rules, graph, head, -due
 
 
+@pytest.mark.slow
 def test_refuting_is_edge_finding_precedences_and_probing() -> None:
     by_probing = by_rules = 0
     for rules, graph, head, tail in job_shops(40):

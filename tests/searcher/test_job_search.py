@@ -100,6 +100,7 @@ def random_job(random: Random) -> TrainingJob:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_what_is_searched_is_what_is_simulated(random: Random) -> None:
@@ -126,6 +127,7 @@ def test_what_is_searched_is_what_is_simulated_many(random: Random) -> None:
     check(tight, job.parallel.dp)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [vision_job, video_job])
 def test_a_limit_that_binds(make: object) -> None:
     job = make(4)  # type: ignore[operator]
@@ -142,6 +144,7 @@ def test_a_limit_that_binds(make: object) -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [vision_job, video_job])
 def test_a_seed_gives_the_same_again(make: object, tmp_path: Path) -> None:
     job = make()  # type: ignore[operator]
@@ -159,6 +162,7 @@ def test_a_seed_gives_the_same_again(make: object, tmp_path: Path) -> None:
         simulate(replace(other, training=replace(other.training, schedule_file=str(path))))
 
 
+@pytest.mark.slow
 def test_no_budget_is_the_heuristic() -> None:
     job = vision_job()
     for budget in ({"rollouts": 0}, {"time_s": 0.0}):
@@ -168,6 +172,7 @@ def test_no_budget_is_the_heuristic() -> None:
     assert semu.search(job, rollouts=200).report.iteration_time_s <= found.report.iteration_time_s
 
 
+@pytest.mark.slow
 def test_a_search_without_a_limit_gives_the_same_again() -> None:
     first, again = (semu.search(vision_job(2), workers=1) for _ in range(2))
     assert first.result.is_reproducible and first.result.ended_by in ("bound", "rollouts")
@@ -192,6 +197,7 @@ def test_the_exact_solver_goes_on() -> None:
     assert exact.bound >= plain.bound
 
 
+@pytest.mark.slow
 def test_one_rank_and_no_images() -> None:
     for job in (
         job_of(vlm(), vlm_items(2, seed=1), Parallel(), overlap=SENDS_OVERLAP),
@@ -236,6 +242,7 @@ def test_what_this_version_does_not_model() -> None:
         semu.search(job, rollouts=1)
 
 
+@pytest.mark.slow
 def test_a_report_tells_and_saves(tmp_path: Path) -> None:
     lines: list[str] = []
     found = semu.search(vision_job(), rollouts=40, progress=lines.append)

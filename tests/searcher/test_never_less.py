@@ -82,6 +82,7 @@ def test_the_baseline_itself_where_nothing_is_better(monkeypatch: pytest.MonkeyP
     check(found)
 
 
+@pytest.mark.slow
 def test_like_for_like_recomputes_as_a_flag_of_its_own_would() -> None:
     """vlm-s recomputes everything with most of its memory free; the like-for-like order is as fast as Megatron-LM
     with the fastest flag that fits, at least."""
@@ -166,6 +167,7 @@ def test_what_was_asked_of_a_cut_is_kept_or_said() -> None:
     assert ("faster than the one asked for" in repr(found)) == (not found.is_as_asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["lm-7b", "vlm-s"])
 def test_no_slower_than_an_explored_order(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of those that a search can order; on lm-7b it is faster than what the search finds by itself."""

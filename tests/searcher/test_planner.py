@@ -36,6 +36,7 @@ PATIENCE_S = 60.0
 """Longer than anything here takes."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("make", "stream"), MODELS)
 def test_every_plan_is_what_is_simulated(make: Any, stream: Any) -> None:
     found: list[list[PlannedIteration]] = []
@@ -158,6 +159,7 @@ class Gate:
         monkeypatch.setattr(planner.batches, step, held)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("step", "outcome"),
     [("prepared", Outcome.FALLBACK), ("heuristic", Outcome.FALLBACK), ("search", Outcome.HEURISTIC)],
@@ -353,6 +355,7 @@ def searches_until_late(
     return spent_s
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("deadline_s", "next_s", "expected_s"),
     [(10.0, 50.0, 10.0), (50.0, 10.0, 10.0), (10.0, None, 10.0), (None, 10.0, 10.0), (None, None, 100.0)],

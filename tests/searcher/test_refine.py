@@ -103,6 +103,7 @@ def brute_force(problem: SearchProblem) -> float:
     return best
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_search_finds_the_optimum_of_tiny_instances(seed: int) -> None:
     problem = tight(1.3, ranks=2, microbatches=2, seed=seed, images=(0, 0), language_slots=1, candidates=3)

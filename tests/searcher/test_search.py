@@ -213,6 +213,7 @@ def test_exact_is_brute_force_on_tiny_instances(seed: int) -> None:
     assert evaluate(problem, order, found.choice).makespan_s <= found.makespan_s
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ranks", "microbatches", "seed"), [(2, 2, 0), (2, 3, 1), (3, 2, 2)])
 def test_search_reaches_the_proven_optimum(ranks: int, microbatches: int, seed: int) -> None:
     problem = vlm(ranks, microbatches, seed=seed, images=(1, 1), language_slots=1, transfer_s=(0.01, 0.02))

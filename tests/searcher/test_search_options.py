@@ -81,6 +81,7 @@ def test_an_interrupt_while_other_cuts_are_tried(monkeypatch: pytest.MonkeyPatch
     assert found.result.ended_by == "interrupt"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [2, 4, 5])
 def test_an_interrupt_between_levels(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the levels before found is kept."""

@@ -42,6 +42,7 @@ def every_order(shape: PipelineShape, rank: int) -> Iterator[list[StageKey]]:
         yield [left[0 if place in first else 1].pop(0) for place in range(8)]
 
 
+@pytest.mark.slow
 def test_the_order_is_the_shortest_of_all() -> None:
     """Two ranks, two microbatches: 4,900 orders, each timed by the slow reference."""
     own = job(2, pp=2)
@@ -67,6 +68,7 @@ def test_the_order_is_the_shortest_of_all() -> None:
     )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -115,6 +117,7 @@ def test_too_little_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "missing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_virtual_stages_apart_are_searched() -> None:
     """1F1B does not order them; the search begins with what does, and is not slower than that."""
     own = semu.load_run("vlm-s", ["parallel.segments=apart", "parallel.vpp=2", "training.schedule=greedy"])
@@ -151,6 +154,7 @@ def test_what_would_cut_the_towers_anew_is_refused() -> None:
         semu.Planner(job())
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Searched, written, and simulated again from the file: the same time."""
     shown = ["clip-vit-b-32", "--cluster", "h100:1x2", "--parallel", "pp2"]

@@ -53,6 +53,7 @@ def check(blocks: Blocks, period: int, start: tuple[int, ...], limit: int | None
             assert limit is None or held <= limit
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_without_a_limit_no_rank_waits(p: int) -> None:
     blocks = Blocks.of(study(p, 4))
@@ -79,6 +80,7 @@ def test_nothing_fits() -> None:
         find_repetend(Blocks.of(study(2, 4)), (5, 5), time_s=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [2, 3])
 def test_schedules_are_legal_and_the_searched_phases_no_longer(p: int) -> None:
     own = study(p, 8)

@@ -187,6 +187,7 @@ def test_what_has_no_closed_form_has_no_figure() -> None:
     assert token_work(semu_models.vit_2b().modules[0].body) is None
 
 
+@pytest.mark.slow
 def test_the_list_has_active_parameters_and_every_convention() -> None:
     rows = {item.entry.name: item for item in list_models()}
     assert set(rows) == set(semu_models.MODELS)

@@ -25,6 +25,7 @@ def check(name: str, tp: int) -> None:
             assert use.gradient is None or use.gradient in written
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("name", SOME)
 def test_some_models(name: str, tp: int) -> None:

@@ -123,6 +123,7 @@ def test_a_backbone_is_the_language_model_as_it_is_alone() -> None:
     assert parts(semu_models.vlm_xl())["llm"] == semu_models.gpt3_175b().num_parameters() + longer
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.paper
 @pytest.mark.parametrize("name", semu_models.MODELS)
 def test_every_model_is_about_as_large_as_its_name_says(name: str) -> None:

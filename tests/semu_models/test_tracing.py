@@ -89,6 +89,7 @@ def test_tokens_are_sharded_between_blocks_and_conditions_are_not(name: str) -> 
         assert all(set(spec.shards) <= {1} for spec in link.block.output_specs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_block_sends_back_is_what_the_block_before_waits_for(name: str) -> None:
     links = trace_model(semu_models.build(name), tp=2)

@@ -54,6 +54,7 @@ def result_of(job: TrainingJob, folder: Path, cache: ResultCache | None) -> str:
     return json.dumps(report.to_json()) + (folder / "trace.json").read_text()
 
 
+@pytest.mark.sampled(4)
 @every_job
 def test_cold_warm_and_from_the_file_are_the_same(name: str, tmp_path: Path) -> None:
     plain = result_of(JOBS[name](), tmp_path, no_cache())

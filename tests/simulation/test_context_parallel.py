@@ -231,6 +231,7 @@ MODELS: dict[str, tuple[Callable[[], Model], Callable[[Random, int], list[Microb
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(list(MODELS)),

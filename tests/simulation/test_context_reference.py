@@ -82,6 +82,7 @@ def test_recomputation(kind: str, recompute: str | list[str]) -> None:
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_jobs(seed: int) -> None:
     random = Random(seed)

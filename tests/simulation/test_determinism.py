@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from simulation.jobs import job_of, vlm, vlm_items
 
 from semu.parallel.config import Overlap, Parallel
@@ -31,6 +32,7 @@ def test_two_runs_are_identical(tmp_path: Path) -> None:
     assert digest(tmp_path) == digest(tmp_path)
 
 
+@pytest.mark.slow
 def test_processes_with_other_hash_seeds_are_identical(tmp_path: Path) -> None:
     code = "import sys, pathlib, simulation.test_determinism as t; print(t.digest(pathlib.Path(sys.argv[1])))"
     paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))

@@ -81,6 +81,7 @@ def test_beside_context_parallelism(kind: str, own: ModuleParallel, tp: int, pp:
         assert_tails_equal(job(kind, own, parallel))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", MODELS)
 def test_stages_wait_for_parameters_that_are_gathered_over_different_groups(kind: str) -> None:
     made = job(kind, ModuleParallel(tp=1), Parallel(dp=2, tp=2, pp=1), overlap=overlap(parameters=True))

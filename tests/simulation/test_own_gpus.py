@@ -211,6 +211,7 @@ def test_a_plan_that_decides_nothing_changes_nothing(place: str) -> None:
     assert planned.hardware_flop == plain.hardware_flop
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", VALM)
 def test_planners_keep_the_placement(place: str) -> None:
     """What is planned for a batch runs on the same ranks, no slower than under 1F1B."""

@@ -98,6 +98,7 @@ def test_a_microbatch_without_images_costs_the_encoder_no_time(pp: int) -> None:
     assert all(stage.start_s == stage.end_s for stage in empty)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("pp", "tp", "schedule"), [(1, 1, "1f1b"), (2, 2, "gpipe"), (3, 1, "1f1b")])
 @pytest.mark.parametrize("kind", ["text", "vlm", "t2v"])
 def test_replicas_with_different_data(kind: str, pp: int, tp: int, schedule: str) -> None:

@@ -94,6 +94,7 @@ def test_restored_times_are_those_of_every_operator_written_out(name: str, sched
     assert_restored(name, schedule)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=8)
 @given(data=st.data())

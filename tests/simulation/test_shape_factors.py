@@ -42,6 +42,7 @@ def override(name: str, numbers: dict[str, float]) -> dict[str, Any]:
     return {name: {SMALL_HEADS[name]: numbers} if name in SMALL_HEADS else numbers}
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     kind=st.sampled_from(sorted(MODELS)),

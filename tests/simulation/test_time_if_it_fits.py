@@ -43,6 +43,7 @@ def job_of(name: str) -> TrainingJob:
     return load_run("lm-7b", JOBS[name])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*JOBS, *MANY])
 @pytest.mark.parametrize("share", [0.5, 0.97, 1.0, 1.5])
 def test_it_is_the_time_of_a_job_that_fits_and_is_no_slower(name: str, share: float) -> None:

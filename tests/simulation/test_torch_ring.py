@@ -25,6 +25,7 @@ def bert() -> Model:
     return make_bert("bert", BertConfig(layers=2, hidden=64, ffn=256, heads=4, vocab=512, positions=128))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("cp", [2, 4])
 @pytest.mark.parametrize("kind", ["text", "vlm", "both ways"])

@@ -53,6 +53,7 @@ def check_simulated(result: TraceComparison, run: OwnRun, rank: int) -> None:
     assert simulated.idle_s + simulated.exposed_s + simulated.compute_s == pytest.approx(simulated.iteration_s)
 
 
+@pytest.mark.sampled(2)
 @RUNS
 def test_a_trace_of_the_simulation_itself_agrees(number: int, tmp_path: Path) -> None:
     run = own_runs(tmp_path)[number]

@@ -27,6 +27,7 @@ SHIPPED = ("hub.py", "torchtitan/flags.toml")
 """Tables from names that other programs give to models to the names of those that ship, which some rows have too."""
 
 
+@pytest.mark.slow
 def test_no_name_of_a_row_occurs_in_the_code(collected: list[dict[str, Any]]) -> None:
     names = {name for row in collected for name in (row["id"], row["group"], row["model"]["name"])}
     pattern = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, sorted(names)))})(?![\w.-])")

@@ -57,6 +57,7 @@ def noise(content: bytes, draw: random.Random) -> bytes:
     return content[: draw.randrange(len(content))] + draw.randbytes(draw.randrange(1, 60))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", [cut, word, cell, moved, noise])
 @pytest.mark.parametrize("write", [write_gpu_trace, write_kernel_sum])
 def test_damage(write: Callable[[Path, list[Span]], Path], damage: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]

@@ -96,6 +96,7 @@ def test_measured_goes_across_and_predicted_up(tmp_path: Path) -> None:
         assert axes.get_xlim() == axes.get_ylim()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("groups", [0, 1, 8, 40])
 def test_any_number_of_groups(groups: int, tmp_path: Path) -> None:
     points = [ScatterPoint(f"group {number}", 1.0 + number, 1.0 + number) for number in range(groups)]

@@ -35,6 +35,7 @@ SNIPPETS += ["1e400", "nan", ".inf", "${x.y}", "${", "\t", "é", "\0", ",", "#",
 SNIPPETS += ["<<: *a\n", "---\n", "%YAML 9\n", "2026-99-99", "0x", "1_0", "x: " * 50, "[" * 200, "model.layers.(", "\\"]
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_damage(data: st.DataObject) -> None:

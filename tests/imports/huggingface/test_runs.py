@@ -26,6 +26,7 @@ def ids(path: Path) -> str:
     return f"{path.parents[1].name}-{path.stem}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", FILES, ids=ids)
 def test_command_line(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every file imports and simulates, and the run file that is written is the same job."""

@@ -69,6 +69,7 @@ SNIPPETS += [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(st.data())
 def test_damage(data: st.DataObject) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,6 +137,7 @@ def as_config(words: Words) -> str:
     return "\n".join(["ENV_VARS:", "  A: 1", "MODEL_ARGS:", *lines, "TEST_TYPE: regular\n"])
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data(), arguments())
 def test_forms_agree(data: st.DataObject, given_arguments: tuple[Words, dict[str, int]]) -> None:

@@ -46,6 +46,7 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
     return keys
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "changes"),
     [

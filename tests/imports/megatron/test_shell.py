@@ -124,6 +124,7 @@ def scripts(draw: Callable[..., object]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(scripts())
 def test_words_are_those_of_bash(text: str) -> None:
@@ -134,6 +135,7 @@ def test_words_are_those_of_bash(text: str) -> None:
     assert [field.text for field in fields] == of_bash(text)
 
 
+@pytest.mark.slow
 def test_most_random_scripts_have_no_gaps() -> None:
     """The property above says something."""
     seen: list[bool] = []

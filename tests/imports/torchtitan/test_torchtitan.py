@@ -118,6 +118,7 @@ def test_experts_are_not_split_unless_said(said: str, ranks: int) -> None:
     assert (parallel["ep"], parallel["etp"], parallel["dp"]) == (8, ranks, 8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_files_simulate(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(FILES / name), "--json"]) in (0, 3)

@@ -123,6 +123,7 @@ def laid_out(name: str) -> tuple[Figure, dict[str, Bbox]]:
     return figure, found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PICTURES)
 def test_nothing_leaves_the_sheet_or_covers_anything_else(name: str) -> None:
     figure, found = laid_out(name)

@@ -83,6 +83,7 @@ def test_a_heavy_tail_passes_when_small_and_fails_at_the_global_batch():
     assert not found.trials[-1].passed
 
 
+@pytest.mark.slow
 def test_not_converged_is_an_answer():
     work = np.array([[1.0, 1.0], [1.0, 1.0]])
     work = np.concatenate((work * [3, 1], work * [1, 3]))

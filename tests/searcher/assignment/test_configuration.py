@@ -52,6 +52,7 @@ def layer_times(job: semu.TrainingJob, tp: int, cp: int) -> list[np.ndarray] | N
     return [costs.latency_s[0, costs.module == number] for number in range(2)]
 
 
+@pytest.mark.slow
 def test_the_first_is_the_best_of_all_splits_sizes_and_cuts():
     """Every whole split of the GPUs that rounds the work, every size, every cut of the layers."""
     job = small_job()
@@ -88,6 +89,7 @@ def test_the_formula_is_the_end_of_a_pipeline_whose_slowest_stage_never_waits():
     assert formula_s(np.array([1.0, 3.0, 2.0]), 5) == 6 + 4 * 3
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_within_two_percent_of_the_best_simulated():
     job = small_job()
     every = [seconds for _, seconds in configuration._simulated(job, "x")]

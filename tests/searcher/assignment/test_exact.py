@@ -21,6 +21,7 @@ def small_assigner(num_microbatches: int, pp: int) -> Assigner:
     return Assigner(job, samples=draw_vlm(500, 1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_optimum_is_that_of_all_assignments_listed(seed):
     """Two replicas of two microbatches, six samples, with every deferral from the first to the second."""
@@ -42,6 +43,7 @@ def test_the_optimum_is_that_of_all_assignments_listed(seed):
     assert problem.worst_s(found.dealt) == exact.time_s
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pp", [1, 3])
 def test_entrain_is_close_to_the_optimum(pp):
     assigner = small_assigner(4, pp)

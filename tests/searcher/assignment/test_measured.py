@@ -176,6 +176,7 @@ def test_from_a_trace_to_an_assignment(tmp_path: Path, capsys: pytest.CaptureFix
     assert code == 2
 
 
+@pytest.mark.slow
 def test_stages_of_semus_own_trace(tmp_path: Path) -> None:
     """Refitted to the engine's own stages, costs say what the engine says."""
     found = assigned("vlm", 16)

@@ -106,6 +106,7 @@ def test_a_limit_that_greedy_dealing_misses_is_kept():
         assert held.max() <= SEQ_LEN, method
 
 
+@pytest.mark.slow
 def test_local_search_equals_brute_force_on_small_bins():
     generator = np.random.default_rng(5)
     base, worse = np.zeros(1, np.int64), 0

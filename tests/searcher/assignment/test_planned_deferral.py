@@ -48,6 +48,7 @@ def check_reads(plan: StagePlan, found: Assignment) -> None:
             assert (own, late) == (images[read[~waited]].sum(), images[read[waited]].sum())
 
 
+@pytest.mark.slow
 def test_a_search_keeps_what_is_deferred_and_its_plan_runs_under_rendezvous_sends() -> None:
     found = assigned(8)
     assert found.defers

@@ -43,6 +43,7 @@ def test_the_optimum_is_that_of_all_assignments_listed(seed: int) -> None:
     assert exact.time_s == pytest.approx(best, rel=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("speeds", [(1.0, 0.6), (0.8, 1.0)])
 def test_entrain_is_close_to_the_optimum(speeds: tuple[float, ...]) -> None:
     plain = small_assigner(4, 2)

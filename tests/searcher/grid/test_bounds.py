@@ -109,6 +109,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("experts", "shown")])
 def test_bounds_are_admissible(name: str) -> None:
     make, vary = CASES[name]

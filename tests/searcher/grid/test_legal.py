@@ -30,6 +30,7 @@ def check(job: TrainingJob, vary: Any, fix: dict[str, Any] | None = None) -> Spa
     return space
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("make", "vary", "fix"),
     [

@@ -92,6 +92,7 @@ def test_the_best_are_those_of_all(make: Callable[..., TrainingJob], share: floa
     assert all(known[row.point] == row.figures for row in bounded.rows)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("make", "vary"),
     [
@@ -116,6 +117,7 @@ def test_the_best_policies_and_segments_are_those_of_all(make: Callable[..., Tra
     assert all(len(values) > 1 for values in new.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "share"), [(dense, 0.5), (vision, 0.6)])
 def test_every_row_is_judged_as_its_simulation_is(make: Callable[..., TrainingJob], share: float) -> None:
     """By what a device must hold, the best and all others; a row says where a bound was enough."""

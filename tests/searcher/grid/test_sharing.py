@@ -59,6 +59,7 @@ def drawn(job: TrainingJob, vary: dict[str, tuple[int, ...] | None], count: int,
     return Random(seed).sample(points, count)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [dense, experts, vision])
 def test_what_configurations_share_changes_none_of_them(make: Callable[[], TrainingJob]) -> None:
     job = make()
@@ -113,6 +114,7 @@ ORDERED = {"tp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2), "zero": (0, 1, 2, 3), "
 HIDES = Overlap(expert_parallel=True, delayed_weight_gradients=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.data())
 def test_schedules_of_one_order_come_to_the_same(data: st.DataObject) -> None:

@@ -42,6 +42,7 @@ def read_or_refuse(fields: object) -> None:
         assert found.reading.summary() and repr(found.reading)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_changed_fixture_is_read_or_refused(data: st.DataObject) -> None:

@@ -34,6 +34,7 @@ def moved(run: TrainingJob, ending: str) -> dict[tuple[str, str], int]:
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("hides", [False, True])
 @pytest.mark.parametrize("kind", ["text", "vlm"])

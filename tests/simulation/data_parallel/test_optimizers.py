@@ -163,6 +163,7 @@ def test_what_is_refused(sizes: dict[str, Any], options: dict[str, Any], where: 
         job(gpt(), sizes, optimizer="muon", **options)
 
 
+@pytest.mark.slow
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A Llama and a mixture of experts: Muon's products take time, its state less memory."""
     for name, settings in (("llama3-8b", ["parallel.tp=2"]), ("mixtral-8x7b", ["parallel.tp=8"])):

@@ -46,6 +46,7 @@ def test_sharding_groups(sizes: dict[str, int], options: dict[str, bool], hidden
     assert_tails_equal(job_of(moe(dense=1), text_items(8), parallel, overlap=OVERLAPS[hidden], gpus_per_node=4))
 
 
+@pytest.mark.slow
 def test_latent_attention() -> None:
     assert_tails_equal(job_of(latent(), text_items(4), Parallel(dp=2, tp=2, ep=2, zero=3)))
 
@@ -207,6 +208,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 # -- weights on the host -----------------------------------------------------------------------------------------------
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sizes", [{"ep": 2}, {"pp": 2, "ep": 2}, {"tp": 2, "ep": 2, "zero_group": 2}])
 def test_shards_of_experts_may_live_on_the_host(sizes: dict[str, int]) -> None:
     parallel = Parallel(dp=4, zero=3, **sizes)  # type: ignore[arg-type]

@@ -59,6 +59,7 @@ def test_zero_2(pp: int, vpp: int, hidden: str) -> None:
     assert_tails_equal(job_of(t2v(frozen=["llm"], layers=4), t2v_items(2 * pp), parallel, overlap=OVERLAPS[hidden]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("resharded", [True, False], ids=["resharded", "kept"])
 @pytest.mark.parametrize("pp", [1, 3])
 def test_all_forwards_first(pp: int, resharded: bool) -> None:

@@ -339,6 +339,7 @@ def assert_same(report: Report, usual: Report) -> None:
             assert seen.end_s.tolist() == written.end_s.tolist()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", JOBS)
 def test_nothing_changes_where_ports_have_room_for_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is written out and timed together, and bit for bit what it is without contention."""

@@ -45,6 +45,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(sorted(MODELS)),
@@ -304,6 +305,7 @@ def test_the_stall_of_hosts_is_said_and_uncertain() -> None:
     assert caught.value.where == "cluster.override.host.transfer_stall"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["text", "vlm"])
 @pytest.mark.parametrize("launch_us", [1.0, 40.0])
 @pytest.mark.parametrize("pipeline", [False, True])

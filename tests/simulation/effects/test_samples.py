@@ -134,6 +134,7 @@ def test_where_every_gpu_is_a_straggler_all_stages_are_slower(parallel: Parallel
         assert found.p50_s == pytest.approx(1.5 * plain.makespan_s + rest, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_straggler_slows_its_rank_throughout_the_iteration() -> None:
     """On one GPU an iteration is usual or slow; of two tensor-parallel GPUs the slower decides: 1 - (1 - q)^2."""
     for parallel, probability in [(Parallel(), 0.2), (Parallel(tp=2), 1 - 0.8**2)]:

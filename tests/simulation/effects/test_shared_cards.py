@@ -47,6 +47,7 @@ def placed(name: str, nics: int, *, encoders: int = 1, **options: Any) -> Traini
     return TrainingJob(made.model, cluster, made.parallel, made.training, made.batch)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no_sp"])
 @pytest.mark.parametrize("nics", [1, 2])
 @pytest.mark.parametrize("name", PLACES)
@@ -55,6 +56,7 @@ def test_messages_of_a_transfer_share_a_card(name: str, nics: int, sequence_para
     assert_tails_equal(replace(made, parallel=replace(made.parallel, sequence_parallel=sequence_parallel)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "encoders"),
     [

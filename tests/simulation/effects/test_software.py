@@ -257,6 +257,7 @@ def test_fsdp_keeps_one_copy_of_its_shards(name: str, group: int | None) -> None
     assert_tails_equal(job_of(model(), items(4), parallel, software="torch", master_dtype="bf16"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("version", ["fsdp1", "fsdp2", "none"])
 @pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)

@@ -66,6 +66,7 @@ def test_any_job_asks_what_a_walk_asks(kind: str, seed: int) -> None:
     compare(kind, seed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_jobs_of_every_kind_ask_for_memory(kind: str) -> None:
     assert sum(compare(kind, seed) for seed in range(3)) > 100

@@ -44,6 +44,7 @@ def on_memory(job: TrainingJob, size: int, margin: float | None = None) -> Train
     return replace(made, training=replace(job.training, memory_margin=margin))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["vlm-s", "llama3-70b"])
 def test_everything_gives_one_answer(name: str) -> None:
     """On a device that holds what the allocator reserves, and on one that lacks 4 GiB of it but holds the tensors."""

@@ -72,6 +72,7 @@ def test_single_changes(make: object) -> None:
     assert f"--set {labels[0]}" in " ".join(repr(report).split())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [gpt, llama])
 def test_several_changes_where_one_is_not_enough(make: object) -> None:
     _, labels = found(job_of(make(), 1.2))  # type: ignore[operator]
@@ -90,6 +91,7 @@ def test_what_does_not_fit_on_the_host_is_no_help() -> None:
     assert not any("offload" in label for label in labels)
 
 
+@pytest.mark.slow
 def test_nothing_helps() -> None:
     report, labels = found(job_of(gpt(), 0.01))
     assert labels == []

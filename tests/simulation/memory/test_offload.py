@@ -49,6 +49,7 @@ def test_text_as_the_reference(share: float | None, pp: int, tp: int, tensor: bo
     assert_tails_equal(job)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_other_models_as_the_reference(pp: int) -> None:
     options: dict[str, Any] = {"offload": "activations"}

@@ -267,6 +267,7 @@ def test_uniform_by_one_is_full() -> None:
 
 
 # -- published closed forms --------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_formula_rows(data_dir: Path) -> None:
     """Activation bytes of every row without interleaving: within 0.5 %, 1.2 % where the row is a rounded percentage."""
     rows = json.loads((data_dir / "runs" / "runs.json").read_text())

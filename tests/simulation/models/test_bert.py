@@ -54,6 +54,7 @@ def test_heads_by_hand() -> None:
     assert len(losses) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "parallel",
     [Parallel(), Parallel(tp=2, pp=2), Parallel(tp=2, pp=3, sequence_parallel=False), Parallel(cp=2, pp=2)],

@@ -113,6 +113,7 @@ def test_routing(routing: dict[str, object], gated: bool) -> None:
         assert_tails_equal(job_of(moe(gated=gated), text_items(4), Parallel(**sizes), **routing))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("recompute", "precision"),
     [
@@ -137,6 +138,7 @@ def test_recomputation_and_fp8(recompute: str | list[str], precision: str) -> No
         assert_tails_equal(job)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "strategy",
     [

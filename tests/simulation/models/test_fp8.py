@@ -114,6 +114,7 @@ def test_other_models_against_the_reference(kind: str, weights: str) -> None:
     assert_equal(simulate(job), expand(job))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weights", ["iteration", "primary", "microbatch"])
 @pytest.mark.parametrize(("dp", "pp", "zero"), [(1, 2, 0), (2, 2, 0), (2, 1, 1), (3, 2, 1)])
 def test_weights_cast_after_the_step(dp: int, pp: int, zero: int, weights: str) -> None:

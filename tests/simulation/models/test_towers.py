@@ -183,6 +183,7 @@ def test_a_plan_that_does_not_wait_for_features_is_refused(change: Any, fault: F
     assert caught.value.fault is fault
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss", ["towers", "towers-async"])
 @pytest.mark.parametrize(("schedule", "sizes"), CASES)
 def test_memory_comes_back_and_plans_are_legal(schedule: str, sizes: dict[str, Any], loss: str) -> None:
@@ -257,6 +258,7 @@ def test_towers_that_end_on_one_rank_are_refused() -> None:
         deal_towers(parallel, ["image", "text", "head"], [6, 1, 1], [1.0] * 8)
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "clip.toml"
     path.write_text(RUN, encoding="utf-8")

@@ -45,6 +45,7 @@ def devices() -> list[DeviceProfile]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", devices(), ids=lambda profile: profile.name)
 def test_both_agree_on_every_device(device: DeviceProfile) -> None:
     for kind in KINDS:

@@ -246,6 +246,7 @@ def test_jobs_that_differ_in_their_fp8(name: str) -> None:
     assert_apart(lambda: job_of(gpt(), text_items(4), semu.Parallel(dp=2, pp=2), precision="fp8"), FP8[name])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_jobs_that_differ_in_their_experts(name: str) -> None:
     own, hidden = replace(DENSE, ep=2), overlap(gradients=True)

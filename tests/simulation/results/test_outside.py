@@ -88,6 +88,7 @@ def test_everything_is_off_by_default_and_costs_its_time_when_on() -> None:
     assert "overhead" in repr(on) and "overhead" not in repr(off)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("options", "per_parameter", "traffic"),
     [

@@ -117,6 +117,7 @@ def test_as_the_reference_says(name: str) -> None:
     compare(JOBS[name]())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dp", [1, 2])
 def test_split_backwards_in_both_directions(dp: int) -> None:
     job = job_of(gpt(6), text_items(8), both(pp=4, dp=dp), schedule="chimera", overlap=overlap(gradients=True))

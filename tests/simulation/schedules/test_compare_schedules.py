@@ -32,6 +32,7 @@ def tiny_vlm(**options: object) -> TrainingJob:
 
 
 # -- the same figures as one by one ------------------------------------------------------------------------------
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("run", "changes"), [("lm-7b", ["training.global_batch=12"]), ("vlm-m", [])])
 def test_every_schedule_is_what_simulate_finds(run: str, changes: list[str]) -> None:
     job = load_run(run, changes)

@@ -84,6 +84,7 @@ def test_the_blocks_of_the_vision_language_model() -> None:
     assert [path.split(".")[1] for path in LLM_BLOCKS] == ["embedding", "layers", "layers", "layers", "head"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("table", "pp", "vpp", "expected"),
     [

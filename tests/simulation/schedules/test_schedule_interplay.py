@@ -110,6 +110,7 @@ def test_gradients_of_several_virtual_stages_that_are_complete_at_once() -> None
     compare(143468)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**9))
 def test_any_job_equals_the_slow_reference(seed: int) -> None:

@@ -144,6 +144,7 @@ KINDS: dict[str, Callable[[], TrainingJob]] = {
 }
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_jobs(name: str) -> None:
     check(KINDS[name]())
@@ -158,6 +159,7 @@ NAMED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMED)
 def test_schedules_by_name(name: str) -> None:
     options = {"overlap": Overlap(False, False, False), "schedule": name}

@@ -118,6 +118,7 @@ def random_case(random: Random) -> tuple[TrainingJob, StagePlan]:
     return job, plan
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**9))
 def test_any_plan_equals_the_slow_reference(seed: int) -> None:
@@ -192,6 +193,7 @@ def deferring_case(random: Random) -> tuple[TrainingJob, StagePlan]:
     return job, replace(plan, orders=any_order(shape, random))
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**9))
 def test_deferred_parts_equal_the_slow_reference(seed: int) -> None:
