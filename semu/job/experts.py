@@ -17,7 +17,6 @@ from semu.job.training import Training
 from semu.nn.changes import CHANGES
 from semu.nn.layers.moe import MixtureOfExperts
 from semu.nn.model import ModalityModule, Model
-from semu.nn.module import Module
 from semu.nn.routing import ExpertPlan, Routing, rank_means
 from semu.parallel.config import Parallel
 from semu.parallel.mesh import Mesh
@@ -37,16 +36,6 @@ _MIXTURES = memo.ScopedTable[tuple[tuple[ModalityModule, ...], list[tuple[str, M
 def _find_mixtures(model: Model) -> list[tuple[str, MixtureOfExperts]]:
     found = [(path, item) for m in model.modules for path, item in m.body.named_modules(m.name)]
     return [(path, item) for path, item in found if isinstance(item, MixtureOfExperts)]
-
-
-def _find_experts(model: Model) -> bool:
-    modules: list[Module] = [module.body for module in model.modules]
-    while modules:
-        module = modules.pop()
-        if isinstance(module, MixtureOfExperts):
-            return True
-        modules.extend(module.__dict__["_modules"].values())
-    return False
 
 
 def check_experts(model: Model, parallel: Parallel, training: Training) -> None:
