@@ -26,6 +26,9 @@ LONGEST = 200
 LONGEST_MESSAGE = 20_000
 """Characters of a message, which may hold the grid of a schedule."""
 
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a document ends in whose values are of other kinds than it should have."""
+
 
 def shown(value: object, longest: int = LONGEST) -> str:
     """A value as messages show it: a member of an enum by its word, a long text without its middle."""

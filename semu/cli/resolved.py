@@ -12,6 +12,7 @@ from semu.errors import ConfigError
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
+    from semu.runfile import Overrides
     from semu.runfile.config import RunConfig
 
 
@@ -24,20 +25,23 @@ def read_run(arguments: argparse.Namespace, progress: Progress, *, seed: int | N
         ConfigError: a run that cannot be read, or an option that does not fit.
     """
     progress("reading the run")
-    from semu.runfile import Overrides, resolve_run
+    from semu.runfile import resolve_run
 
-    seed = getattr(arguments, "seed", None) if seed is None else seed
-    return resolve_run(
-        arguments.run,
-        Overrides(
-            arguments.assignments,
-            asked_cluster(arguments),
-            arguments.parallel,
-            arguments.profile,
-            seed,
-            read_defined(arguments.define),
-            arguments.allow_unmodelled,
-        ),
+    return resolve_run(arguments.run, asked_changes(arguments, seed))
+
+
+def asked_changes(arguments: argparse.Namespace, seed: int | None = None) -> Overrides:
+    """What a command line changes of its run; arguments and errors as ``read_run``."""
+    from semu.runfile import Overrides
+
+    return Overrides(
+        arguments.assignments,
+        asked_cluster(arguments),
+        arguments.parallel,
+        arguments.profile,
+        getattr(arguments, "seed", None) if seed is None else seed,
+        read_defined(arguments.define),
+        arguments.allow_unmodelled,
     )
 
 

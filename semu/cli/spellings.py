@@ -105,12 +105,17 @@ def as_ours(words: Sequence[str], unknown: Sequence[str], options: Collection[st
             sizes["--nodes" if flag == "--nodes" else PER_NODES[0]] = _number(flag, value)
         else:
             found += ["--set", f"{keys[ours]}={value}"] if ours in keys else [ours, value]
+    _check_told_once(found)
     found = _with_nodes(found, sizes, has_keys=bool(keys))
+    _check_told_once(found)
+    return found
+
+
+def _check_told_once(words: Sequence[str]) -> None:
     for option, what in (("--cluster", "device"), ("--gpus", "number of GPUs")):
-        if sum(word.partition("=")[0] == option for word in found) > 1:
+        if sum(word.partition("=")[0] == option for word in words) > 1:
             same = [option, *(flag for flag in SPELLINGS if SPELLINGS[flag] == option)]
             raise ConfigError(f"the {what} is told twice", where=option, expected=f"one of {', '.join(same)}")
-    return found
 
 
 def _number(flag: str, value: str) -> int:
@@ -121,36 +126,42 @@ def _number(flag: str, value: str) -> int:
     return int(value)
 
 
+def _taken(words: list[str], option: str) -> str | None:
+    """The value of an option, which is taken out of the words; None: it is not among them."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == option:
+            del words[at]
+            return value if equals or at == len(words) else words.pop(at)
+    return None
+
+
 def _with_nodes(words: Sequence[str], sizes: Mapping[str, int], *, has_keys: bool) -> list[str]:
     """The words with what ``--nodes`` and ``--gpus-per-node`` say: as ``--gpus``, or as keys of the cluster."""
     from semu.hardware.cluster import PER_NODE
 
-    found, told = [*words], [word.partition("=")[0] == "--gpus" for word in words]
-    nodes, per_node = sizes.get("--nodes"), sizes.get(PER_NODES[0])
-    for flag, cluster in zip(words, [*words[1:], ""], strict=True):
-        size = (flag if "=" in flag else cluster).partition(":")[2] if flag.partition("=")[0] == "--cluster" else ""
-        if sizes and size:
-            expected = f"--cluster DEVICE, or no {next(iter(sizes))}"
-            raise ConfigError("the number of GPUs is told twice", where="--cluster", expected=expected, got=size)
-    if nodes is not None and per_node is None and not (has_keys and any(told)):
-        return [*found, "--gpus", str(nodes * PER_NODE)]
-    if sizes and sum(told) == 1:
-        at = told.index(True)
-        _, equals, value = found.pop(at).partition("=")
-        gpus = _number("--gpus", value if equals else found.pop(at) if at < len(found) else "")
+    if not sizes:
+        return [*words]
+    cluster, rest = _taken([*words], "--cluster"), [*words]
+    if cluster is not None and ":" in cluster:
+        expected = f"--cluster DEVICE, or no {next(iter(sizes))}"
+        raise ConfigError("the number of GPUs is told twice", where="--cluster", expected=expected, got=cluster)
+    nodes, per_node, told = sizes.get("--nodes"), sizes.get(PER_NODES[0]), _taken(rest, "--gpus")
+    if per_node is None and (told is None or not has_keys):
+        return [*words, "--gpus", str((nodes or 0) * PER_NODE)]
+    if told is not None:
+        gpus = _number("--gpus", told)
         if nodes is not None and per_node is not None and nodes * per_node != gpus:
-            raise ConfigError(
-                "the number of GPUs is told twice", where="--gpus", expected=str(nodes * per_node), got=gpus
-            )
+            expected = str(nodes * per_node)
+            raise ConfigError("the number of GPUs is told twice", where="--gpus", expected=expected, got=gpus)
         by = nodes or per_node or gpus
         if gpus % by:
             what = f"nodes of {by} GPUs" if nodes is None else f"{by} equal nodes"
             nearest = max(gpus // by, 1) * by
             raise ConfigError(f"no {what}", where="--gpus", expected=f"a multiple of {by}", got=gpus, nearest=nearest)
         nodes, per_node = nodes or gpus // by, per_node or gpus // by
-    for key, number in (("nodes", nodes), ("gpus_per_node", per_node)):
-        found += ["--set", f"cluster.{key}={number}"] if number is not None else []
-    return found
+    said = {"nodes": nodes, "gpus_per_node": per_node}
+    return [*rest, *(f"--set=cluster.{key}={number}" for key, number in said.items() if number is not None)]
 
 
 def unknown_option(word: str, options: Collection[str], where: str) -> ConfigError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,32 +20,33 @@ from semu.simulation.schedules import comparing, exploring
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
-    from semu.runfile.overrides import Changes
+    from semu.runfile.overrides import Changes, Overrides
 
 
-def run_to_vary(
-    name: RunName, read: Callable[[str | None], RunConfig], cluster: str | None, gpus: int | None
-) -> tuple[RunConfig, TrainingJob]:
+def run_to_vary(name: RunName, changes: Overrides, gpus: int | None) -> tuple[RunConfig, TrainingJob]:
     """A run and its job, whose axes will vary: on another cluster it need not be legal before they do.
 
     Args:
         name: of the run; where it says no cluster, rules choose its layout and batch on ``gpus``.
-        read: the cluster that replaces the run's, or None -> the run. cluster: as on the command line. gpus: of the
-            grid; None: the cluster's.
+        changes: of the run, its cluster among them. gpus: of the grid; None: the cluster's.
     Raises:
         ConfigError: a run that cannot be read, one that is not legal where nothing replaces its cluster.
     """
+    from semu.runfile import resolve_run
     from semu.runfile.sources import leaves_cluster_open
 
-    says_no_gpus = gpus is not None and ":" not in (cluster or "") and leaves_cluster_open(os.fspath(name))
+    cluster = changes.cluster
+    says_gpus = gpus is None or ":" in (cluster or "")
+    if not says_gpus and leaves_cluster_open(os.fspath(name), changes.reading):
+        changes = replace(changes, cluster=f"{cluster or ''}:{gpus}")
     try:
-        run = read(f"{cluster or ''}:{gpus}" if says_no_gpus else cluster)
+        run = resolve_run(name, changes)
         return run, run.job()
     except (ConfigError, MemoryLimitError):
         if cluster is None and gpus is None:
             raise
     wanted = None if cluster is None else Cluster.parse(cluster)
-    run = read(None)
+    run = resolve_run(name, replace(changes, cluster=None))
     if wanted is not None:
         return run, on_cluster(run.job(), wanted)
     own = Cluster(**run.config["cluster"])
@@ -62,11 +63,9 @@ def _job_to_vary(
 ) -> TrainingJob:
     if not isinstance(job, str | os.PathLike):
         return job_of(job, overrides, cluster, parallel)[0]
-    from semu.runfile import Overrides, resolve_run
+    from semu.runfile import Overrides
 
-    return run_to_vary(
-        job, lambda other: resolve_run(job, Overrides(overrides, other, parallel)), cluster, options.get("gpus")
-    )[1]
+    return run_to_vary(job, Overrides(overrides, cluster, parallel), options.get("gpus"))[1]
 
 
 def _job_to_search(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from semu.errors import ConfigError
+from semu.errors import MALFORMED, ConfigError
 from semu.present.report_data import SCHEMA_VERSION
 from semu.present.summary import seconds_of_groups
 from semu.records import dataclass
@@ -74,7 +74,7 @@ class Side:
                 {rank: _number(peak) for rank, peak in enumerate(document["peak_memory_bytes"])},
                 dict(_settings(document)),
             )
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             expected = "a document with iteration_time_s, breakdown_s, peak_memory_bytes, as semu simulate writes it"
             raise ConfigError("not a result of semu", where=name, expected=expected, got=str(error)[:60]) from error
 

@@ -125,6 +125,7 @@ def test_every_spelling_means_an_option() -> None:
             "the device is told twice; expected one of --cluster, --device, --gpu",
         ),
         (("--gpus", "8", "--nodes", "2", "--gpus-per-node", "8"), "told twice; expected 16; got 8"),
+        (("--gpus", "8", "--gpus", "8", "--gpus-per-node", "4"), "the number of GPUs is told twice"),
         (
             ("--gpus", "10", "--gpus-per-node", "4"),
             "no nodes of 4 GPUs; expected a multiple of 4; got 10; nearest allowed: 8",
@@ -134,7 +135,7 @@ def test_every_spelling_means_an_option() -> None:
             ("--cluster", "h100:2x8", "--gpus-per-node", "4"),
             "told twice; expected --cluster DEVICE, or no --gpus-per-node",
         ),
-        (("--cluster=h100:2x8", "--nodes", "2"), "told twice; expected --cluster DEVICE, or no --nodes; got 2x8"),
+        (("--cluster=h100:2x8", "--nodes", "2"), "told twice; expected --cluster DEVICE, or no --nodes; got h100:2x8"),
         (("--nodes", "2", "--gpus-per-node", "0"), "--gpus-per-node: no number of GPUs; expected at least 1; got 0"),
         (("--nodes", "two"), "--nodes: no number of nodes; expected at least 1; got two"),
         (("--nodes",), "--nodes needs a value"),
@@ -279,3 +280,20 @@ def test_wrong_numbers_of_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--gpus: no number of GPUs" in error(capsys, "simulate", str(run), "--gpus", "0")
     assert "told twice" in error(capsys, "simulate", str(run), "--cluster", "h100:1x8", "--gpus", "8")
     assert "nearest allowed: h100:8" in error(capsys, "simulate", str(run), "--cluster", "8xh100")
+
+
+@pytest.mark.parametrize(
+    ("command", "more"), [("context", ("--policies", "zigzag")), ("grid", ("--gpus", "8", "--vary", "tp"))]
+)
+def test_variables_of_a_script_are_known_to_every_command(
+    command: str, more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers $LAYERS --hidden-size 256 --num-attention-heads 4"
+        " --seq-length 256 --max-position-embeddings 256 --micro-batch-size 1 --global-batch-size 16 --vocab-size 1024"
+        " --tokenizer-type NullTokenizer --bf16 --context-parallel-size 2 --transformer-impl transformer_engine"
+        " --position-embedding-type rope --normalization RMSNorm --mock-data\n"
+    )
+    assert "--define NAME=VALUE" in error(capsys, command, str(script), *more)
+    assert main([command, str(script), *more, "--define", "LAYERS=4", "--quiet"]) == 0

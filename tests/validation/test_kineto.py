@@ -89,6 +89,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}', "cannot be read", str(path)),
         (json.dumps([kernel(GEMM, 1, -2)]).encode(), "cannot be read", str(path)),
         (json.dumps([kernel(GEMM, 1, float("nan"))]).encode(), "cannot be read", str(path)),
+        (json.dumps([{**kernel(GEMM, 1, 2), "ts": 10**400}]).encode(), "cannot be read", str(path)),
         (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "k", "ts": 1}]}', "no GPU kernels", str(path)),
     ]
     for content, message, where in cases:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from semu.checks import check_member
 from semu.cli.console import Progress, emit, emit_json, say, say_written, write_html
 from semu.cli.option_checks import check_place
-from semu.cli.resolved import dump_run, read_run, say_notes
+from semu.cli.resolved import asked_changes, dump_run, read_run, say_notes
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
@@ -61,20 +61,17 @@ def context_command(arguments: argparse.Namespace) -> int:
 
 
 def _read(arguments: argparse.Namespace, progress: Progress) -> RunConfig:
-    """The run; context ranks belong to the layout where nothing says how its GPUs are divided.
-
-    A model by name gets ``--cp`` ranks, without it the fewest that divide its GPUs.
-    """
+    """The run; where nothing says how its GPUs are divided, ``--cp`` ranks are part of the layout, without it two."""
     from semu.parallel.axes import AXES
     from semu.runfile.sources import leaves_cluster_open
 
     is_said = arguments.parallel is not None or any(
         one.replace(" ", "").startswith(f"parallel.{axis}=") for one in arguments.assignments for axis in AXES
     )
-    if is_said or not leaves_cluster_open(arguments.run):
+    if is_said or not leaves_cluster_open(arguments.run, asked_changes(arguments).reading):
         return read_run(arguments, progress)
-    cp = arguments.cp or 2
+    cp = 2 if arguments.cp is None else arguments.cp
     arguments.assignments = [*arguments.assignments, f"parallel.cp={cp}"]
     found = read_run(arguments, progress)
     note = f"parallel.cp: not given, taken as {cp}"
-    return found if arguments.cp else replace(found, notes=(*found.notes, note))
+    return replace(found, notes=(*found.notes, note)) if arguments.cp is None else found

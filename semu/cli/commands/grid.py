@@ -20,7 +20,7 @@ from semu.cli.console import (
     write_html,
 )
 from semu.cli.option_checks import check_place, named_by_flags
-from semu.cli.resolved import dump_run, read_run, say_notes
+from semu.cli.resolved import asked_changes, dump_run, say_notes
 from semu.errors import ConfigError, MemoryLimitError
 from semu.files import make_folder, write_text
 
@@ -139,13 +139,10 @@ def _refuse(found: GridResult) -> int:
 
 def _read(arguments: argparse.Namespace, progress: Progress) -> tuple[RunConfig, TrainingJob]:
     """The run and its job; under ``--cluster`` and ``--gpus`` the run need not be legal before its axes vary."""
+    progress("reading the run")
     from semu.door.searching import run_to_vary
 
-    def _run_on(cluster: str | None) -> RunConfig:
-        arguments.cluster = cluster
-        return read_run(arguments, progress)
-
-    return run_to_vary(arguments.run, _run_on, arguments.cluster, arguments.gpus)
+    return run_to_vary(arguments.run, asked_changes(arguments), arguments.gpus)
 
 
 def _axes(text: str) -> dict[str, Sequence[Value] | None]:

@@ -98,8 +98,9 @@ def _flop(imported: ImportedRun, predicted: Report | None) -> dict[str, Any]:
     from semu_models.flop_formulas import flop_per_token
 
     length = imported.run.config["training"].get("seq_len")
-    can_be = isinstance(length, int) and length <= LARGEST_COUNT
-    known = flop_per_token(imported.run.model, int(length)) if length is not None and can_be else None
+    known = None
+    if isinstance(length, int) and length <= LARGEST_COUNT:
+        known = flop_per_token(imported.run.model, length)
     traced = predicted.model_flop / predicted.tokens if predicted is not None and predicted.tokens else None
     return {"seq_len": length, **(known or {}), "traced": traced}
 

@@ -11,7 +11,7 @@ from semu.cli.console import emit, emit_json
 from semu.cli.options.every import LISTS
 from semu.units import GIB
 
-OTHER_WORDS = {"gpus": "devices", "gpu": "devices", "hardware": "devices", "clusters": "devices", "runs": "setups"}
+_OTHER_WORDS = {"gpus": "devices", "gpu": "devices", "hardware": "devices", "clusters": "devices", "runs": "setups"}
 """What people ask for, and the list that has it."""
 
 
@@ -21,7 +21,7 @@ def list_command(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: an unknown list.
     """
-    what = OTHER_WORDS.get(arguments.what, arguments.what)
+    what = _OTHER_WORDS.get(arguments.what, arguments.what)
     if what is None:
         if arguments.json:
             emit_json({"lists": [{"name": name, "description": text} for name, text in LISTS.items()]})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from semu.cli.console import INTERRUPTED, Progress, emit, emit_json, say, say_written, write_html
 from semu.cli.option_checks import check_place, given_flags
 from semu.cli.resolved import dump_run, read_job
-from semu.errors import ConfigError, SemuError
+from semu.errors import MALFORMED, ConfigError, SemuError
 from semu.files import make_folder, write_text
 from semu.job import TrainingJob
 from semu.runfile.config import RunConfig
@@ -279,7 +279,7 @@ def _state(path: Path, key: dict[str, Any]) -> tuple[list[IterationRow] | None, 
             raise ValueError("rows out of order")
         priorities = None if table["priorities"] is None else Priorities.from_json(table["priorities"])
         found = dict(table["key"])
-    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+    except (*MALFORMED, OSError, RecursionError) as error:
         raise ConfigError("not the state of a loop", where=str(path), expected="what semu plan --out wrote") from error
     if found != key:
         different = next((name for name in key if found.get(name) != key[name]), "config")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from semu.errors import ConfigError
+from semu.errors import MALFORMED, ConfigError
 from semu.searcher.problem.checks import COSTS, LABELS
 from semu.searcher.problem.problem_arrays import ProblemArrays
 
@@ -51,6 +51,6 @@ def arrays_of_json(text: str, where: str) -> tuple[list[str], dict[str, Any]]:
         counts = np.array([len(row["held_bytes"]) for row in body["costs"]], dtype=np.int16)
         arrays["num_candidates"] = counts[kinds]
         names = [str(name) for name in body["module_names"]]
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (*MALFORMED, RecursionError) as error:
         raise ConfigError(f"not a search problem: {error}", where=where, expected=_FORMAT) from error
     return names, arrays

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from semu.checks import is_integer
-from semu.errors import ConfigError
+from semu.errors import MALFORMED, ConfigError
 from semu.fitting.kernel_names import family_of, family_of_kind
 from semu.fitting.trace_events import read_events
 from semu.validation.traces.gpu_trace import GpuTrace, Kernel
@@ -38,7 +38,7 @@ def read_kineto(path: str | os.PathLike[str], content: bytes | None = None) -> G
     complete, document, num_events = read_events(path, content)
     try:
         trace = _Reader(complete).trace(document)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise ConfigError(
             "an event of the trace cannot be read",
             where=place,
