@@ -46,9 +46,7 @@ def codes(code: CodeType) -> dict[str, list[CodeType]]:
             if isinstance(one, CodeType):
                 found[one.co_qualname].append(one)
                 waiting.append(one)
-    return {
-        name: sorted(own, key=lambda one: (one.co_firstlineno, one.co_positions is None)) for name, own in found.items()
-    }
+    return {name: sorted(own, key=lambda one: one.co_firstlineno) for name, own in found.items()}
 
 
 def change(path: Path, old: str, new: str) -> int:
