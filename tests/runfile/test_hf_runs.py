@@ -373,7 +373,7 @@ def test_an_encoder_that_cannot_be_cut_gets_a_tp_of_its_own_in_a_layout_that_is_
     run = resolve_run(config, Overrides(cluster="h100:4x8"))
     assert run.config["parallel"]["tp"] > 1
     assert run.config["parallel"]["modules"] == {"vision": {"tp": 1}}
-    with pytest.raises(ConfigError, match=r"memory of h100:2x8"):
+    with pytest.raises(MemoryLimitError, match=r"memory of h100:2x8"):
         resolve_run(config, Overrides(cluster="h100:2x8"))
 
 
