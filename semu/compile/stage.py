@@ -137,6 +137,18 @@ class StageProgram:
         order = np.argsort(self.stream, kind="stable").astype(np.int32)
         return order_ptr, order, self.touch_ptr, self.touch, self.touches, self.alive_before, self.alive_after
 
+    @cached_property
+    def rows_kept_before(self) -> NDArray[np.int64]:
+        """Size rows of what is there before the stage and does not arrive for it."""
+        arriving = np.isin(self.storage, [storage for storage in self.arriving_storage if storage >= 0])
+        return self.size_row[self.alive_before & ~arriving].astype(np.int64)
+
+    @cached_property
+    def rows_arriving(self) -> NDArray[np.int64]:
+        """Size rows of the storages that arrive for the stage."""
+        rows = dict(zip(self.arriving_storage, self.arriving, strict=True))
+        return np.array([row for row in rows.values() if row >= 0], dtype=np.int64)
+
     def times(
         self, latency: NDArray[np.float64], release: NDArray[np.float64] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

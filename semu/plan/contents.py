@@ -184,9 +184,9 @@ class PlanContents:
         chunk, number = arrays.chunk[kept], arrays.part[kept]
         kind, column = self.layout.recipe.kind_of(chunk, number), self.layout.recipe.column_of(chunk, number)
         sizes = np.zeros((3, len(shapes), len(kept)), dtype=np.int64)
-        for its in sorted_distinct(kind).tolist():
+        for its, own in stage_sizes(checkpoint, sorted_distinct(kind).tolist()).items():
             mine = kind == its
-            sizes[:, :, mine] = stage_sizes(checkpoint, its)[:, shapes[:, column[mine]]]
+            sizes[:, :, mine] = own[:, shapes[:, column[mine]]]
         found = sizes[:, 0].copy()
         for order in stages.orders if len(shapes) > 1 else ():
             pair, code = stages.pair[order], stages.code[order]

@@ -71,7 +71,7 @@ class Start:
     @cached_property
     def time_s(self) -> float:
         """Of the iteration, as simulated in full [s]; the report's."""
-        return self._decided.estimate().iteration_time_s
+        return self.built.estimate(self.solution).iteration_time_s
 
     @cached_property
     def report(self) -> Report:

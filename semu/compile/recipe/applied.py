@@ -71,6 +71,10 @@ _JOINED = memo.ScopedTable[_Joined]("variants of the chunks of a model's state, 
 """A planner asks for the same ones batch after batch."""
 
 
+_VARIANTS = memo.ScopedTable[TracedVariants]("blocks of a model's state under every strategy, by settings", 16)
+"""A search cuts one model several ways, and asks of each cut what some strategies cost, then others."""
+
+
 def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> _Joined:
     """The variants of all chunks; remembered where the model hides nothing."""
     job, state = layout.job, state_of(layout.job.model)
@@ -84,8 +88,13 @@ def _joined(layout: Layout, plan: StagePlan, cutting: SubMicrobatches) -> _Joine
     if joined_before is not None:
         return joined_before
     variants = told_variants(layout, plan)
-    strategies = sorted({word for own in variants for words in own for word in words})
-    traced = TracedVariants(job, strategies)
+    strategies = tuple(sorted({word for own in variants for words in own for word in words}))
+    is_remembered = traced_key is not None and state.is_fixed
+    traced = _VARIANTS.of(state).peek((traced_key, strategies)) if is_remembered else None
+    if traced is None:
+        traced = TracedVariants(job, strategies)
+        if is_remembered and traced.is_lasting:
+            _VARIANTS.of(state).put((traced_key, strategies), traced)
     joined = traced.joined()
     chunks: list[ChunkStages] = []
     more: list[ChunkStages] = []

@@ -18,23 +18,29 @@ from semu.schedule.stage_plan import StagePlan
 
 
 class TracedVariants:
-    """A job's blocks as the job says, and under each strategy, in one list of templates."""
+    """A job's blocks as the job says, and under each strategy, in one list of templates.
+
+    It holds neither the job nor its model: what is remembered of a model must not keep it alive.
+
+    Attributes:
+        own, by_strategy: blocks of every modality module, as the job says and by strategy. is_lasting: as
+            ``ModelTracer``, of all of them.
+    """
 
     def __init__(self, job: TrainingJob, strategies: Iterable[str]) -> None:
-        self._tracer = ModelTracer(job)
-        self.own = self._tracer.trace_model()
-        self._silent = self._tracer.silent
-        self.is_lasting = self._tracer.is_lasting
+        tracer = ModelTracer(job)
+        self.own = tracer.trace_model()
+        self._compiled, self._silent, self.is_lasting = tracer.blocks, tracer.silent, tracer.is_lasting
         self.by_strategy: dict[str, list[list[Block]]] = {}
         for word in strategies:
             other = ModelTracer(_under(job, word))
-            other.share(self._tracer)
+            other.share(tracer)
             self.by_strategy[word] = other.trace_model()
             self.is_lasting &= other.is_lasting
 
     def joined(self) -> JoinedLibrary:
         """The library of all templates."""
-        return library_of(self._tracer.blocks, (), is_lasting=self.is_lasting)
+        return library_of(self._compiled, (), is_lasting=self.is_lasting)
 
     def blocks(self, base: ChunkStages, words: Sequence[str] | None) -> tuple[Block, ...]:
         """A chunk's blocks; ``words``: strategies of its layers, None: the job's own. What no backward follows saves

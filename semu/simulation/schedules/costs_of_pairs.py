@@ -7,6 +7,8 @@ numbered chunk after chunk, part after part. Stage 2i is the forward of pair i, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -95,6 +97,7 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
     most, n = max(map(len, numbers), default=1), len(pairs)
     seconds = np.zeros((2, n, most))
     held, peaks = np.zeros((n, most), dtype=np.int64), np.zeros((2, n, most), dtype=np.int64)
+    sizes_of = stage_sizes(sim, (kind for kinds in numbers for kind in kinds))
     for chunk, kinds in enumerate(numbers):
         mine = chunk_of == chunk
         its = shapes[:, column[mine]]
@@ -104,7 +107,7 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
             seconds[0, mine, variant] = costs.forward.latency[its].max(axis=0)
             if costs.backward is not None:
                 seconds[1, mine, variant] = costs.backward.latency[its].max(axis=0)
-            sizes = stage_sizes(sim, kind)[:, its].max(axis=1)
+            sizes = sizes_of[kind][:, its].max(axis=1)
             held[mine, variant], peaks[:, mine, variant] = sizes[0], sizes[1:]
     return PairCosts(
         graph=graph,
@@ -122,29 +125,44 @@ def pair_costs(sim: SimulatedJob, replica: int | None = None) -> PairCosts:
     )
 
 
-def stage_sizes(costed: CostedJob, kind: int) -> I64:
-    """What a chunk under one of its variants holds between its stages, and the highest of its forward and of its
-    backward, as ``PairCosts`` says: int64[3, num_shapes].
+def stage_sizes(costed: CostedJob, kinds: Iterable[int]) -> dict[int, I64]:
+    """What chunks under variants hold between their stages, and the highest of their forward and of their backward, as
+    ``PairCosts`` says.
+
+    Args:
+        kinds: chunks and variants, as ``Layout.kinds`` numbers them.
+    Returns:
+        int64[3, num_shapes] of each [bytes].
     """
-    evaluation, stages, costs = costed.evaluation, costed.layout.kinds[kind], costed.evaluation.chunks[kind]
-    held = saved_bytes(costed, stages)
-    forward = np.maximum(costs.forward.peak + costs.arriving.sum(axis=0), held)
-    if stages.backward is None or costs.backward is None:
-        return np.stack((held, forward, np.zeros_like(held)))
-    rows = dict(zip(stages.backward.arriving_storage, stages.backward.arriving, strict=True))
-    gradients = evaluation.by_shape.sizes_of_rows([row for row in rows.values() if row >= 0]).sum(axis=0)
-    return np.stack((held, forward, costs.backward.peak + gradients))
+    evaluation, wanted = costed.evaluation, dict.fromkeys(kinds)
+    stages = {kind: costed.layout.kinds[kind] for kind in wanted}
+    backwards = list(dict.fromkeys(own.backward for own in stages.values() if own.backward is not None))
+    sums = _sums_of_rows(costed, [rows for own in backwards for rows in (own.rows_kept_before, own.rows_arriving)])
+    of_stage = dict(zip(backwards, zip(sums[::2], sums[1::2], strict=True), strict=True))
+    found = {}
+    for kind, own in stages.items():
+        costs = evaluation.chunks[kind]
+        nothing = np.zeros(evaluation.num_shapes, dtype=np.int64)
+        held, gradients = (nothing, nothing) if own.backward is None else of_stage[own.backward]
+        forward = np.maximum(costs.forward.peak + costs.arriving.sum(axis=0), held)
+        backward = nothing if costs.backward is None or own.backward is None else costs.backward.peak + gradients
+        found[kind] = np.stack((held, forward, backward))
+    return found
 
 
 def saved_bytes(costed: CostedJob, stages: ChunkStages) -> I64:
     """Bytes that a chunk's forward leaves for its backward: int64[num_shapes]."""
-    whole = stages.backward
-    if whole is None:
+    if stages.backward is None:
         return np.zeros(costed.evaluation.num_shapes, dtype=np.int64)
-    arriving = np.isin(whole.storage, [storage for storage in whole.arriving_storage if storage >= 0])
-    saved = whole.size_row[whole.alive_before & ~arriving].tolist()
-    total: I64 = costed.evaluation.by_shape.sizes_of_rows(saved).sum(axis=0)
-    return total
+    return _sums_of_rows(costed, [stages.backward.rows_kept_before])[0]
+
+
+def _sums_of_rows(costed: CostedJob, groups: Sequence[I64]) -> list[I64]:
+    """Bytes of several groups of size rows: int64[num_shapes] of each."""
+    every, number = np.unique(np.concatenate([*groups, np.zeros(0, dtype=np.int64)]), return_inverse=True)
+    sizes = costed.evaluation.by_shape.sizes_of_rows(every.tolist())
+    ends = np.cumsum([len(rows) for rows in groups])
+    return [sizes[number[end - len(rows) : end]].sum(axis=0) for rows, end in zip(groups, ends, strict=True)]
 
 
 def _transfer_s(sim: SimulatedJob, replica: int | None) -> F64:

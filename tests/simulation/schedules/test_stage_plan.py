@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +20,12 @@ from simulation.jobs import attention_encoder, gpt, job_of, overlap, t2v, t2v_it
 from simulation.multimodal_jobs import items_of, model_of
 from simulation.reference.plan import expand_plan
 
+from semu import memo
 from semu.compile.recipe.recipe_job import planned_job
 from semu.errors import ConfigError, ScheduleError
 from semu.graph.operator import Phase
-from semu.job import TrainingJob
+from semu.job import Precision, TrainingJob
+from semu.job.kinds import CrossEntropy
 from semu.parallel.config import Parallel
 from semu.schedule.schedule import Schedule
 from semu.schedule.shape import PipelineShape, StageKey
@@ -404,6 +409,39 @@ def test_one_pair_alone_peaks_as_its_costs_say() -> None:
         costs, report = prepare(job, plan=plan).pair_costs(), simulate(job, plan=plan)
         peak = max(costs.forward_peak_bytes[0, 0], costs.held_bytes[0, 0] + costs.backward_peak_bytes[0, 0])
         assert report.peak_memory_bytes[0] == report.static_memory_bytes[0] + peak
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"attention": "unfused"},
+        {"recompute": "selective"},
+        {"cross_entropy": CrossEntropy.UNFUSED},
+        {"precision": Precision.FP8},
+        {"parallel": Parallel(tp=2)},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_variants_of_other_settings_are_not_those_remembered(changed: dict[str, Any]) -> None:
+    """Of one model, one after another, each as it comes out where nothing is remembered. What a variant says of layers
+    is not read from the job, what it leaves open is."""
+    model, plan = gpt(), StagePlan(variants=((("selective", "none", "full"), ("full",) * 3),))
+    first, second = job_of(model, text_items(2)), job_of(model, text_items(2), **changed)
+    warm = [evaluate(job, plan=plan) for job in (first, second, first)]
+    memo.clear()
+    assert warm[1] == evaluate(second, plan=plan)
+    memo.clear()
+    assert warm[0] == warm[2] == evaluate(first, plan=plan)
+    assert (warm[0] == warm[1]) is ("recompute" in changed)
+
+
+def test_what_is_remembered_of_variants_does_not_keep_the_model() -> None:
+    model = gpt()
+    simulate(job_of(model, text_items(1)), plan=StagePlan(variants=((("selective",) * 3, ("none",) * 3),)))
+    left = weakref.ref(model)
+    del model
+    gc.collect()
+    assert left() is None
 
 
 # -- files and refusals ------------------------------------------------------------------------------------------------
