@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from semu import memo
 from semu.compile.layout import Layout
 from semu.costs.evaluation import CostedJob
-from semu.costs.phases import CODES, costs_of, program_of
+from semu.costs.phases import CODES, costs_of
 from semu.engine.timeline import OuterSlice
-from semu.engine.unit_graph import Edges, Slots, UnitGraph, UnitTimes
+from semu.engine.unit_graph import Edges, Slots, UnitGraph
 from semu.graph.operator import Phase
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import CommGroup
 from semu.records import dataclass
 from semu.schedule.problem import PipelineProblem
 from semu.schedule.units import PipelineUnits
-from semu.simulation.bindings import Binding, StageInsides
+from semu.simulation.bindings import Binding, Releases, StageInsides
 from semu.simulation.context import ParameterGather, PipelineRun, Replicas, SimulatedJob, TimedJob
 from semu.simulation.data_parallel.gathers_before_forwards import first_forward_bindings, parameter_waits
 from semu.simulation.effects.launch import launching_hosts, waits_for_hosts
@@ -229,7 +229,7 @@ def run_pipeline(sim: SimulatedJob, problem: PipelineProblem, *, has_hosts: bool
         start=start,
         end=end,
         sent=chunk_transfers(sim, problem),
-        release=_releases(layout, times, unit, problem, kind),
+        release=Releases.of(layout, times, unit[: problem.num_stages], problem.phase, kind),
         launched=launched,
         kind=kind,
         column=programs.column.take(unit[: problem.num_stages]),
@@ -257,25 +257,3 @@ def _added(new: Edges, bindings: Sequence[Binding], insides: StageInsides, nodes
         waits, slots = insides.bind(bindings, nodes.num_units)
         new = new.followed_by(waits)
     return _Added(new, slots, nodes.forced_order(new))
-
-
-def _releases(
-    layout: Layout,
-    times: UnitTimes,
-    unit: NDArray[np.int64],
-    problem: PipelineProblem,
-    kind: NDArray[np.int64],
-) -> dict[tuple[int, int], NDArray[np.float64]]:
-    """(replica, node) -> earliest starts of the operators of a touched stage, relative to its beginning [s]."""
-    result: dict[tuple[int, int], NDArray[np.float64]] = {}
-    if not len(times.slots.op):
-        return result
-    touched = times.touched[:, unit[: problem.num_stages]]
-    for replica, node in np.argwhere(touched).tolist():
-        mine = slice(times.slots.ptr[unit[node]], times.slots.ptr[unit[node] + 1])
-        program = program_of(layout, int(kind[node]), int(problem.phase[node]))
-        release = np.zeros(program.num_ops)
-        late = times.release[replica, mine] - times.start[replica, unit[node]]
-        release[times.slots.op[mine]] = np.maximum(late, 0.0)
-        result[replica, node] = release
-    return result

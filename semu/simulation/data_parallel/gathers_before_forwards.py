@@ -92,7 +92,7 @@ def first_forward_bindings(
     for rank, gather in sorted(gathers.items()):
         for unit in first[rank]:
             waits, bound = _bound(insides, gather, unit)
-            bindings.append(Binding(unit, gather_unit + waits, bound))
+            bindings.append(Binding(np.array([unit]), gather_unit + waits, bound))
         gather_unit += len(gather.slices)
     return bindings
 

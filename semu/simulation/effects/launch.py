@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.layout import Layout
+from semu.distinct import sorted_distinct
 from semu.engine.unit_graph import Edges, UnitGraph
 from semu.graph.operator import Operator, OpKind, Phase
 from semu.job import TrainingJob
@@ -104,18 +105,21 @@ def launching_hosts(
     host[stages] = nodes.num_units + np.arange(len(stages))
     latency = np.zeros((len(nodes.latency), len(stages)))
     bindings: list[Binding] = []
-    bounds: dict[tuple[Inside, float], tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = {}
     rank = np.repeat(np.arange(len(orders), dtype=np.int32), [len(order) for order in orders])
-    for number, (unit, on) in enumerate(zip(stages.tolist(), rank.tolist(), strict=True)):
-        inside = insides.of(unit)
-        key = inside, launch_s[on]
-        if key not in bounds:
-            issued = (inside.latency > 0) | hidden.take(inside.program.rows)
-            launches = np.where(issued, calls.take(inside.program.rows), 0)
-            bounds[key] = _issued(inside, launches, launch_s[on], blocks=blocks)
-        bound, lag, latency[:, number] = bounds[key]
+    found, which = insides.of_each(stages)
+    distinct = sorted_distinct(np.array(launch_s))
+    kind = which * len(distinct) + distinct.searchsorted(launch_s)[rank]  # stages that are issued alike
+    by_kind = np.argsort(kind, kind="stable")
+    for mine in np.split(by_kind, np.flatnonzero(np.diff(kind[by_kind])) + 1) if len(stages) else ():
+        number, slow = divmod(int(kind[mine[0]]), len(distinct))
+        inside = found[number]
+        issued = (inside.latency > 0) | hidden.take(inside.program.rows)
+        launches = np.where(issued, calls.take(inside.program.rows), 0)
+        bound, lag, lasts = _issued(inside, launches, float(distinct[slow]), blocks=blocks)
+        latency[:, mine] = lasts[:, np.newaxis]
         if len(bound):
-            bindings.append(Binding(unit, np.full(len(bound), host[unit]), bound, lag))
+            units = stages[mine].astype(np.int64)
+            bindings.append(Binding(units, host[units][:, np.newaxis], bound, lag))
     chain = [np.stack((host[order[:-1]], host[order[1:]]), axis=1) for order in orders]
     pairs = np.concatenate([*chain, _synchronising(insides, nodes, host, between)]).astype(np.int32)
     return Hosts(latency, rank, Edges.between(pairs, len(latency)), tuple(bindings))
@@ -171,12 +175,6 @@ def _issued(
     return bound, issued[:, bound], issued.max(axis=1, initial=0.0)
 
 
-def _reads_counts(insides: StageInsides, unit: int, is_routing: NDArray[np.bool_]) -> bool:
-    """Whether a stage routes tokens: how many go where, its host reads back before it launches what follows.
-    ``is_routing``: bool[num_operators] of the library."""
-    return bool(is_routing[insides.of(unit).program.rows].any())
-
-
 def _synchronising(
     insides: StageInsides, nodes: UnitGraph, host: NDArray[np.int64], between: NDArray[np.int32]
 ) -> NDArray[np.int64]:
@@ -189,7 +187,10 @@ def _synchronising(
         passes = (Phase.FORWARD, Phase.RECOMPUTE)
         every = insides.layout.library.operators
         is_routing = np.array([op.kind is OpKind.TOP_K and op.phase in passes for op in every], dtype=np.bool_)
-        waits[[unit for unit in np.flatnonzero(host >= 0).tolist() if _reads_counts(insides, unit, is_routing)]] = True
+        launched = np.flatnonzero(host >= 0)
+        found, which = insides.of_each(launched)
+        reads = np.array([is_routing[inside.program.rows].any() for inside in found], dtype=np.bool_)
+        waits[launched[reads[which]]] = True  # the host reads how many tokens go where before it launches what follows
     elif not waits_for_sends:
         return np.zeros((0, 2), dtype=np.int64)
     given = np.stack((nodes.edges.source, nodes.edges.target), axis=1)
