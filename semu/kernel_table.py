@@ -46,6 +46,10 @@ KERNELS = {
         0.9,
         "f8[:,::1], f8[:,::1], f8[:,::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[:,::1]",
     ),
+    "engine.kernels.allocator.order_turns": Kernel(
+        0.2,
+        "i8[::1], f8[::1], i8[::1], i8, i8[::1]",
+    ),
     "engine.kernels.allocator.replay": Kernel(
         1.1,
         "i8[::1], i8[::1], i8, i8, i8, i8[::1], i8, i8[::1]",
@@ -177,7 +181,11 @@ _TIMES = (
     "engine.kernels.pipeline_memory.pipeline_summits",
     "engine.kernels.pipeline_memory.exact_summit",
 )
-_ALLOCATOR = ("engine.kernels.allocator.write_tape", "engine.kernels.allocator.replay")
+_ALLOCATOR = (
+    "engine.kernels.allocator.order_turns",
+    "engine.kernels.allocator.write_tape",
+    "engine.kernels.allocator.replay",
+)
 _ORDERS = (
     "schedule.kernels.list_schedule",
     "schedule.kernels.run_orders",

@@ -280,7 +280,6 @@ WITHIN_A_CALL = {
     *("compile/structure.py", "executor/backward.py", "executor/model.py", "memo.py", "nn/layers/lora.py"),
     *("nn/model.py", "nn/module.py", "nn/trace/autograd.py", "nn/trace/tracing.py", "present/traces/columns.py"),
     *("searcher/grid/content.py", "searcher/grid/hunt.py", "simulation/checks/modality_inputs.py"),
-    "simulation/memory/allocation_tape.py",
     *("simulation/data_parallel/step.py", "simulation/pipeline.py", "simulation/replica_costs.py"),
     *("simulation/contexts/policies.py", "simulation/schedules/exploring.py", "validation/traces/gpu_work.py"),
     *("workload/derived.py", "workload/masked.py"),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semu.engine.allocator import AllocationTrace, Reserved, reserve
+from semu.engine.kernels.allocator import order_turns
 from tests.engine.allocator_reference import MIB, reserve_slowly
 
 SIZES = st.one_of(
@@ -105,3 +106,11 @@ def test_free_neighbours_join() -> None:
     frees = [(number, 0) for number in range(2)]
     found = reserve(trace_of([*parts, *frees, (9, 20 * MIB)]), capacity_bytes=1 << 50, repeats=1)
     assert found.peak_bytes == 20 * MIB
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 0.5, 1.0, np.inf]), st.integers(0, 3))))
+def test_turns_are_ordered_as_a_stable_sort_has_them(turns: list[tuple[int, float, int]]) -> None:
+    place, time, number = (np.array([turn[k] for turn in turns]) for k in range(3))
+    order = np.full(len(turns), -1, dtype=np.int64)
+    order_turns(place.astype(np.int64), time.astype(np.float64), number.astype(np.int64), 6, order)
+    assert order.tolist() == sorted(range(len(turns)), key=lambda turn: turns[turn])

@@ -98,6 +98,33 @@ def _remove(b: int, head: I64, last: I64, filled: U64, block: I64) -> None:
 
 
 @kernel
+def order_turns(place: I64, time: NDArray[np.float64], number: I64, num_places: int, order: I64) -> None:
+    """Order turns by place, then time, then number, then as they stand. Few have one place.
+
+    Args:
+        place: int64[num_turns], each below ``num_places``. time, number: float64, int64[num_turns].
+        order: int64[num_turns], written: the turns.
+    """
+    first = zeros(num_places + 1, np.int64)
+    for own in place:
+        first[own + 1] += 1
+    for own in range(num_places):
+        first[own + 1] += first[own]
+    count = zeros(num_places, np.int64)
+    for turn in range(len(place)):
+        begin = first[place[turn]]
+        at = begin + count[place[turn]]
+        count[place[turn]] += 1
+        while at > begin and (
+            time[order[at - 1]] > time[turn]
+            or (time[order[at - 1]] == time[turn] and number[order[at - 1]] > number[turn])
+        ):
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = turn
+
+
+@kernel
 def write_tape(turns: I64, first: I64, entries: I64, num_cells: int, tape: I64) -> int:
     """Write changes of memory as a tape of allocations and frees, in the order of ``turns``. A cell is allocated and
     freed many times; every allocation gets a new slot.

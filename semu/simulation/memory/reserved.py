@@ -28,7 +28,7 @@ from semu.job import Training, TrainingJob
 from semu.present.estimate import DeviceRoom
 from semu.records import dataclass
 from semu.simulation.context import TimedJob
-from semu.simulation.memory.allocation_tape import AllocationTape
+from semu.simulation.memory.allocation_tape import AllocationTape, PipelineTapes
 from semu.simulation.memory.communicators import GpuAxes, communicators_bytes
 from semu.simulation.memory.static import rank_static
 from semu.simulation.memory.unsharded import unsharded_bytes
@@ -70,30 +70,37 @@ class HeldMemory:
 
     Attributes:
         timed, replicas, peaks: as ``reserved_bytes``. known: what was asked for so far [bytes], by rank.
+        tapes: the tapes of each replica.
     """
 
     timed: TimedJob
     replicas: Sequence[int]
     peaks: Sequence[int]
     known: dict[int, int] = field(default_factory=dict)
+    tapes: dict[int, PipelineTapes] = field(default_factory=dict)
 
     def __call__(self, rank: int) -> int:
         """Of one rank [bytes]."""
         if rank not in self.known:
-            self.known[rank] = reserved_bytes(self.timed, self.replicas, self.peaks, rank)
+            replica = self.replicas[rank]
+            if replica not in self.tapes:
+                self.tapes[replica] = PipelineTapes(self.timed, replica)
+            self.known[rank] = reserved_bytes(self.timed, self.replicas, self.peaks, rank, self.tapes[replica])
         return self.known[rank]
 
 
-def reserved_bytes(timed: TimedJob, replicas: Sequence[int], peaks: Sequence[int], rank: int) -> int:
+def reserved_bytes(
+    timed: TimedJob, replicas: Sequence[int], peaks: Sequence[int], rank: int, tapes: PipelineTapes | None = None
+) -> int:
     """Highest reserved memory of a pipeline rank [bytes]: cached blocks without a use are given back before the
     allocator takes what lies outside it or the margin, as they are where a device has no more.
 
     Args:
         timed: the job under a schedule. replicas: per rank, the distinct replica to replay: the one whose
             allocation is highest. peaks: per rank, its highest allocation [bytes]; less is never reserved.
-        rank: which one.
+        rank: which one. tapes: of its replica, where several ranks are asked.
     """
-    program, capacity = RankProgram.of(timed, rank, replicas[rank]), max(device_room(timed.job).usable_bytes, 0)
+    program, capacity = RankProgram.of(timed, rank, replicas[rank], tapes), max(device_room(timed.job).usable_bytes, 0)
     key = program.content, capacity  # ranks and schedules often allocate and free alike
     found = _REPLAYED.get(key, lambda: reserve(program.trace(), capacity_bytes=capacity).peak_bytes)
     return max(found, -(-peaks[rank] // (2 << 20)) * (2 << 20))
@@ -121,12 +128,12 @@ class RankProgram(NamedTuple):
     steps: list[list[int]]
 
     @classmethod
-    def of(cls, timed: TimedJob, rank: int, replica: int) -> RankProgram:
-        """Of a rank; arguments as ``rank_trace``."""
+    def of(cls, timed: TimedJob, rank: int, replica: int, tapes: PipelineTapes | None = None) -> RankProgram:
+        """Of a rank; arguments as ``rank_trace``, and the tapes of the replica."""
         layout = timed.layout
         static = _STATIC.get(layout.place, rank, lambda: np.array(static_requests(layout, rank), dtype=np.int64))
         unsharded = np.array(unsharded_bytes(layout, rank) if layout.job.gathers_once else [], dtype=np.int64)
-        return cls(static, unsharded, AllocationTape(timed, rank, replica), step_requests(layout, rank))
+        return cls(static, unsharded, (tapes or PipelineTapes(timed, replica)).of(rank), step_requests(layout, rank))
 
     @property
     def content(self) -> bytes:

@@ -20,7 +20,7 @@ from semu.errors import SemuError
 from semu.job import TrainingJob
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation import prepare
-from semu.simulation.memory.allocation_tape import AllocationTape
+from semu.simulation.memory.allocation_tape import PipelineTapes
 
 I64 = NDArray[np.int64]
 
@@ -52,9 +52,10 @@ def compare(kind: str, seed: int) -> int:
     except SemuError:  # not every random job is legal
         return 0
     events = 0
-    for rank in range(job.parallel.pp):
-        for replica in range(iteration.run.num_replicas):
-            found = in_order(*AllocationTape(iteration, rank, replica).record())
+    for replica in range(iteration.run.num_replicas):
+        tapes = PipelineTapes(iteration, replica)
+        for rank in range(job.parallel.pp):
+            found = in_order(*tapes.of(rank).record())
             assert found == in_order(*SlowTape(iteration, rank, replica).record()), (rank, replica)
             events += len(found[0])
     return events

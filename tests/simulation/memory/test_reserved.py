@@ -34,6 +34,7 @@ from semu.schedule.problem import lower
 from semu.searcher.what_if.advice import advise
 from semu.simulation import prepare
 from semu.simulation.context import TimedJob
+from semu.simulation.memory.allocation_tape import PipelineTapes
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.reserved import RankProgram, rank_trace, reserved_bytes, shared_out, static_requests
 from semu.simulation.memory.workspaces import CUBLAS_BYTES, CUBLAS_BYTES_HOPPER, CUBLAS_HANDLES
@@ -189,9 +190,9 @@ def test_every_rank_is_replayed_once(make: Callable[[], Model], monkeypatch: pyt
     """However often a report and its copies are asked, and advised on."""
     replayed: list[int] = []
 
-    def _of(timed: TimedJob, rank: int, replica: int) -> RankProgram:
+    def _of(timed: TimedJob, rank: int, replica: int, tapes: PipelineTapes | None = None) -> RankProgram:
         replayed.append(rank)
-        return program_of(timed, rank, replica)
+        return program_of(timed, rank, replica, tapes)
 
     program_of = RankProgram.of
     monkeypatch.setattr(RankProgram, "of", _of)

@@ -19,7 +19,7 @@ from semu.schedule.graph import graph_of
 from semu.schedule.phases import BACKWARD, CODE_OF_PHASE, FORWARD, INPUT
 from semu.schedule.problem import Transfer
 from semu.simulation.context import TimedJob
-from semu.simulation.memory.allocation_tape import issue_order
+from semu.simulation.memory.changes import issue_order
 from semu.simulation.transfers import leaving_positions
 
 I64 = NDArray[np.int64]

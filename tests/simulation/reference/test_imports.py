@@ -35,7 +35,7 @@ SHARED = {
         "semu.schedule.phases.INPUT": "a word",
         "semu.schedule.problem.Transfer": "a record",
         "semu.simulation.context.TimedJob": "when stages ran, which is compared elsewhere",
-        "semu.simulation.memory.allocation_tape.issue_order": "the order in which a host issues stages",
+        "semu.simulation.memory.changes.issue_order": "the order in which a host issues stages",
         "semu.simulation.transfers.leaving_positions": "which tensors of a carry are handed on",
     },
 }
