@@ -18,7 +18,13 @@ from semu.simulation.context import TimedJob
 from semu.simulation.iteration import time_iteration
 from semu.simulation.memory.reserved import device_room
 from semu.simulation.preparation import prepare
-from semu.simulation.results.estimated import Metrics, estimate_iteration, fullest_bytes, iteration_metrics
+from semu.simulation.results.estimated import (
+    Metrics,
+    estimate_iteration,
+    fullest_bytes,
+    iteration_metrics,
+    pipeline_memory,
+)
 from semu.workload.batch import TextBatch
 from semu.workload.listed import ListedBatch
 
@@ -109,7 +115,8 @@ def evaluate_metrics(job: TrainingJob) -> tuple[Metrics, int | None]:
         ConfigError, ScheduleError: as ``evaluate``.
     """
     iteration = prepare(job).iteration()
-    metrics = iteration_metrics(iteration)
+    memory = pipeline_memory(iteration)
+    metrics = iteration_metrics(iteration, memory)
     if not device_room(job).is_tight(metrics.peak_memory_bytes):
         return metrics, None
-    return metrics, estimate_iteration(iteration).estimate.judged_bytes
+    return metrics, estimate_iteration(iteration, memory).estimate.judged_bytes

@@ -125,7 +125,8 @@ def edge_bytes(
         total: NDArray[np.int64] = (costs.arriving if is_forward else costs.gradient_leaving)[positions].sum(axis=0)
         return total if share == 1 else -(-total * share.numerator // share.denominator)
 
-    return _EDGES.get(costed.evaluation.by_shape, (costs, is_forward, share, *positions), _make)
+    key = costs, is_forward, share.numerator, share.denominator, *positions  # a fraction's own hash takes long
+    return _EDGES.get(costed.evaluation.by_shape, key, _make)
 
 
 def edge_link(layout: Layout, source: int, target: int, phase: Phase, link: CommGroup) -> CommGroup:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semu.errors import ConfigError, SemuError
-from semu.job import TrainingJob
+from semu.job import Training, TrainingJob
 from semu.parallel.context import Balance
 from semu.parallel.segments import OWN_RANKS
 from semu.records import dataclass
@@ -282,6 +282,7 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
         return
     v, gpus = space.values, job.cluster.num_gpus
     options, words, first = _options(space)[0], Splits(job, ()), [v[axis][0] for axis in INNER]
+    known: dict[int, Training] = {}
     rest = len(v[Axis.EP]) * len(v[Axis.VPP]) * len(options) * inner
     blocks = num_blocks(job)
     counts_blocks = job.parallel.stage_layout is None
@@ -315,7 +316,7 @@ def _sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, follows: 
                 if sizes.shares and not words.fits(sizes.shares, sizes.segments, pp, vpp):
                     cuts.add(Rule.SHARES, inner)
                     continue
-                error = _misfit(job, sizes)
+                error = _misfit(job, sizes, known)
                 if error is not None:
                     cuts.add(Rule.SIZES, inner, error)
                     continue
@@ -326,6 +327,7 @@ def _split_sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, fol
     """``_sizes`` of modules on GPUs of their own, whose sizes say tp, cp and pp of the job."""
     v, gpus = space.values, job.cluster.num_gpus
     words, place, first = Splits(job, ()), OPTIONS.index(Axis.SEGMENTS), [v[axis][0] for axis in INNER]
+    known: dict[int, Training] = {}
     each = len(v[Axis.EP]) * len(v[Axis.VPP]) * inner
     for chosen in _options(space)[1]:
         modules = str(chosen[-1])
@@ -336,7 +338,7 @@ def _split_sizes(job: TrainingJob, space: Space, inner: int, cuts: _Cuts, *, fol
         tp, cp, pp = total_sizes(modules)
         for dp, ep, vpp in product(dps, _ints(v[Axis.EP]), _ints(v[Axis.VPP])):
             sizes = Point(dp, tp, pp, cp, ep, vpp, *first, *chosen)  # type: ignore[arg-type]
-            error = _misfit(job, sizes)
+            error = _misfit(job, sizes, known)
             if error is None:
                 yield sizes
             else:
@@ -347,12 +349,17 @@ def _ints(values: tuple[int | str, ...]) -> list[int]:
     return [int(value) for value in values]
 
 
-def _misfit(job: TrainingJob, sizes: Point) -> SemuError | None:
-    """What is wrong with sizes whatever the batch: they are tried with two microbatches for each pipeline rank."""
+def _misfit(job: TrainingJob, sizes: Point, known: dict[int, Training]) -> SemuError | None:
+    """What is wrong with sizes whatever the batch: they are tried with two microbatches for each pipeline rank.
+
+    Args:
+        known: filled, the job's settings by the size of a batch.
+    """
     try:
-        parallel = replace(job.parallel, **parallel_of(sizes))
-        training = replace(job.training, micro_batch=1, global_batch=2 * sizes.dp * sizes.pp)
-        replace(job, parallel=parallel, training=training)
+        parallel, batch = replace(job.parallel, **parallel_of(sizes)), 2 * sizes.dp * sizes.pp
+        if batch not in known:
+            known[batch] = replace(job.training, micro_batch=1, global_batch=batch)
+        TrainingJob(job.model, job.cluster, parallel, known[batch], job.batch)
     except ConfigError as error:
         return error
     return None

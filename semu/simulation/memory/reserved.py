@@ -130,8 +130,8 @@ class RankProgram(NamedTuple):
     @classmethod
     def of(cls, timed: TimedJob, rank: int, replica: int, tapes: PipelineTapes | None = None) -> RankProgram:
         """Of a rank; arguments as ``rank_trace``, and the tapes of the replica."""
-        layout = timed.layout
-        static = _STATIC.get(layout.place, rank, lambda: np.array(static_requests(layout, rank), dtype=np.int64))
+        layout, like = timed.layout, timed.layout.cut.alike[rank]
+        static = _STATIC.get(layout.place, like, lambda: np.array(static_requests(layout, like), dtype=np.int64))
         unsharded = np.array(unsharded_bytes(layout, rank) if layout.job.gathers_once else [], dtype=np.int64)
         return cls(static, unsharded, (tapes or PipelineTapes(timed, replica)).of(rank), step_requests(layout, rank))
 
@@ -139,8 +139,9 @@ class RankProgram(NamedTuple):
     def content(self) -> bytes:
         """The same for programs that ask for the same in the same order; it takes no writing down of every event."""
         counts = [len(self.static), len(self.unsharded), *map(len, self.steps)]
-        sizes = [*self.static.tolist(), *self.unsharded.tolist(), *itertools.chain(*self.steps)]
-        found = hashlib.blake2b(np.array([len(counts), *counts, *sizes], dtype=np.int64).tobytes(), digest_size=32)
+        found = hashlib.blake2b(np.array([len(counts), *counts], dtype=np.int64).tobytes(), digest_size=32)
+        for sizes in (self.static, self.unsharded, *self.steps):
+            found.update(np.asarray(sizes, dtype=np.int64).tobytes())
         found.update(self.tape.content)
         return found.digest()
 
@@ -165,7 +166,7 @@ class RankProgram(NamedTuple):
 
 
 _STATIC = memo.ScopedTable[NDArray[np.int64]](
-    "static memory in a place as it is asked for, by rank", 256, is_large=True
+    "static memory in a place as it is asked for, by the first rank that holds the same", 256, is_large=True
 )
 
 

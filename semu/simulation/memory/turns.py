@@ -198,7 +198,7 @@ class Turns:
             make: shape -> change.
         """
         if (shape := self._only_shape) is not None:
-            return self.changes.number((key, shape), lambda: make(shape))
+            return self.changes.number((key, shape), partial(make, shape))
         return self.changes.by_shape(key, self._shape_of[columns()], self._num_shapes, make)
 
     # -- stages ------------------------------------------------------------------------------------------------------
@@ -297,16 +297,16 @@ class Turns:
     def _arriving(self, chunk: int, part: I64, code: int, positions: tuple[int, ...] | None = None) -> I64 | int:
         """Tensors that stages start from; ``positions``: among their arriving tensors, None: all."""
 
-        def _change(program: StageProgram, shape: int) -> Change:
-            every = range(len(program.arriving)) if positions is None else positions
-            rows = {program.arriving_storage[k]: program.arriving[k] for k in every if program.arriving[k] >= 0}
-            return Change.of(np.array([*rows], dtype=np.int64), self._sizes_of(shape)[[*rows.values()]], True)
-
         def _number(program: StageProgram, own: I64 | slice) -> I64 | int:
             columns = partial(self.layout.recipe.column_of, chunk, part[own])
-            return self._by_shape_of(columns, (program, positions), partial(_change, program))
+            return self._by_shape_of(columns, (program, positions), partial(self._start, program, positions))
 
         return self._by_program(chunk, part, code, _number)
+
+    def _start(self, program: StageProgram, positions: tuple[int, ...] | None, shape: int) -> Change:
+        every = range(len(program.arriving)) if positions is None else positions
+        rows = {program.arriving_storage[k]: program.arriving[k] for k in every if program.arriving[k] >= 0}
+        return Change.of(np.array([*rows], dtype=np.int64), self._sizes_of(shape)[[*rows.values()]], True)
 
     def _share(self, when: _When, other: int, chunk: int, part: I64, code: int) -> None:
         """What a chunk of the same rank made is the same storage here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from semu.simulation.memory.peaks import PipelineMemory, RankPeak
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.memory.reserved import HeldMemory, device_room
 from semu.simulation.memory.static import resident_memory
-from semu.simulation.memory.unsharded import UnshardedMemory, pipeline_unsharded
+from semu.simulation.memory.unsharded import pipeline_unsharded
 from semu.simulation.results.time_breakdown import Work, breakdown, bubble_ratio, count_work
 
 
@@ -34,8 +33,8 @@ class Metrics(NamedTuple):
     peak_memory_bytes: int
 
 
-def iteration_metrics(iteration: Iteration) -> Metrics:
-    """The metrics of an iteration, equal to those of ``estimate_iteration``.
+def iteration_metrics(iteration: Iteration, pipeline: PipelineMemory) -> Metrics:
+    """The metrics of an iteration, equal to those of ``estimate_iteration``; ``pipeline``: as ``pipeline_memory``.
 
     A stage is looked at event by event only where it could raise the peak of the fullest rank; there is no breakdown.
     """
@@ -44,14 +43,23 @@ def iteration_metrics(iteration: Iteration) -> Metrics:
         iteration_time_s=time_s,
         mfu=count_work(iteration).model_flop / possible_flop(iteration.job, time_s),
         bubble_ratio=bubble_ratio(iteration, int(np.argmax(run.makespan()))),
-        peak_memory_bytes=fullest_bytes(iteration, pipeline_unsharded(iteration)),
+        peak_memory_bytes=_fullest_of(pipeline),
     )
 
 
-def fullest_bytes(timed: TimedJob, held: Sequence[UnshardedMemory | None] = ()) -> int:
-    """What is allocated at most on the fullest rank [bytes]; ``held``: as ``PipelineMemory``."""
-    resident = [static.total + workspace for static, workspace in resident_memory(timed.layout)]
-    return PipelineMemory(timed, held).fullest(np.array(resident, dtype=np.int64))
+def pipeline_memory(iteration: Iteration) -> PipelineMemory:
+    """Dynamic memory of all pipeline ranks of an iteration."""
+    return PipelineMemory(iteration, pipeline_unsharded(iteration))
+
+
+def fullest_bytes(timed: TimedJob) -> int:
+    """What is allocated at most on the fullest rank while the pipeline runs [bytes]."""
+    return _fullest_of(PipelineMemory(timed))
+
+
+def _fullest_of(pipeline: PipelineMemory) -> int:
+    resident = [static.total + workspace for static, workspace in resident_memory(pipeline.layout)]
+    return pipeline.fullest(np.array(resident, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +80,12 @@ class EstimatedIteration:
     peak_rate: float
 
 
-def estimate_iteration(iteration: Iteration) -> EstimatedIteration:
-    """Time, memory of every rank and use of the devices."""
+def estimate_iteration(iteration: Iteration, pipeline: PipelineMemory | None = None) -> EstimatedIteration:
+    """Time, memory of every rank and use of the devices; ``pipeline``: its memory, where that is known."""
     job, run, time_s = iteration.job, iteration.run, iteration.time_s
     makespan = run.makespan()
     slowest = int(np.argmax(makespan))
-    pipeline = PipelineMemory(iteration, pipeline_unsharded(iteration))
+    pipeline = pipeline_memory(iteration) if pipeline is None else pipeline
     memories = [RankMemory(iteration, rank, pipeline) for rank in range(job.parallel.pp)]
     resident = resident_memory(iteration.layout)
     peaks = [

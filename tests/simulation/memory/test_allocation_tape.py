@@ -21,6 +21,7 @@ from semu.job import TrainingJob
 from semu.schedule.stage_plan import StagePlan
 from semu.simulation import prepare
 from semu.simulation.memory.allocation_tape import PipelineTapes
+from semu.simulation.memory.reserved import static_requests
 
 I64 = NDArray[np.int64]
 
@@ -51,6 +52,9 @@ def compare(kind: str, seed: int) -> int:
         iteration = prepare(job, plan=plan).iteration()
     except SemuError:  # not every random job is legal
         return 0
+    layout = iteration.layout
+    for rank, like in enumerate(layout.cut.alike):
+        assert static_requests(layout, rank) == static_requests(layout, like)
     events = 0
     for replica in range(iteration.run.num_replicas):
         tapes = PipelineTapes(iteration, replica)
