@@ -218,7 +218,7 @@ def _search_once(
         partition=found.partition,
         plan=found.built.plan_of(found.solution, "search"),
         report=found.report,
-        default=start.report,
+        heuristic=start,
         baseline=beside[0][1] if beside else None,
         explored=explored[0].simulate() if explored else None,
         limit_bytes=int(found.built.costs.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes),
@@ -227,7 +227,7 @@ def _search_once(
         bound_name=bound[1],
         result=result,
         prepare_s=prepared_s,
-        alike=None if alike is None else alike.report,
+        ordered=alike,
         is_as_asked=_is_as_asked(found.partition, like, sub_batch or {}, segments or {}),
         assigned=assigned,
     )

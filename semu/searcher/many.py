@@ -131,7 +131,7 @@ def _searched(options: dict[str, Any], task: tuple[str, TrainingJob]) -> SearchR
         name,
         found.report.iteration_time_s,
         None if found.baseline is None else found.baseline.iteration_time_s,
-        found.default.iteration_time_s,
+        found.heuristic.time_s,
         found.gap,
         found.report.bubble_ratio,
         found.result.rollouts,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from semu.files import make_folder, write_file
 from semu.frames import Tabular, scalars
 from semu.job import TrainingJob
+from semu.present.estimate import Estimate
 from semu.present.report import Report
 from semu.records import dataclass
 from semu.schedule.schedule import Schedule
@@ -26,6 +27,7 @@ from semu.units import GIB, fit_columns, fit_lines
 
 if TYPE_CHECKING:
     from semu.present.page import Page
+    from semu.searcher.starts import Start
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +38,12 @@ class SearchReport(Tabular):
         job: without its layout and schedule. changes: what that changed, by key of the run file; None: the key goes.
         partition: chunks and sub-microbatches.
         plan: the schedule with all that it is a schedule of; ``semu.simulate(job, plan=...)`` gives ``report``.
-        report: full simulation of it. default: of the heuristic's schedule, before any search.
+        report: full simulation of it. heuristic: the heuristic's schedule, before any search.
         baseline: of Megatron-LM's; None: it cannot run the job.
         limit_bytes: memory of every rank. problem: what was searched, under the limits of the schedule found.
         solution: the schedule as the search sees it, with its lower bound. bound_name: which bound that is.
         result: how the search went. prepare_s: time for Megatron-LM's schedule and the candidates [s].
-        alike: of Megatron-LM's cut and order with the memory strategies, of those that the search may use, that fit
+        ordered: Megatron-LM's cut and order with the memory strategies, of those that the search may use, that fit
             best: what is gained over it is gained by cut and order alone. None: nothing fits, or it cannot run the job.
         is_as_asked: modules have the sub-microbatches and segments that the caller gave, if any; False: Megatron-LM's
             cut, or that of the explored order, which has others, is faster.
@@ -54,7 +56,7 @@ class SearchReport(Tabular):
     partition: Partition
     plan: StagePlan
     report: Report
-    default: Report
+    heuristic: Start
     baseline: Report | None
     limit_bytes: int
     problem: JobProblem
@@ -62,10 +64,20 @@ class SearchReport(Tabular):
     bound_name: str
     result: SearchResult
     prepare_s: float
-    alike: Report | None = None
+    ordered: Start | None = None
     is_as_asked: bool = True
     explored: Report | None = None
     assigned: Assignment | None = None
+
+    @property
+    def default(self) -> Report:
+        """Full simulation of the heuristic's schedule; made when it is asked for."""
+        return self.heuristic.report
+
+    @property
+    def alike(self) -> Report | None:
+        """The same of ``ordered``."""
+        return None if self.ordered is None else self.ordered.report
 
     @property
     def schedule(self) -> Schedule:
@@ -105,7 +117,7 @@ class SearchReport(Tabular):
     @property
     def gain_alike(self) -> float | None:
         """The same of Megatron-LM's order with the recomputation that fits best; None: none fits."""
-        return self._speed_over(self.alike)
+        return self._speed_over(None if self.ordered is None else self.ordered.estimate)
 
     def gain_text(self) -> str:
         """Both in a sentence; empty: Megatron-LM cannot run the job."""
@@ -116,17 +128,18 @@ class SearchReport(Tabular):
             said += f"; {self.gain_alike:.3f} x its speed with the recomputation that fits best"
         return f"{self.gain:.3f} x Megatron-LM's speed{said}"
 
-    def _speed_over(self, other: Report | None) -> float | None:
+    def _speed_over(self, other: Report | Estimate | None) -> float | None:
         own = self.report.iteration_time_s
         return None if other is None or not own > 0 else other.iteration_time_s / own
 
-    def _reports(self) -> list[tuple[str, Report | None]]:
+    def _reports(self) -> list[tuple[str, Report | Estimate | None]]:
         """The rows of the table; None: it cannot run."""
-        alike = [] if self.alike is None else [("its order, best recompute", self.alike)]
+        alike = [] if self.ordered is None else [("its order, best recompute", self.ordered.estimate)]
         explored = [] if self.explored is None else [("explored", self.explored)]
-        return [("Megatron-LM", self.baseline), *alike, *explored, ("heuristic", self.default), ("search", self.report)]
+        made = ("heuristic", self.heuristic.estimate), ("search", self.report)
+        return [("Megatron-LM", self.baseline), *alike, *explored, *made]
 
-    def _holds(self, report: Report) -> bool:
+    def _holds(self, report: Report | Estimate) -> bool:
         """Whether a schedule keeps the limits of the search."""
         return report.fits and max(report.peak_memory_bytes) <= self.limit_bytes
 
@@ -142,9 +155,9 @@ class SearchReport(Tabular):
             "bound": self.bound_name,
             "gap": self.gap,
             "baseline": None if self.baseline is None else _figures(self.baseline),
-            "baseline_alike": None if self.alike is None else _figures(self.alike),
+            "baseline_alike": None if self.ordered is None else _figures(self.ordered.estimate),
             **({} if self.explored is None else {"explored": _figures(self.explored)}),
-            "heuristic": _figures(self.default),
+            "heuristic": _figures(self.heuristic.estimate),
             "search": _figures(self.report),
             "limit_bytes": self.limit_bytes,
             "is_as_asked": self.is_as_asked,
@@ -302,7 +315,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _figures(report: Report) -> dict[str, object]:
+def _figures(report: Report | Estimate) -> dict[str, object]:
     return {
         "iteration_time_s": report.iteration_time_s,
         "bubble_ratio": report.bubble_ratio,

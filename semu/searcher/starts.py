@@ -18,6 +18,7 @@ from semu.baselines.baseline import NO_SCHEDULE, differences
 from semu.errors import ConfigError, MemoryLimitError, ScheduleError
 from semu.graph.operator import Phase
 from semu.job import TrainingJob
+from semu.present.estimate import Estimate
 from semu.present.report import Report
 from semu.records import dataclass
 from semu.schedule.passes import defer_backward
@@ -36,7 +37,7 @@ from semu.searcher.plain_jobs import without_strategies
 from semu.searcher.problem.build import JobProblem, build_problem
 from semu.searcher.problem.problem_arrays import I32
 from semu.searcher.problem.search_problem import SearchProblem, Solution
-from semu.simulation import JobCheckpoint, prepare
+from semu.simulation import prepare
 from semu.simulation.schedules.exploring import explore_schedules
 
 if TYPE_CHECKING:
@@ -65,18 +66,19 @@ class Start:
     result: SearchResult | None = None
 
     @cached_property
-    def _decided(self) -> JobCheckpoint:
-        return self.built.simulated(self.built.plan_of(self.solution, self.name))
+    def estimate(self) -> Estimate:
+        """The full simulation without its tables; every figure is the report's."""
+        return self.built.estimate(self.solution)
 
-    @cached_property
+    @property
     def time_s(self) -> float:
-        """Of the iteration, as simulated in full [s]; the report's."""
-        return self.built.estimate(self.solution).iteration_time_s
+        """Of the iteration [s]."""
+        return self.estimate.iteration_time_s
 
     @cached_property
     def report(self) -> Report:
         """The full simulation, with its tables; made when it is asked for."""
-        return self._decided.report()
+        return self.built.simulated(self.built.plan_of(self.solution, self.name)).report()
 
     def of(self, built: JobProblem, solution: Solution) -> Start:
         """A schedule that a search found for the same cut."""
