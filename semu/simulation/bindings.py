@@ -132,9 +132,10 @@ class StageInsides:
         prog[units] = np.array([inside.number for inside in found], dtype=np.int32)[which]
         cost_ptr[units] = np.array([inside.place for inside in found], dtype=np.int64)[which]
         every, programs = [*self._insides.values()], [*self._programs]
-        starts = np.concatenate([inside.start for inside in every], axis=1)
-        latency = np.concatenate([inside.latency for inside in every], axis=1)
-        num_preds = np.concatenate([np.diff(program.pred_ptr) for program in programs])
+        nothing = np.zeros((len(self.shape), 0))
+        starts = np.concatenate([nothing, *[inside.start for inside in every]], axis=1)
+        latency = np.concatenate([nothing, *[inside.latency for inside in every]], axis=1)
+        num_preds = _joined([np.diff(program.pred_ptr) for program in programs])
         return Slots(
             ptr=np.concatenate(([0], np.cumsum(np.bincount(unit, minlength=num_nodes)))).astype(np.int32),
             op=op.astype(np.int32),
@@ -142,8 +143,8 @@ class StageInsides:
             prog=prog,
             prog_ptr=np.concatenate(([0], np.cumsum([program.num_ops for program in programs]))).astype(np.int32),
             op_pred_ptr=np.concatenate(([0], np.cumsum(num_preds))).astype(np.int32),
-            op_pred=np.concatenate([program.pred for program in programs]).astype(np.int32),
-            op_stream=np.concatenate([program.stream for program in programs]).astype(np.int32),
+            op_pred=_joined([program.pred for program in programs]).astype(np.int32),
+            op_stream=_joined([program.stream for program in programs]).astype(np.int32),
             prog_streams=np.array([program.num_streams for program in programs], dtype=np.int32),
             cost_ptr=cost_ptr,
             op_latency=np.ascontiguousarray(latency),

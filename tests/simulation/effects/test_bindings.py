@@ -74,6 +74,14 @@ def test_stages_of_a_kind_are_bound_as_one_by_one(kind: str, seed: int) -> None:
         assert slots.op_stream[begin : begin + inside.program.num_ops].tolist() == inside.program.stream.tolist()
 
 
+def test_bindings_of_no_operator_bind_nothing() -> None:
+    insides = StageInsides(prepare(JOBS["text"]))
+    none = np.zeros(0, dtype=np.int64)
+    edges, slots = insides.bind([Binding(np.array([0]), none, none), Binding(np.array([3]), none, none)], 20)
+    assert len(edges.source) == len(slots.op) == 0
+    assert slots.ptr.tolist() == [0] * 21
+
+
 def test_releases_are_those_of_touched_stages() -> None:
     from dataclasses import replace
 
