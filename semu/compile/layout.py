@@ -70,14 +70,15 @@ class ModelCut:
     @cached_property
     def trainable(self) -> tuple[int, ...]:
         """Per rank, the elements that are trained."""
-        return tuple(sum(h.elements for _, _, h in held if h.parameter.requires_grad) for held in self.held)
+        return self._by_likeness(lambda held: sum([h.elements for _, _, h in held if h.parameter.requires_grad]))
 
     @cached_property
     def replicated(self) -> tuple[int, ...]:
         """Per rank, the trained elements that every tensor-parallel rank has, routed experts left out."""
-        return tuple(
-            sum(h.elements for _, _, h in held if h.parameter.requires_grad and not (h.is_sharded or h.is_expert))
-            for held in self.held
+        return self._by_likeness(
+            lambda held: sum(
+                [h.elements for _, _, h in held if h.parameter.requires_grad and not (h.is_sharded or h.is_expert)]
+            )
         )
 
     @cached_property
@@ -90,8 +91,8 @@ class ModelCut:
         """Per rank, all else and routed experts, where the rank has any."""
         result = []
         for held in self.held:
-            dense = tuple(h for _, _, h in held if not h.is_expert)
-            experts = tuple(h for _, _, h in held if h.is_expert)
+            dense = tuple([h for _, _, h in held if not h.is_expert])
+            experts = tuple([h for _, _, h in held if h.is_expert]) if len(dense) < len(held) else ()
             result.append(
                 tuple(PoolParameters(own, is_expert) for is_expert, own in ((False, dense), (True, experts)) if own)
             )
@@ -121,6 +122,11 @@ class ModelCut:
                 )
             result.append(first.setdefault(key, rank))
         return tuple(result)
+
+    def _by_likeness(self, count: Callable[[tuple[tuple[int, int, HeldParameter], ...]], int]) -> tuple[int, ...]:
+        """A sum over what each rank holds, of which ranks alike have the same."""
+        counted = {rank: count(self.held[rank]) for rank in dict.fromkeys(self.alike)}
+        return tuple([counted[rank] for rank in self.alike])
 
     @cached_property
     def handed(self) -> dict[tuple[int, int], list[int]]:

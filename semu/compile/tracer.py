@@ -157,6 +157,7 @@ class ModelTracer:
         self._template: dict[int, int] = {}
         self._reader, self._state = StructureReader(), state_of(job.model)
         self._numbers: dict[object, int] = {}
+        self._before: _Placed | None = None
         self._known: dict[tuple[int, tuple[bool, ...] | None], CompiledBlock] = {}
         training = job.training
         self.offload = training.offload_plan
@@ -374,12 +375,17 @@ class ModelTracer:
             again = tuple([recompute.matches(path + name) for name in self._below(key, body)])
         own = key, specs, styles, again, is_offloaded
         placed = own, self._options_key[unit.is_recomputed]
-        number = self._numbers.setdefault(placed, len(self._numbers))
+        before = self._before
+        if before is not None and before.key[1] is placed[1] and before.key[0] == own:
+            placed, number = before.key, before.number  # hashing the options takes longer than all else here
+        else:
+            number = self._numbers.setdefault(placed, len(self._numbers))
         self.is_lasting &= structure is not None
         is_lasting = structure is not None
-        return _Placed(
+        self._before = _Placed(
             path, body, specs, parameters, placed, number, is_lasting, unit.is_recomputed, is_offloaded, self.options
         )
+        return self._before
 
     def _below(self, key: Hashable, body: Module) -> tuple[str, ...]:
         """Paths of a module's parts below it; ``key``: equal for modules with the same."""

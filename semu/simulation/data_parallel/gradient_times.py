@@ -232,9 +232,8 @@ def _find_trained(layout: Layout) -> Trained:
             slot, chosen = chunk.chunk.slot, list[int]()
             for held, _ in completed:
                 key = held.parameter
-                number = place.get(key)
-                if number is None:
-                    number = place[key] = first + len(place)
+                number = place.setdefault(key, first + len(place))
+                if number == len(keys):
                     keys.append(key)
                     elements.append(held.elements)
                     slots.append(slot)
@@ -246,9 +245,10 @@ def _find_trained(layout: Layout) -> Trained:
             others = layout.recipe.numbers[chunk.chunk.index][1:]
             by_kind = {kind: _same_order(completed, _completing(layout.kinds[kind], starts)) for kind in others}
             written.append(Writers(chunk.chunk.index, BACKWARD, writers, writers, places, by_kind))
-        for number, _, held in layout.held_by(rank):
+        missing = len(layout.held_by(rank)) > len(place)  # each is held once
+        for number, _, held in layout.held_by(rank) if missing else ():
             key = held.parameter
-            if key not in place and held.parameter.requires_grad:
+            if key not in place and key.requires_grad:
                 place[key] = first + len(place)
                 unreached.append(place[key])
                 keys.append(key)
@@ -266,10 +266,10 @@ def _completing(chunk: ChunkStages, starts: dict[StageProgram, list[int]]) -> li
     if first is None:
         first = starts[chunk.backward] = block_starts(chunk.backward, len(chunk.blocks))
     return [
-        (held, start + held.writer)
+        (held, start + held.writers[-1])
         for start, block in zip(first, chunk.blocks, strict=True)
         for held in block.parameters
-        if held.writer >= 0 and held.parameter.requires_grad
+        if held.writers and held.parameter.requires_grad
     ]
 
 

@@ -161,6 +161,8 @@ def _shared(layout: Layout) -> list[tuple[int, list[int]]]:
     or has one gradient on all its ranks."""
     num_ranks = layout.job.parallel.pp // layout.cut.copies
     every = [(chunk, held.parameter) for rank in range(num_ranks) for chunk, _, held in layout.held_by(rank)]
+    if len({parameter for _, parameter in every}) == len(every):  # no rank holds what another does
+        return []
     times = Counter([parameter for _, parameter in every])
     together = {parameter for chunk, parameter in every if layout.chunks[chunk].chunk.gang >= 0}
     several = {key for key, count in times.items() if count > 1} - together
