@@ -377,7 +377,7 @@ class ModelTracer:
         placed = own, self._options_key[unit.is_recomputed]
         before = self._before
         if before is not None and before.key[1] is placed[1] and before.key[0] == own:
-            placed, number = before.key, before.number  # hashing the options takes longer than all else here
+            number = before.number  # hashing the options takes longer than all else here
         else:
             number = self._numbers.setdefault(placed, len(self._numbers))
         self.is_lasting &= structure is not None

@@ -7,7 +7,7 @@ ends then (an inner time of a stage, or another replica), the path goes on with 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from semu.engine.timeline import IterationTimeline, OuterSlice, RankTimeline, StageSlice
@@ -17,6 +17,36 @@ from semu.records import dataclass
 
 Piece: TypeAlias = StageSlice | OuterSlice
 """What a path is made of."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankPieces:
+    """What ran on a rank; a piece itself is made when the path meets it.
+
+    Attributes:
+        stage_start_s, stage_end_s: of its stages, in order of start [s]. stage: position -> the stage.
+        outer_start_s, outer_end_s: of its operators outside stages, in order of start [s]. outer: position -> operator.
+    """
+
+    stage_start_s: list[float]
+    stage_end_s: list[float]
+    stage: Callable[[int], StageSlice]
+    outer_start_s: list[float]
+    outer_end_s: list[float]
+    outer: Callable[[int], OuterSlice]
+
+    @classmethod
+    def of(cls, rank: RankTimeline) -> RankPieces:
+        """Those of a timeline."""
+        stages, outer = rank.stages, rank.outer
+        return cls(
+            [piece.start_s for piece in stages],
+            [piece.end_s for piece in stages],
+            lambda number: stages[number],
+            [piece.start_s for piece in outer],
+            [piece.end_s for piece in outer],
+            lambda number: outer[number],
+        )
 
 
 @dataclass(frozen=True)
@@ -34,9 +64,9 @@ class CriticalPath:
     gap_s: float
 
 
-def critical_path(timeline: IterationTimeline) -> CriticalPath:
-    """The critical path of the replica that a timeline shows; of several equally long ones, one that stays on a rank
-    as long as it can."""
+def critical_path(timeline: IterationTimeline | Sequence[RankPieces]) -> CriticalPath:
+    """The critical path of the replica that a timeline shows, or of what ran on each of its ranks; of several equally
+    long ones, one that stays on a rank as long as it can."""
     stages: dict[tuple[int, Phase], float] = {}
     outer: list[tuple[OuterSlice, float]] = []
     gap = 0.0
@@ -51,13 +81,17 @@ def critical_path(timeline: IterationTimeline) -> CriticalPath:
     return CriticalPath(stages, tuple(outer), gap)
 
 
-def critical_pieces(timeline: IterationTimeline) -> Iterator[tuple[int, Piece | None, float]]:
+def critical_pieces(
+    timeline: IterationTimeline | Sequence[RankPieces],
+) -> Iterator[tuple[int, Piece | None, float]]:
     """The pieces of the critical path from the iteration's end to its beginning.
 
     Yields:
         Position of the rank; the piece, None where none explains the time; for how long it is on the path [s].
     """
-    ranks = [_Rank(rank) for rank in timeline.ranks]
+    if isinstance(timeline, IterationTimeline):
+        timeline = [RankPieces.of(rank) for rank in timeline.ranks]
+    ranks = [_Rank(own) for own in timeline]
     time = max((rank.end_s for rank in ranks), default=0.0)
     number = next((number for number, rank in enumerate(ranks) if rank.end_s == time), 0)
     current = next(ranks[number].ending(time), None) if time > 0 else None
@@ -85,7 +119,7 @@ def waits(timeline: IterationTimeline) -> Iterator[tuple[int, int, float, tuple[
         Position of the rank; of the stage on it; for how long no stage ran [s]; position of a rank and the piece that
         ended there, None: none did.
     """
-    ranks = [_Rank(rank) for rank in timeline.ranks]
+    ranks = [_Rank(RankPieces.of(rank)) for rank in timeline.ranks]
     for number, rank in enumerate(timeline.ranks):
         before = 0.0
         for position, stage in enumerate(rank.stages):
@@ -117,42 +151,43 @@ def _waited_for(ranks: Sequence[_Rank], rank: int, current: Piece) -> tuple[int,
 class _Rank:
     """What ran on a rank at some time; its stages, and its operators outside them."""
 
-    def __init__(self, rank: RankTimeline) -> None:
-        self._stages, self._outer = rank.stages, rank.outer
-        self._stage_starts = [piece.start_s for piece in rank.stages]
-        self._outer_starts = [piece.start_s for piece in rank.outer]
-        ends = [piece.end_s for piece in rank.outer]
+    def __init__(self, pieces: RankPieces) -> None:
+        self._pieces = pieces
+        ends = pieces.outer_end_s
         self._by_end = sorted(range(len(ends)), key=ends.__getitem__)
         self._outer_ends = [ends[number] for number in self._by_end]
-        last = rank.stages[-1].end_s if rank.stages else 0.0
+        last = pieces.stage_end_s[-1] if pieces.stage_end_s else 0.0
         self.end_s = max(last, self._outer_ends[-1] if ends else 0.0)
 
     def ending(self, time: float) -> Iterator[Piece]:
         """What ends at a time, the stage first; pieces that take no time are passed over."""
-        number = bisect_left(self._stage_starts, time) - 1
-        if number >= 0 and self._stages[number].end_s == time:
-            yield self._stages[number]
+        pieces = self._pieces
+        number = bisect_left(pieces.stage_start_s, time) - 1
+        if number >= 0 and pieces.stage_end_s[number] == time:
+            yield pieces.stage(number)
         place = bisect_left(self._outer_ends, time)
         while place < len(self._outer_ends) and self._outer_ends[place] == time:
-            piece = self._outer[self._by_end[place]]
-            if piece.start_s < time:
-                yield piece
+            number = self._by_end[place]
+            if pieces.outer_start_s[number] < time:
+                yield pieces.outer(number)
             place += 1
 
     def running(self, time: float) -> Piece | None:
         """A stage, else another piece, that began before a time and ran until then; else the last that ended before."""
         ended: list[Piece] = []
-        lists: tuple[tuple[Sequence[Piece], list[float]], ...] = (
-            (self._stages, self._stage_starts),
-            (self._outer, self._outer_starts),
+        own = self._pieces
+        lists: tuple[tuple[list[float], list[float], Callable[[int], Piece]], ...] = (
+            (own.stage_start_s, own.stage_end_s, own.stage),
+            (own.outer_start_s, own.outer_end_s, own.outer),
         )
-        for pieces, starts in lists:
+        for starts, ends, piece in lists:
             last = bisect_left(starts, time) - 1
             if last >= 0:
-                best = max(pieces[max(last - _LOOK_BACK, 0) : last + 1], key=lambda piece: min(piece.end_s, time))
-                if best.end_s >= time:
-                    return best
-                ended.append(best)
+                among = range(max(last - _LOOK_BACK, 0), last + 1)
+                best = max(among, key=lambda number: min(ends[number], time))
+                if ends[best] >= time:
+                    return piece(best)
+                ended.append(piece(best))
         return max(ended, key=lambda piece: piece.end_s, default=None)
 
 

@@ -13,6 +13,7 @@ experts' products, factors that nobody fitted) a kernel and its factor each have
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 from semu.compile.stage import StageCosts, StageProgram
 from semu.costs.roofline import CostModel
 from semu.costs.shape_factors import ATTENTION_KEY
-from semu.engine.critical_paths import critical_path
-from semu.engine.timeline import IterationTimeline, OuterSlice
+from semu.engine.critical_paths import RankPieces, critical_path
+from semu.engine.timeline import OuterSlice
 from semu.graph.operator import Phase
 from semu.hardware.attention_kernels import times
 from semu.hardware.capabilities import DeviceProfile
@@ -37,7 +38,7 @@ from semu.simulation.replica_costs import ReplicaCosts
 
 def time_uncertainty(
     costs: ReplicaCosts,
-    timeline: IterationTimeline,
+    pieces: Sequence[RankPieces],
     *,
     iteration_time_s: float,
     overhead_s: float,
@@ -46,7 +47,7 @@ def time_uncertainty(
     """How far the errors of the coefficients move an iteration time.
 
     Args:
-        costs, timeline: of the job's slowest replica.
+        costs, pieces: of the job's slowest replica.
         iteration_time_s: [s]; overhead_s: what of it lies outside the model and is taken as exact [s].
         launch_share: share of the stages' time that they wait for the host.
     Returns:
@@ -56,7 +57,7 @@ def time_uncertainty(
     """
     job, model = costs.costed.job, costs.costed.cost_model
     spreads = _Spreads(job, model)
-    path = critical_path(timeline)
+    path = critical_path(pieces)
     seconds: dict[str, float] = {}
     weighted: dict[str, float] = {}
 

@@ -12,7 +12,7 @@ from semu.simulation.effects.uncertainty import time_uncertainty
 from semu.simulation.iteration import Iteration
 from semu.simulation.replica_costs import ReplicaCosts
 from semu.simulation.results.estimated import EstimatedIteration
-from semu.simulation.results.rank_timeline import build_timeline, stage_parts
+from semu.simulation.results.rank_timeline import build_timeline, rank_pieces, stage_parts
 from semu.simulation.results.time_breakdown import stage_weights
 
 
@@ -56,7 +56,7 @@ class LivedIteration:
         computed = float((run.plain[self.head.slowest, : run.problem.num_stages] * stage_weights(self.iteration)).sum())
         return time_uncertainty(
             self.costs,
-            self.timeline,
+            rank_pieces(self.iteration, self.head.memories, self.head.slowest, self.costs),
             iteration_time_s=self.head.estimate.iteration_time_s,
             overhead_s=self.iteration.overhead_s,
             launch_share=launched / (launched + computed or 1.0),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, overload
+
 import numpy as np
 from numpy.typing import NDArray
 
 from semu.compile.stage import ROLES
+from semu.engine.critical_paths import RankPieces
 from semu.engine.timeline import (
     IterationTimeline,
     MemoryCurve,
@@ -22,6 +28,7 @@ from semu.hardware.kinds import OpKind, Port, Provenance
 from semu.parallel.own_gpus import rank_weights
 from semu.simulation.context import ParameterGather, TimedJob
 from semu.simulation.data_parallel.step import RankTail
+from semu.simulation.data_parallel.timed_operators import TimedOperators
 from semu.simulation.iteration import Iteration
 from semu.simulation.memory.ranks import RankMemory
 from semu.simulation.replica_costs import ReplicaCosts
@@ -45,6 +52,17 @@ def build_timeline(
     return IterationTimeline(ranks, time_s, float(iteration.run.makespan()[replica]))
 
 
+def rank_pieces(
+    iteration: Iteration, memories: list[RankMemory], replica: int, costs: ReplicaCosts
+) -> list[RankPieces]:
+    """When the pieces of ``build_timeline`` begin and end; none is made."""
+    tails, gathers = iteration.tails, iteration.gathers
+    return [
+        _RankBuilder(iteration, memory, replica, costs, {}).pieces(tails[rank], gathers.get(rank))
+        for rank, memory in enumerate(memories)
+    ]
+
+
 def shown_nodes(timed: TimedJob, memory: RankMemory) -> NDArray[np.int64]:
     """Nodes of a rank's stages in their order; parts of backwards in which nothing happens are left out."""
     if not timed.run.problem.splits_backward:
@@ -58,6 +76,78 @@ def stage_parts(timed: TimedJob, memory: RankMemory) -> list[tuple[int, Phase]]:
     problem, nodes = timed.run.problem, shown_nodes(timed, memory)
     phases = [_PHASES[code] for code in problem.phase[nodes].tolist()]
     return [*zip(problem.chunk[nodes].tolist(), phases, strict=True)]
+
+
+class _Sends(Sequence[OuterSlice]):
+    """The transfers that a rank sends, but for empty ones; each is made when it is looked at.
+
+    Attributes:
+        start_s, end_s: of each [s].
+    """
+
+    def __init__(self) -> None:
+        self.start_s: list[float] = []
+        self.end_s: list[float] = []
+        self._sizes: list[int] = []
+        self._microbatches: list[int] = []
+        self._edges: list[tuple[str, str, tuple[Provenance, Port]]] = []
+        self._edge_of: list[int] = []
+
+    def add(
+        self,
+        key: str,
+        to: str,
+        link: tuple[Provenance, Port],
+        microbatch: NDArray[np.integer],
+        spans: tuple[NDArray[np.float64], NDArray[np.float64]],
+        size: NDArray[np.int64],
+    ) -> None:
+        """Those between two chunks. key, to: of their names. spans: their starts and ends [s]. size: [bytes]."""
+        moved = np.flatnonzero(size)
+        self.start_s += spans[0][moved].tolist()
+        self.end_s += spans[1][moved].tolist()
+        self._sizes += size[moved].tolist()
+        self._microbatches += microbatch[moved].tolist()
+        self._edge_of += [len(self._edges)] * len(moved)
+        self._edges.append((key, to, link))
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    @overload
+    def __getitem__(self, number: int) -> OuterSlice: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[OuterSlice]: ...
+
+    def __getitem__(self, number: int | slice) -> OuterSlice | Sequence[OuterSlice]:
+        if isinstance(number, slice):
+            return [self[position] for position in range(*number.indices(len(self)))]
+        key, to, (provenance, port) = self._edges[self._edge_of[number]]
+        name, start, end = f"send {key}{self._microbatches[number]} {to}", self.start_s[number], self.end_s[number]
+        return OuterSlice(name, OpKind.P2P, "pp", start, end, self._sizes[number], 2, provenance, port)
+
+
+def _in_order(parts: Sequence[TimedOperators | _Sends]) -> list[int]:
+    """Numbers of the operators of all parts, in order of start, end and name."""
+    start = np.array([time for part in parts for time in part.start_s])
+    end = np.array([time for part in parts for time in part.end_s])
+    order = np.lexsort((end, start))
+    result: list[int] = order.tolist()
+    here = start[order], end[order]
+    is_new = np.ones(len(order) + 1, dtype=np.bool_)
+    is_new[1:-1] = (here[0][1:] != here[0][:-1]) | (here[1][1:] != here[1][:-1])
+    firsts = [*accumulate(map(len, parts), initial=0)]
+
+    def _name(number: int) -> str:
+        part = bisect_right(firsts, number) - 1
+        return parts[part][number - firsts[part]].name
+
+    begins = np.flatnonzero(is_new)
+    for group in np.flatnonzero(np.diff(begins) > 1).tolist():  # at the same time: by name
+        together = slice(int(begins[group]), int(begins[group + 1]))
+        result[together] = sorted(result[together], key=_name)
+    return result
 
 
 class _RankBuilder:
@@ -77,40 +167,15 @@ class _RankBuilder:
 
     def build(self, tail: RankTail, gather: ParameterGather | None) -> RankTimeline:
         """Stages, gathers and the optimizer of the rank, in the order of time [s]."""
-        run, problem, rank = self.run, self.run.problem, self.memory.rank
-        nodes = self.nodes
-        columns = (problem.chunk[nodes], problem.phase[nodes], problem.microbatch[nodes], self._microbatches(nodes))
-        spans = (run.start[self.replica, nodes], run.end[self.replica, nodes])
-        stages = tuple(
-            [
-                StageSlice(
-                    rank=rank,
-                    label=f"{chunk}{_LETTERS[phase]}{part}",
-                    module=self.layout.chunks[chunk].module,
-                    chunk=chunk,
-                    microbatch=microbatch,
-                    phase=_PHASES[phase],
-                    start_s=start,
-                    end_s=end,
-                )
-                for chunk, phase, part, microbatch, start, end in zip(
-                    *(c.tolist() for c in (*columns, *spans)), strict=True
-                )
-            ]
-        )
-        outer = [
-            *(gather.slices if gather is not None else ()),
-            *self._sends(),
-            *tail.reductions,
-            *tail.gathers,
-            *tail.steps,
-        ]
+        run, rank = self.run, self.memory.rank
+        parts = self._outside(tail, gather)
+        every = [piece for part in parts for piece in part]
         return RankTimeline(
             rank=rank,
             gpu=self.layout.mesh.gpu(pp=rank, dp=int(run.first[self.replica])),
             replica=int(run.first[self.replica]),
-            stages=stages,
-            outer=tuple(sorted(outer, key=lambda piece: (piece.start_s, piece.end_s, piece.name))),
+            stages=tuple([self._stage(*stage) for stage in zip(*self._columns(), strict=True)]),
+            outer=tuple([every[number] for number in _in_order(parts)]),
             find_peak=self._peak,
             expand=self._expand,
             build_memory=self._curve,
@@ -118,30 +183,66 @@ class _RankBuilder:
             weight=float(rank_weights(self.layout.job.parallel)[rank]),
         )
 
-    def _microbatches(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The microbatch of every stage: int64[n]."""
-        problem = self.run.problem
-        split = np.array(problem.shape.chunk_split, dtype=np.int64)[problem.chunk[nodes]]
-        return problem.microbatch[nodes] // split
+    def pieces(self, tail: RankTail, gather: ParameterGather | None) -> RankPieces:
+        """When the stages and other operators of ``build`` begin and end."""
+        stages, parts = self._columns(), self._outside(tail, gather)
+        order = _in_order(parts)
+        starts = [time for part in parts for time in part.start_s]
+        ends = [time for part in parts for time in part.end_s]
+        places = [(part, position) for part in parts for position in range(len(part))]
 
-    def _sends(self) -> list[OuterSlice]:
+        def _outer(number: int) -> OuterSlice:
+            part, position = places[order[number]]
+            return part[position]
+
+        return RankPieces(
+            stages[3],
+            stages[4],
+            lambda number: self._stage(*[column[number] for column in stages]),
+            [starts[number] for number in order],
+            [ends[number] for number in order],
+            _outer,
+        )
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        """Arguments of ``_stage``, for all stages."""
+        run, problem, nodes = self.run, self.run.problem, self.nodes
+        places = problem.chunk[nodes].tolist(), problem.phase[nodes].tolist(), problem.microbatch[nodes].tolist()
+        return *places, run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
+
+    def _stage(self, chunk: int, phase: int, part: int, start_s: float, end_s: float) -> StageSlice:
+        """A stage of the rank; ``part``: its number among those of its chunk and phase."""
+        return StageSlice(
+            rank=self.memory.rank,
+            label=f"{chunk}{_LETTERS[phase]}{part}",
+            module=self.layout.chunks[chunk].module,
+            chunk=chunk,
+            microbatch=part // self.run.problem.shape.chunk_split[chunk],
+            phase=_PHASES[phase],
+            start_s=start_s,
+            end_s=end_s,
+        )
+
+    def _outside(self, tail: RankTail, gather: ParameterGather | None) -> list[TimedOperators | _Sends]:
+        """What the rank does outside stages."""
+        before = TimedOperators.of(gather.slices if gather is not None else ())
+        after = TimedOperators.of((*tail.gathers, *tail.steps))
+        return [before, self._sends(), tail.reductions, after]
+
+    def _sends(self) -> _Sends:
         run, problem = self.run, self.run.problem
         ranks, peers = problem.shape.chunk_rank, splitting_group(self.layout)
-        sends = []
+        sends = _Sends()
         for edge in run.sent:
             if ranks[edge.source] != self.memory.rank:
                 continue
             target = ranks[edge.consumer]
-            provenance, port = self._link(self.memory.rank, target)
             nodes = problem.num_stages + edge.transfers
-            spans = run.start[self.replica, nodes].tolist(), run.end[self.replica, nodes].tolist()
             shares = -(-edge.size // (1 if peers is None else peers.num_ranks))
-            sizes = shares[run.shape[self.replica, edge.column]].tolist()
-            key, to = f"{edge.source}{edge.phase.value}", f"to rank {target}"
-            for microbatch, start, end, size in zip(edge.microbatch.tolist(), *spans, sizes, strict=True):
-                if size:
-                    name = f"send {key}{microbatch} {to}"
-                    sends.append(OuterSlice(name, OpKind.P2P, "pp", start, end, size, 2, provenance, port))
+            size = shares[run.shape[self.replica, edge.column]]
+            spans = run.start[self.replica, nodes], run.end[self.replica, nodes]
+            link = self._link(self.memory.rank, target)
+            sends.add(f"{edge.source}{edge.phase.value}", f"to rank {target}", link, edge.microbatch, spans, size)
         return sends
 
     def _link(self, source: int, target: int) -> tuple[Provenance, Port]:
