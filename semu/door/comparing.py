@@ -15,7 +15,7 @@ from semu.job import TrainingJob
 from semu.present.comparison import Comparison, Side, compared
 from semu.present.report import Report
 from semu.runfile import Overrides, resolve_run
-from semu.runfile.overrides import Changes
+from semu.runfile.overrides import Changes, SaidCluster, SaidParallel
 
 if TYPE_CHECKING:
     from semu.validation.logs.training_log import TrainingLog
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def compare(
     *sides: str | os.PathLike[str] | TrainingJob | Report,
     overrides: Changes = (),
-    cluster: str | None = None,
-    parallel: str | None = None,
+    cluster: SaidCluster | None = None,
+    parallel: SaidParallel | None = None,
     changes: Overrides | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:

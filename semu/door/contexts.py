@@ -22,7 +22,7 @@ from semu.simulation.contexts.policies import study
 from semu.simulation.contexts.result import ContextStudy
 
 if TYPE_CHECKING:
-    from semu.runfile.overrides import Changes
+    from semu.runfile.overrides import Changes, SaidCluster, SaidParallel
 
 __all__ = ["context", "save_study", "with_context", "write_permutations"]
 
@@ -31,8 +31,8 @@ def context(
     job: TrainingJob | RunName,
     overrides: Changes = (),
     *,
-    cluster: str | None = None,
-    parallel: str | None = None,
+    cluster: SaidCluster | None = None,
+    parallel: SaidParallel | None = None,
     mask: str | None = None,
     cp: int | None = None,
     policies: Sequence[Balance | str] | None = None,

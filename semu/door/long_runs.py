@@ -17,7 +17,7 @@ from semu.resilience.options import CheckpointOptions, FailureOptions, PriceOpti
 from semu.resilience.report import GoodputReport
 
 if TYPE_CHECKING:
-    from semu.runfile.overrides import Changes
+    from semu.runfile.overrides import Changes, SaidCluster, SaidParallel
 
 _TIME = re.compile(r"\s*\d+(\.\d*)?\s*[a-z]*\s*")
 
@@ -36,8 +36,8 @@ def goodput(
     job: TrainingJob | RunName,
     overrides: Changes = (),
     *,
-    cluster: str | None = None,
-    parallel: str | None = None,
+    cluster: SaidCluster | None = None,
+    parallel: SaidParallel | None = None,
     failures: FailureOptions | str | float | os.PathLike[str] | None = None,
     strategies: str | Sequence[str] | None = None,
     days: float | None = None,

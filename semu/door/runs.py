@@ -14,7 +14,7 @@ from semu.simulation.preparation import check_job
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
-    from semu.runfile.overrides import Changes
+    from semu.runfile.overrides import Changes, SaidCluster, SaidParallel
 
 _Options = ParamSpec("_Options")
 _Result_co = TypeVar("_Result_co", covariant=True)
@@ -39,14 +39,17 @@ class _OfRuns(Protocol[_Options, _Result_co]):
         job: RunName,
         *options: Any,
         overrides: Changes = (),
-        cluster: str | None = None,
-        parallel: str | None = None,
+        cluster: SaidCluster | None = None,
+        parallel: SaidParallel | None = None,
         **named: Any,
     ) -> _Result_co: ...
 
 
 def job_of(
-    job: TrainingJob | RunName, overrides: Changes = (), cluster: str | None = None, parallel: str | None = None
+    job: TrainingJob | RunName,
+    overrides: Changes = (),
+    cluster: SaidCluster | None = None,
+    parallel: SaidParallel | None = None,
 ) -> tuple[TrainingJob, RunConfig | None]:
     """A job, and the run that it was read from.
 
@@ -86,8 +89,8 @@ def of_runs(
         job: TrainingJob | RunName,
         *options: Any,
         overrides: Changes = (),
-        cluster: str | None = None,
-        parallel: str | None = None,
+        cluster: SaidCluster | None = None,
+        parallel: SaidParallel | None = None,
         **named: Any,
     ) -> _Result_co:
         how = (job, overrides, cluster, parallel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,15 @@ from semu.hardware.cluster import Cluster
 from semu.job import TrainingJob
 from semu.parallel.config import Parallel
 from semu.searcher.grid import grid_search
-from semu.searcher.grid.space import on_cluster
+from semu.searcher.grid.space import on_cluster, usual_axes
 from semu.searcher.job_search import search as search_job
 from semu.searcher.what_if import sensitivity
 from semu.simulation.schedules import comparing, exploring
 
 if TYPE_CHECKING:
+    from semu.nn import Model
     from semu.runfile.config import RunConfig
-    from semu.runfile.overrides import Changes, Overrides
+    from semu.runfile.overrides import Changes, Overrides, SaidCluster, SaidParallel
 
 
 def run_to_vary(name: RunName, changes: Overrides, gpus: int | None) -> tuple[RunConfig, TrainingJob]:
@@ -36,7 +36,7 @@ def run_to_vary(name: RunName, changes: Overrides, gpus: int | None) -> tuple[Ru
     from semu.runfile.sources import leaves_cluster_open
 
     cluster = changes.cluster
-    says_gpus = gpus is None or ":" in (cluster or "")
+    says_gpus = gpus is None or isinstance(cluster, Cluster) or ":" in (cluster or "")
     if not says_gpus and leaves_cluster_open(os.fspath(name), changes.reading):
         changes = replace(changes, cluster=f"{cluster or ''}:{gpus}")
     try:
@@ -45,7 +45,7 @@ def run_to_vary(name: RunName, changes: Overrides, gpus: int | None) -> tuple[Ru
     except (ConfigError, MemoryLimitError):
         if cluster is None and gpus is None:
             raise
-    wanted = None if cluster is None else Cluster.parse(cluster)
+    wanted = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     run = resolve_run(name, replace(changes, cluster=None))
     if wanted is not None:
         return run, on_cluster(run.job(), wanted)
@@ -54,25 +54,44 @@ def run_to_vary(name: RunName, changes: Overrides, gpus: int | None) -> tuple[Ru
     return run, on_cluster(replace(run, config={**run.config, "cluster": enough}).job(), own)
 
 
+def said_axes(model: Model, changes: Overrides) -> dict[str, int | str]:
+    """Values that changes of a run give to axes which a grid varies where none is named."""
+    from semu.runfile.places import Places
+
+    tables: dict[str, Any] = {}
+    changes.apply(tables, Places(""))
+    found: dict[str, int | str] = {}
+    for name in usual_axes(model):
+        value = tables.get("training" if name in ("micro_batch", "recompute") else "parallel", {}).get(name)
+        if isinstance(value, int | str):
+            found[name] = value
+    return found
+
+
 def _job_to_vary(
     job: TrainingJob | RunName,
     overrides: Changes,
-    cluster: str | None,
-    parallel: str | None,
-    options: Mapping[str, Any],
+    cluster: SaidCluster | None,
+    parallel: SaidParallel | None,
+    options: dict[str, Any],
 ) -> TrainingJob:
+    """The job; what its changes say of axes that would vary becomes ``fix`` of the options, without ``vary``."""
     if not isinstance(job, str | os.PathLike):
         return job_of(job, overrides, cluster, parallel)[0]
     from semu.runfile import Overrides
 
-    return run_to_vary(job, Overrides(overrides, cluster, parallel), options.get("gpus"))[1]
+    changes = Overrides(overrides, cluster, parallel)
+    found = run_to_vary(job, changes, options.get("gpus"))[1]
+    if options.get("vary") is None and (said := said_axes(found.model, changes)):
+        options["fix"] = {**said, **(options.get("fix") or {})}
+    return found
 
 
 def _job_to_search(
     job: TrainingJob | RunName,
     overrides: Changes,
-    cluster: str | None,
-    parallel: str | None,
+    cluster: SaidCluster | None,
+    parallel: SaidParallel | None,
     options: dict[str, Any],
 ) -> TrainingJob:
     """The job; samples that a run file names become ``assigned`` of the options, where they are not given."""

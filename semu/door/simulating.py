@@ -20,15 +20,15 @@ from semu.simulation import estimate
 
 if TYPE_CHECKING:
     from semu.runfile.config import RunConfig
-    from semu.runfile.overrides import Changes
+    from semu.runfile.overrides import Changes, SaidCluster, SaidParallel
 
 
 def simulate(
     job: TrainingJob | RunName,
     overrides: Changes = (),
     *,
-    cluster: str | None = None,
-    parallel: str | None = None,
+    cluster: SaidCluster | None = None,
+    parallel: SaidParallel | None = None,
     advice: bool = False,
     latency_rules: LatencyRules | None = None,
     progress: Callable[[str], None] | None = None,

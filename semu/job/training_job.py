@@ -48,8 +48,8 @@ class TrainingJob:
 
     Args:
         model: a ``semu.nn.Model``, or any ``semu.nn.Module`` (wrapped as a text model of one modality module).
-        cluster: devices and links; its GPUs must equal dp x cp x tp x pp.
-        parallel: sizes of the parallel dimensions.
+        cluster: devices and links, or ``"h100:2x8"``; its GPUs must equal dp x cp x tp x pp.
+        parallel: sizes of the parallel dimensions, or ``"tp2-pp4"``.
         training: batch sizes, precision, recompute, schedule, overlap.
         batch: where microbatches come from; None: text sequences of ``training.seq_len`` tokens.
     Raises:
@@ -65,15 +65,17 @@ class TrainingJob:
     def __init__(
         self,
         model: Model | Module,
-        cluster: Cluster,
-        parallel: Parallel | None = None,
+        cluster: Cluster | str,
+        parallel: Parallel | str | None = None,
         training: Training | None = None,
         batch: AbstractBatch | None = None,
     ) -> None:
         wrapped = model if isinstance(model, Model) else Model.from_module(model)
         object.__setattr__(self, "model", wrapped)
+        if isinstance(cluster, str):
+            cluster = Cluster.parse(cluster)
         object.__setattr__(self, "cluster", cluster)
-        chosen = parallel if parallel is not None else Parallel()
+        chosen = Parallel.parse(parallel) if isinstance(parallel, str) else parallel or Parallel()
         named = named_modules(wrapped, chosen)
         names = [module.name for module in wrapped.modules]
         object.__setattr__(self, "parallel", on_own_gpus(named, names, wrapped.encoders, cluster.num_gpus))

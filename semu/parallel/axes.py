@@ -121,14 +121,15 @@ class ParallelSizes:
     @classmethod
     def parse(cls, text: str, base: Self | None = None) -> Self:
         """Read the command line's short form, ``dp8-tp2-pp4-vpp1-cp1-ep1``; what is not named keeps ``base``'s value,
-        except that axes not named become 1 (dp what the cluster holds; etp stays).
+        except that axes not named become 1 (dp what the cluster holds; etp stays). Commas, blanks, ``tp=8`` and
+        capitals are taken too.
 
         Raises:
             ConfigError: a part that is not the name of an axis and a size.
         """
         given: dict[str, int] = {}
-        for part in text.split("-"):
-            match = re.fullmatch(rf"({'|'.join(AXES)})(\d+)", part)
+        for part in re.split(r"[-,_\s]+|(?<=\d)(?=[a-z])", text.strip().lower()):
+            match = re.fullmatch(rf"({'|'.join(AXES)})[=:]?(\d+)", part)
             if match is None or match[1] in given:
                 raise ConfigError(
                     "not a parallel configuration",

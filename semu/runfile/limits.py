@@ -8,7 +8,7 @@ from semu.checks import check_word
 from semu.errors import ConfigError
 from semu.job.training import OPTIONS
 from semu.runfile.places import Places
-from semu.schedule.registry import NEAREST, schedule_family
+from semu.schedule.registry import nearest_schedule, schedule_family
 
 
 def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
@@ -36,4 +36,4 @@ def refuse_unmodelled(config: Mapping[str, object], places: Places) -> None:
         if isinstance(value, str) and row.value.words:
             check_word(value, row.value.words, row.name, places.where(f"training.{row.name}"))
     if isinstance(schedule, str):
-        schedule_family(NEAREST.get(schedule.lower(), schedule), places.where("training.schedule"))
+        schedule_family(nearest_schedule(schedule) or schedule, places.where("training.schedule"))

@@ -6,20 +6,24 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Any, TypeAlias
 
 from semu.errors import ConfigError
 from semu.hardware.cluster import DEFAULT_DEVICE, Cluster, said_of_cluster
 from semu.imports.kinds import ReadOptions
-from semu.parallel.axes import Following
+from semu.parallel.axes import AXES, COUNTS, Following
 from semu.parallel.config import Parallel
 from semu.records import dataclass
 from semu.runfile.places import Places
-from semu.runfile.sources import plain
+from semu.runfile.sources import options_table, plain
 
 Changes: TypeAlias = Sequence[str] | Mapping[str, object]
 """Changes of a run: ``["training.seq_len=4096"]`` or ``{"training.seq_len": 4096}``."""
+SaidCluster: TypeAlias = str | Cluster
+"""``"h100:2x8"`` or a part of it, or a cluster."""
+SaidParallel: TypeAlias = str | Parallel | Mapping[str, object]
+"""``"dp8-tp2-pp4"``, keys of ``[parallel]`` with their values, or all of them."""
 
 _BARE_WORD = re.compile(r"[\w~./][\w~./:+-]*")
 
@@ -32,8 +36,9 @@ class Overrides:
         assignments: ``key=value``, dotted keys of the run file; values in TOML, simple words also without quotes; or
             key -> value, None: the default.
         cluster: ``DEVICE:NODESxGPUS``, or a part of it (``said_of_cluster``); replaces device, nodes and
-            gpus_per_node as far as it says them, keeps ``[cluster.override]``.
-        parallel: ``dp8-tp2-pp4``; sizes that are not named become 1, the other keys of ``[parallel]`` stay.
+            gpus_per_node as far as it says them, keeps ``[cluster.override]``. Or a ``Cluster``, which replaces all.
+        parallel: ``dp8-tp2-pp4``; sizes that are not named become 1, the other keys of ``[parallel]`` stay. Or a
+            ``Parallel``, which replaces all; or keys of ``[parallel]`` with their values.
         profile: device name or profile file; replaces the device.
         seed: of the batch.
         defined: variables that a file of another program takes from outside.
@@ -41,8 +46,8 @@ class Overrides:
     """
 
     assignments: Changes = ()
-    cluster: str | None = None
-    parallel: str | None = None
+    cluster: SaidCluster | None = None
+    parallel: SaidParallel | None = None
     profile: str | None = None
     seed: int | None = None
     defined: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +62,10 @@ class Overrides:
         models = [value.strip(" \"'") for key, _, value in said if key.strip() in ("model.name", "model.hf_config")]
         sizes = [value.strip() for key, _, value in said if key.strip() == "model.transformer.vocab"]
         model, vocab = models[-1] if models else None, sizes[-1] if sizes else None
-        return ReadOptions(self.cluster, self.defined, self.allow_unmodelled, model, vocab)
+        cluster = self.cluster
+        if isinstance(cluster, Cluster):
+            cluster = f"{_device_of(cluster)}:{cluster.nodes}x{cluster.gpus_per_node}"
+        return ReadOptions(cluster, self.defined, self.allow_unmodelled, model, vocab)
 
     def apply(self, config: dict[str, Any], places: Places) -> None:
         """Write the changes into the tables, and where they came from into ``places``; ``assignments`` come last.
@@ -91,22 +99,60 @@ class Overrides:
 
     def _flags(self) -> Iterator[tuple[str, tuple[str, ...], object]]:
         """(flag, path of the key, value) of each change that a flag makes."""
-        if self.cluster is not None:
-            flag = "--gpus" if self.cluster.startswith(":") else "--cluster"
-            with _blamed(flag):
-                said = said_of_cluster(self.cluster)
-                cluster = Cluster(**{"device": DEFAULT_DEVICE, **said})
-            for name in said:
-                yield flag, ("cluster", name), getattr(cluster, name)
-        if self.parallel is not None:
-            with _blamed("--parallel"):
-                sizes = Parallel.parse(self.parallel)
-            for name, size in sizes.sizes.items():
-                yield "--parallel", ("parallel", name), None if isinstance(size, Following) else size
+        yield from _cluster_keys(self.cluster)
+        yield from _parallel_keys(self.parallel)
         if self.profile is not None:
             yield "--profile", ("cluster", "device"), self.profile
         if self.seed is not None:
             yield "--seed", ("batch", "seed"), self.seed
+
+
+def _cluster_keys(cluster: SaidCluster | None) -> Iterator[tuple[str, tuple[str, ...], object]]:
+    """(flag, path of the key, value) of what is said of the cluster."""
+    if isinstance(cluster, Cluster):
+        for item in fields(Cluster):
+            value = _device_of(cluster) if item.name == "device" else getattr(cluster, item.name)
+            yield "cluster", ("cluster", item.name), None if value == {} else value
+    elif isinstance(cluster, str):
+        flag = "--gpus" if cluster.startswith(":") else "--cluster"
+        with _blamed(flag):
+            said = said_of_cluster(cluster)
+            whole = Cluster(**{"device": DEFAULT_DEVICE, **said})
+        for name in said:
+            yield flag, ("cluster", name), getattr(whole, name)
+    elif cluster is not None:
+        raise ConfigError("no cluster", where="cluster", expected='"h100:2x8" or a semu.Cluster', got=repr(cluster))
+
+
+def _device_of(cluster: Cluster) -> str:
+    if isinstance(cluster.device, str):
+        return cluster.device
+    raise ConfigError(
+        "a device that has no name in a run file",
+        where="cluster.device",
+        expected="a shipped device's name or a profile's path; or a semu.TrainingJob",
+        got=f"a profile, {cluster.device.name}",
+    )
+
+
+def _parallel_keys(
+    parallel: SaidParallel | None,
+) -> Iterator[tuple[str, tuple[str, ...], object]]:
+    """(flag, path of the key, value) of what is said of the parallelism."""
+    if isinstance(parallel, Parallel):
+        table = options_table(parallel, "parallel")
+        yield from (("parallel", ("parallel", name), table.get(name)) for name in (*AXES, *table))
+    elif isinstance(parallel, Mapping):
+        sizes = {**dict.fromkeys(COUNTS, 1), "dp": None}
+        yield from (("parallel", ("parallel", name), plain(value)) for name, value in {**sizes, **parallel}.items())
+    elif isinstance(parallel, str):
+        with _blamed("--parallel"):
+            read = Parallel.parse(parallel)
+        for name, size in read.sizes.items():
+            yield "--parallel", ("parallel", name), None if isinstance(size, Following) else size
+    elif parallel is not None:
+        expected = '"tp2-pp4", {"tp": 2} or a semu.Parallel'
+        raise ConfigError("no parallel configuration", where="parallel", expected=expected, got=repr(parallel))
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from semu.runfile.config import RunConfig, ordered
 from semu.runfile.limits import refuse_unmodelled
 from semu.runfile.multimodal import complete_parts, is_own, own_model
 from semu.runfile.networks import NETWORKS
-from semu.runfile.overrides import Changes, Overrides
+from semu.runfile.overrides import Changes, Overrides, SaidCluster, SaidParallel
 from semu.runfile.places import Places
 from semu.runfile.schedules import named_rules, set_cut
 from semu.runfile.schema import TABLES, check_schema
@@ -54,8 +55,8 @@ def load_run(
     name_or_path: str | os.PathLike[str],
     overrides: Changes = (),
     *,
-    cluster: str | None = None,
-    parallel: str | None = None,
+    cluster: SaidCluster | None = None,
+    parallel: SaidParallel | None = None,
     profile: str | None = None,
     seed: int | None = None,
 ) -> TrainingJob:
@@ -75,9 +76,11 @@ def load_run(
 def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | None = None) -> RunConfig:
     """Read a run, apply overrides, fill in defaults; arguments and errors as ``load_run``."""
     changes = overrides if overrides is not None else Overrides()
-    config, places, setup, is_open = read_source(os.fspath(name_or_path), changes.reading)
+    config, places, setup, is_open, follows = read_source(os.fspath(name_or_path), changes.reading)
+    before, written = deepcopy(config), dict(places.flags)
     changes.apply(config, places)
-    followed = _let_replicas_follow(config, places) if setup is not None else []
+    said = {key for key, flag in places.flags.items() if written.get(key) != flag}
+    followed = [] if is_open else _let_sizes_follow(config, places, before, said, follows)
     decided = complete_run(config, places, resolve_tables) if is_open else ()
     run = resolve_tables(config, places, setup)
     run = replace(run, notes=(*places.notes, *followed, *decided, *run.notes))
@@ -86,19 +89,55 @@ def resolve_run(name_or_path: str | os.PathLike[str], overrides: Overrides | Non
     return run
 
 
-def _let_replicas_follow(config: dict[str, Any], places: Places) -> list[str]:
-    """Leave a setup's number of replicas to its GPUs where another cluster or other sizes are said and dp is not.
+def _let_sizes_follow(
+    config: dict[str, Any],
+    places: Places,
+    before: Mapping[str, Mapping[str, Any]],
+    said: Collection[str],
+    follows: Collection[str],
+) -> list[str]:
+    """Leave replicas, and the batch of all of them, to the sizes that the command line says, where a setup or a file of
+    another program has them from its own.
 
+    Args:
+        config: tables with the command line's changes. before: without them. said: keys that the command line sets.
+        follows: keys that may follow.
     Returns:
-        What was decided, a sentence.
+        What was decided, a sentence each.
     Raises:
         ConfigError: GPUs that make no whole number of replicas.
     """
-    said = {"cluster.nodes", "cluster.gpus_per_node", *(f"parallel.{axis}" for axis in MESH)} & places.flags.keys()
+    notes = _let_replicas_follow(config, places, said) if "parallel.dp" in follows else []
+    if "training.global_batch" not in follows or "training.global_batch" in said:
+        return notes
+    batch, old, now = before["training"].get("global_batch"), _samples(before), _samples(config)
+    if batch is None or old is None or now in (None, old) or batch % math.prod(old):
+        return notes
+    count = batch // math.prod(old)
+    config["training"]["global_batch"] = count * math.prod(now)
+    product = f"{count} microbatch{'es' * (count > 1)} per replica x dp {now[0]} x micro_batch {now[1]}"
+    return [*notes, f"training.global_batch: {batch} -> {count * math.prod(now)} = {product}"]
+
+
+def _samples(config: Mapping[str, Mapping[str, Any]]) -> tuple[int, int] | None:
+    """Replicas, and sequences of a microbatch; None: something is no size."""
+    cluster, parallel = config["cluster"], config["parallel"]
+    rest = [parallel.get(axis, 1) for axis in MESH if axis != "dp"]
+    sizes = [cluster.get("nodes"), cluster.get("gpus_per_node"), *rest, config["training"].get("micro_batch", 1)]
+    if not all(is_integer(size) and size > 0 for size in sizes):
+        return None
+    dp = parallel.get("dp", sizes[0] * sizes[1] // math.prod(rest))
+    return (dp, sizes[-1]) if is_integer(dp) and dp > 0 else None
+
+
+def _let_replicas_follow(config: dict[str, Any], places: Places, said: Collection[str]) -> list[str]:
+    """Leave the number of replicas to the GPUs where another cluster or other sizes are said and dp is not; arguments,
+    result and errors as ``_let_sizes_follow``."""
+    asked = {"cluster.nodes", "cluster.gpus_per_node", *(f"parallel.{axis}" for axis in MESH)} & {*said}
     cluster, parallel = config["cluster"], config["parallel"]
     rest = [parallel.get(axis, 1) for axis in MESH if axis != "dp"]
     numbers = [cluster["nodes"], cluster["gpus_per_node"], *rest]
-    if not said or "parallel.dp" in said or not all(is_integer(number) and number > 0 for number in numbers):
+    if not asked or "parallel.dp" in asked or not all(is_integer(number) and number > 0 for number in numbers):
         return []  # what is no size is refused with the others
     before, gpus, replica = parallel.pop("dp", None), cluster["nodes"] * cluster["gpus_per_node"], math.prod(rest)
     if gpus % replica:
@@ -110,7 +149,7 @@ def _let_replicas_follow(config: dict[str, Any], places: Places) -> list[str]:
         sizes = " x ".join(f"{axis} {parallel.get(axis, 1)}" for axis in MESH if parallel.get(axis, 1) > 1)
         raise ConfigError(
             f"a replica takes {replica} GPUs ({sizes}), and {gpus} are no whole number of replicas",
-            where=places.flags[min(said)],
+            where=places.flags[min(asked)],
             expected=f"a multiple of {replica} GPUs, or other sizes (--tp, --pp, --parallel)",
             got=f"{gpus} GPUs",
             nearest=nearest,

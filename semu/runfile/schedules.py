@@ -12,7 +12,7 @@ from semu.errors import ConfigError
 from semu.parallel.config import PLACEMENTS
 from semu.runfile.places import Places
 from semu.schedule.placement import Placement
-from semu.schedule.registry import ALL_SCHEDULES, NEAREST
+from semu.schedule.registry import ALL_SCHEDULES, nearest_schedule
 from semu.simulation.schedules.cuts import cut_for
 
 _KEYS = ("vpp", "placement")
@@ -98,7 +98,7 @@ def set_cut(
     """
     parallel, training = config["parallel"], config["training"]
     notes, written = [], training["schedule"]
-    name = known_spelling(written, ALL_SCHEDULES) or NEAREST.get(written.lower())
+    name = known_spelling(written, ALL_SCHEDULES) or nearest_schedule(written)
     if name is None or training.get("schedule_file") is not None:
         return []
     if name != written:

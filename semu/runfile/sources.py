@@ -34,18 +34,24 @@ HF_NAME = "config.json"
 """What transformers calls a model's configuration."""
 
 
+FOLLOWS = frozenset({"parallel.dp", "training.global_batch"})
+"""What most programs' files leave to the number of GPUs."""
+
+
 class Source(NamedTuple):
     """Where a run comes from.
 
     Attributes:
         tables: as they are written. places: theirs. setup: which one it is; None: none.
         is_open: what they do not say, a cluster for example, is decided by rules (``complete_run``).
+        follows: keys of ``FOLLOWS`` that the file does not say: they come from its other sizes.
     """
 
     tables: dict[str, Any]
     places: Places
     setup: Setup | None = None
     is_open: bool = False
+    follows: frozenset[str] = frozenset()
 
 
 def read_source(run: str, options: ReadOptions | None = None) -> Source:
@@ -63,7 +69,8 @@ def read_source(run: str, options: ReadOptions | None = None) -> Source:
     """
     options = options if options is not None else ReadOptions()
     if (setup := _named(run, SETUPS)) is not None:
-        return Source(_setup_tables(SETUPS[setup]), Places(f"setup {setup}"), SETUPS[setup])
+        follows = frozenset({"parallel.dp"})
+        return Source(_setup_tables(SETUPS[setup]), Places(f"setup {setup}"), SETUPS[setup], follows=follows)
     if not os.path.exists(run) and (model := shipped_name(run, MODELS)) is not None:
         return Source({"model": {"name": model}}, Places(f"model {model}"), is_open=True)
     if os.path.isfile(os.path.join(run, HF_NAME)):
@@ -74,7 +81,8 @@ def read_source(run: str, options: ReadOptions | None = None) -> Source:
     if (program := program_of(run, text)) is not None:
         read = program.read(text, run, options)
         places = Places(run, flags=dict(read.places), notes=(*read.reading.notes, *read.reading.warnings))
-        return Source(read.tables, places, is_open="cluster" not in read.tables)
+        follows = FOLLOWS - read.places.keys()
+        return Source(read.tables, places, is_open="cluster" not in read.tables, follows=follows)
     if run.endswith(".json"):
         return Source({"model": {"hf_config": run}}, Places(run), is_open=True)
     config = parse_toml(text, run)

@@ -76,6 +76,23 @@ NEAREST: Mapping[str, str] = MappingProxyType({"dualpipe": "dualpipe-v"})
 """Schedules that semu does not have -> the nearest that it has: DualPipe without its second copy of the model."""
 
 
+_OTHERS: Mapping[str, str] = MappingProxyType(
+    {
+        "interleaved1f1b": "interleaved",
+        "interleavedzerobubble": "interleaved-zb",
+        "zbvzerobubble": "zb-v",
+        "zerobubble": "zb-h1",
+    }
+)
+"""What PyTorch and papers call schedules, in small letters without hyphens -> their names here."""
+
+
+def nearest_schedule(name: str) -> str | None:
+    """The schedule here that another program's name means, or that comes nearest; None: none."""
+    letters = name.lower().replace("-", "").replace("_", "")
+    return _OTHERS.get(letters, NEAREST.get(letters))
+
+
 def schedule_family(name: str, where: str = "schedule") -> ScheduleFamily:
     """The schedule of a name, or of a rule's text.
 

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from cli.test_command import TINY
 
+import semu
+import semu_models
 from semu.cli import main
 from semu.cli.options.every import build_parser, parse_arguments
 from semu.cli.spellings import SPELLINGS, run_keys
 from semu.errors import ConfigError
+from semu.hardware.cluster import Cluster
 from semu.hardware.profile import load_profile
+from semu.parallel.config import Parallel
 from semu.runfile import Overrides, resolve_run
 
 SIZES = ("device", "nodes", "gpus_per_node")
@@ -101,6 +105,28 @@ def test_wrong_values_and_near_words(capsys: pytest.CaptureFixture[str]) -> None
         (("--lora", "16"), ("--set", "model.lora.rank=16")),
         (("--fsdp", "--fp16"), ("--set", "parallel.zero=3", "--set", "training.precision=fp16")),
         (("--bf16", "--fsdp", "fsdp2"), ("--set", "training.fsdp=fsdp2")),
+        (("--num_processes", "8", "--max_seq_length", "512"), ("--gpus", "8", "--seq-len", "512")),
+        (("--nnodes", "2", "--num-gpus-per-node", "4"), ("--cluster", "h100:2x4")),
+        (("--gpus", "8", "-tp", "2", "--local-batch-size=2"), ("--gpus", "8", "--tp", "2", "--micro-batch", "2")),
+        (("--gpus", "1,024"), ("--gpus", "1024")),
+        (
+            ("--parallelism.tensor_parallel_degree", "2", "--training.seq_len", "512"),
+            ("--tp", "2", "--seq-len", "512"),
+        ),
+        (("--gradient_checkpointing", "True"), ("--recompute", "full")),
+        (("--gradient-checkpointing", "--fp16"), ("--recompute", "full", "--precision", "fp16")),
+        (("--recompute-granularity", "selective"), ("--recompute", "selective")),
+        (("--ac", "none", "--zero3"), ("--recompute", "none", "--zero", "3")),
+        (("--sharding-strategy=SHARD_GRAD_OP",), ("--zero", "2")),
+        (("--tp", "2", "--sequence-parallel", "false"), ("--tp", "2", "--set", "parallel.sequence_parallel=false")),
+        (("--overlap-grad-reduce",), ("--set", "overlap.grad_reduce=true")),
+        (("--gpus", "8", "--pp", "4", "--vp", "3"), ("--gpus", "8", "--pp", "4", "--vpp", "3")),
+        (("--gpus", "8", "--parallel", "TP=2, pp2"), ("--gpus", "8", "--parallel", "tp2-pp2")),
+        (("--gpus", "8", "--parallel", "tp2pp2dp2"), ("--gpus", "8", "--parallel", "dp2-tp2-pp2")),
+        (
+            ("--gpus", "8", "--pp", "2", "--pipeline-parallel-schedule", "ZBVZeroBubble"),
+            ("--gpus", "8", "--pp", "2", "--schedule", "zb-v"),
+        ),
     ],
 )
 def test_options_as_other_programs_spell_them(
@@ -297,3 +323,113 @@ def test_variables_of_a_script_are_known_to_every_command(
     )
     assert "--define NAME=VALUE" in error(capsys, command, str(script), *more)
     assert main([command, str(script), *more, "--define", "LAYERS=4", "--quiet"]) == 0
+
+
+def test_values_of_others_that_are_none() -> None:
+    with pytest.raises(ConfigError, match=r"--sharding-strategy: unknown value 'HYBRID'; expected one of full_shard"):
+        parse_arguments(["simulate", "gpt2", "--sharding-strategy", "HYBRID"])
+    with pytest.raises(ConfigError, match="--recompute-granularity: unknown value 'nothing'"):
+        parse_arguments(["simulate", "gpt2", "--recompute-granularity"])
+    with pytest.raises(ConfigError, match="a number of GPUs like 1024, not '1,02'"):
+        parse_arguments(["simulate", "gpt2", "--gpus", "1,02"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("simulate", "gpt2", "--deepspeed", "x"), "expected an option of semu simulate --help, a key of .training."),
+        (("doctor", "--deepspeed"), "expected an option of semu doctor --help; got"),
+        (("simulate", "gpt2", "-o", "x"), "unknown option '-o'"),
+        (("simulate", "gpt2", "fsdp.yaml"), "expected semu simulate RUN and options"),
+        (("simulate", "gpt2", "TP=8"), "nearest allowed: --tp 8"),
+        (("estimate-memory", "gpt2"), "did you mean 'simulate'"),
+        (("memory", "gpt2"), "nearest allowed: simulate"),
+        (("tune", "gpt2"), "nearest allowed: grid"),
+    ],
+)
+def test_what_is_refused_is_told_what_is_legal(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_arguments(words)
+
+
+SCRIPT = (
+    "torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 "
+    "--num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 "
+    "--tensor-model-parallel-size 2 --vocab-size 32000 --bf16 "
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes", "sizes"),
+    [
+        ("--global-batch-size 32", ["parallel.tp=4"], (4, 1, 32)),
+        ("--global-batch-size 32", ["cluster.nodes=4"], (16, 1, 32)),
+        ("", ["parallel.tp=4"], (4, 1, 4)),
+        ("", ["training.micro_batch=3"], (8, 3, 24)),
+        ("", ["training.micro_batch=3", "training.global_batch=48"], (8, 3, 48)),
+        ("--global-batch-size 32", [], (8, 1, 32)),
+    ],
+)
+def test_sizes_that_a_script_does_not_say_follow(
+    flags: str, changes: list[str], sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    """dp is GPUs / (tp x pp x cp), and a batch that nobody says one microbatch a replica."""
+    script = tmp_path / "run.sh"
+    script.write_text(f"{SCRIPT}{flags}\n")
+    run = resolve_run(str(script), Overrides(changes))
+    run.job()
+    found = run.config
+    assert (found["parallel"]["dp"], found["training"]["micro_batch"], found["training"]["global_batch"]) == sizes
+    assert any(note.startswith(("parallel.dp: 8 ->", "training.global_batch: 8 ->")) for note in run.notes) == (
+        sizes[0] != 8 or sizes[2] == 24
+    )
+
+
+def test_a_script_without_whole_replicas(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{SCRIPT}\n")
+    with pytest.raises(ConfigError, match=r"a replica takes 6 GPUs .tp 2 x pp 3., and 16 are no whole number"):
+        resolve_run(str(script), Overrides(["parallel.pp=3"]))
+
+
+def grid_points(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    assert main(["grid", "gpt2", "--gpus", "8", "--set", "model.vocab_multiple=128", *words, "--json", "--quiet"]) == 0
+    return [*json.loads(capsys.readouterr().out)["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "tp", "micro_batch"),
+    [
+        (("--tp", "4"), {4}, None),
+        (("--set", "training.micro_batch=2"), None, {2}),
+        (("--parallel", "tp2"), {2}, None),
+        (("--tp", "2,4", "--micro-batch", "1"), {2, 4}, {1}),
+        (("--tp", "4", "--vary", "tp=2:4", "--fix", "micro_batch=1"), {2, 4}, {1}),
+    ],
+)
+def test_what_is_said_of_a_grids_axes_holds(
+    words: tuple[str, ...], tp: set[int] | None, micro_batch: set[int] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``semu grid gpt2 --tp 4`` varied tp all the same."""
+    rows = grid_points(capsys, *words, "--top", "50")
+    assert tp is None or {row["tp"] for row in rows} == tp
+    assert micro_batch is None or {row["micro_batch"] for row in rows} == micro_batch
+
+
+def test_objects_beside_a_name() -> None:
+    """``cluster`` and ``parallel`` of Python may be objects, and a job's may be texts."""
+    texts = resolve_run("gpt2", Overrides(cluster="h100:1x8", parallel="tp2-pp2")).config
+    cluster = Cluster("h100", nodes=1, gpus_per_node=8)
+    for parallel in (Parallel(tp=2, pp=2), {"tp": 2, "pp": 2}):
+        found = resolve_run("gpt2", Overrides(cluster=cluster, parallel=parallel)).config
+        assert all(found["cluster"][name] == texts["cluster"][name] for name in SIZES)
+        assert all(found["parallel"][axis] == texts["parallel"][axis] for axis in ("dp", "tp", "pp", "vpp", "cp"))
+    own = semu.TrainingJob(semu_models.gpt2(), "h100:1x8", "tp2-pp2-dp2", semu.Training(global_batch=4, seq_len=512))
+    assert (own.cluster, own.parallel) == (cluster, Parallel(tp=2, pp=2, dp=2))
+    fixed = semu.grid("gpt2", cluster=cluster, parallel={"tp": 4}, top=50)
+    assert {row.point.tp for row in fixed.rows} == {4}
+    for wrong, said in (({"cluster": 3}, "no cluster"), ({"parallel": 3}, "no parallel configuration")):
+        with pytest.raises(ConfigError, match=said):
+            resolve_run("gpt2", Overrides(**wrong))
+    with pytest.raises(ConfigError, match="a device that has no name"):
+        resolve_run("gpt2", Overrides(cluster=Cluster(load_profile("h100"))))

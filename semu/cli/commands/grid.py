@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from semu.files import make_folder, write_text
 
 if TYPE_CHECKING:
     from semu.job import TrainingJob
+    from semu.nn import Model
     from semu.runfile.config import RunConfig
     from semu.searcher.grid.result import GridResult
     from semu.searcher.grid.space import Value
@@ -44,6 +46,7 @@ def grid_command(arguments: argparse.Namespace) -> int:
     """
     vary = None if arguments.vary is None else _axes(arguments.vary)
     fix = _fixed(arguments.fix)
+    lists = _taken_lists(arguments.assignments)
     check_export(arguments.export)
     check_place("--html", arguments.html)
     with Progress() as progress:
@@ -54,12 +57,14 @@ def grid_command(arguments: argparse.Namespace) -> int:
             return dump_run(run, is_json=arguments.json)
         if arguments.out is not None:  # a long grid does not end with a folder that cannot be made
             make_folder(Path(arguments.out))
+        from semu.door.searching import said_axes
         from semu.searcher.grid.framework import framework_of, framework_values
         from semu.searcher.grid.grid_search import grid
         from semu.searcher.grid.pictures import heat_axes
         from semu.searcher.grid.space import Space, with_gpus, with_rules
 
         with run.places.located(), named_by_flags(*_NAMES):
+            vary, fix = _with_said(vary, fix, lists, said_axes(run.model, asked_changes(arguments)), run.model)
             job = job if arguments.gpus is None else with_gpus(job, arguments.gpus)
             framework = "any" if arguments.explore and arguments.framework is None else arguments.framework
             whose = framework_of(framework, job)
@@ -167,6 +172,44 @@ def _fixed(words: Sequence[str]) -> dict[str, Value]:
             raise ConfigError("not a fixed axis", where="--fix", expected="AXIS=VALUE, each axis once", got=word)
         found[name] = _value(value)
     return found
+
+
+def _taken_lists(assignments: list[str]) -> dict[str, list[Value]]:
+    """Axes with several values, ``--tp 4,8`` or ``--set parallel.tp=4,8``, which are taken out of the assignments."""
+    found: dict[str, list[Value]] = {}
+    for text in [*assignments]:
+        key, _, values = text.replace(" ", "").partition("=")
+        table, _, name = key.partition(".")
+        if table in ("parallel", "training") and re.fullmatch(r"\w+(,\w+)+", values):
+            found[name] = [_value(value) for value in values.split(",")]
+            assignments.remove(text)
+    return found
+
+
+def _with_said(
+    vary: Mapping[str, Sequence[Value] | None] | None,
+    fix: Mapping[str, Value],
+    lists: Mapping[str, list[Value]],
+    said: Mapping[str, Value],
+    model: Model,
+) -> tuple[dict[str, Sequence[Value] | None] | None, dict[str, Value]]:
+    """``--vary`` and ``--fix`` with what the command line says of the axes elsewhere.
+
+    Args:
+        lists: axes with several values: they vary. said: axes with one value, which is fixed without ``--vary``.
+    """
+    from semu.searcher.grid.space import usual_axes
+
+    if vary is not None:
+        return {**{name: vary[name] for name in vary if name not in lists}, **lists}, {**fix}
+    said = {name: value for name, value in said.items() if name not in (*fix, *lists)}
+    if said:
+        shown = " ".join(f"{name}={value}" for name, value in said.items())
+        them = "it" if len(said) == 1 else "them"
+        say(f"fixed, as the command line says: {shown} (--vary {','.join(said)} varies {them})")
+    fix = {**fix, **said}
+    own = {name: lists.get(name) for name in usual_axes(model) if name not in fix}
+    return ({**own, **lists} if lists else None), fix
 
 
 def _value(text: str) -> Value:

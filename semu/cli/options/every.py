@@ -28,7 +28,7 @@ from semu.cli.options.shared import CommandOptions
 from semu.cli.options.simulate import SIMULATE
 from semu.cli.options.validate import VALIDATE
 from semu.cli.options.what_if import WHAT_IF
-from semu.cli.spellings import as_ours, unknown_option
+from semu.cli.spellings import as_ours, canonical, run_keys, unknown_option
 from semu.errors import ConfigError, shown, unknown_name
 from semu.units import fit_options
 
@@ -133,14 +133,35 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     if extra and (ours := as_ours(words, extra, options)) is not None:
         arguments, extra = parser.parse_known_args(ours)
     for word in extra:
-        if word.startswith("--"):
+        if re.match(r"--?[a-zA-Z]", word):
             raise unknown_option(word.partition("=")[0], options, used.prog)
+        size = re.fullmatch(r"([a-zA-Z_]+)=(\S+)", word)
+        option = "" if size is None else canonical(f"--{size[1].lower()}")
         raise ConfigError(
-            "an argument too many", where=used.prog, expected=" ".join(used.format_usage().split()), got=word
+            "an argument too many",
+            where=used.prog,
+            expected=f"{used.prog} {_positional(used)} and options ({used.prog} --help)",
+            got=word,
+            nearest=f"{option} {size[2]}" if size is not None and option in run_keys() else None,
         )
     if arguments.command is None and not arguments.version:
         raise ConfigError("no command", where="command line", expected="one of " + ", ".join(COMMANDS))
     return arguments
+
+
+def _positional(parser: argparse.ArgumentParser) -> str:
+    """What a command takes without an option's name."""
+    return " ".join(str(action.metavar) for action in parser._actions if not action.option_strings)
+
+
+_MEANT: Mapping[str, str] = {
+    **dict.fromkeys(("memory", "estimate", "estimate-memory", "predict", "cost", "time", "profile"), "simulate"),
+    **dict.fromkeys(("sweep", "tune", "autotune", "optimize", "best"), "grid"),
+    **dict.fromkeys(("convert", "read"), "import"),
+    "diff": "compare",
+    "recommend": "what-if",
+}
+"""Words that are no commands, and the command that does what they ask for."""
 
 
 def _unknown_command(word: str) -> ConfigError:
@@ -148,6 +169,9 @@ def _unknown_command(word: str) -> ConfigError:
     from semu.runfile.sources import names_run
 
     error = unknown_name("command", word, COMMANDS, where="command line")
+    if (meant := _MEANT.get(word.lower().replace("_", "-"))) is not None:
+        error.nearest = meant
+        error.message = f"unknown command {shown(word)!r}, did you mean {meant!r}?"
     if names_run(word):
         error.nearest = f"semu simulate {word}"
         error.message = f"unknown command {shown(word)!r}, did you mean {error.nearest!r}?"

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 
 from semu.cli.options.exporting import add_export
-from semu.cli.options.shared import AS_SIMULATE, REPEATED, CommandOptions, add_changes, add_html, add_run, add_strict
+from semu.cli.options.shared import (
+    AS_SIMULATE,
+    REPEATED,
+    CommandOptions,
+    add_changes,
+    add_html,
+    add_run,
+    add_strict,
+    number_of_gpus,
+)
 
 _DESCRIPTION = (
     "Find the best configurations of a run within memory: parallel sizes, microbatch, recomputation and more."
@@ -20,7 +29,8 @@ above them are counted there ("and 9 like it"; mb: micro_batch); --csv, --json a
 axes: dp tp pp cp ep vpp micro_batch recompute schedule zero placement segments cp_balance attention_split partition
 cp_kind, and of several modules shares (vit=1/llm=3: pipeline ranks of each) and modules (vit=tp2-pp1/llm=tp4-cp2-pp3:
 sizes of each on GPUs of its own, in the place of tp, pp and cp); names may be left out. Without --vary: dp, tp, pp,
-vpp, micro_batch and recompute, with experts also ep. dp follows from the others unless it is fixed; tp stays in a node
+vpp, micro_batch and recompute, with experts also ep, but what the command line says of them (--tp 8, --parallel tp8) is
+fixed; --tp 4,8 varies tp between these. dp follows from the others unless it is fixed; tp stays in a node
 unless its values are named.
 
 examples:
@@ -40,7 +50,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     what = parser.add_argument_group("configurations")
     what.add_argument(
-        "--gpus", type=int, metavar="N", help="so many GPUs, in nodes like the run's, whatever their number there"
+        "--gpus",
+        type=number_of_gpus,
+        metavar="N",
+        help="so many GPUs, in nodes like the run's, whatever their number there",
     )
     what.add_argument(
         "--framework",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,10 +38,25 @@ def add_set(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     group.add_argument("--set", **REPEATED, metavar="KEY=VALUE", dest="assignments", help=AS_SIMULATE)
 
 
+def number_of_gpus(text: str) -> int:
+    """``1024`` or ``1,024``.
+
+    Raises:
+        ArgumentTypeError: no integer.
+    """
+    if re.fullmatch(r"-?\d+|\d{1,3}(,\d{3})+", text.strip()) is None:
+        raise argparse.ArgumentTypeError(f"a number of GPUs like 1024, not {text!r}")
+    return int(text.replace(",", ""))
+
+
 def add_gpus(group: argparse._ArgumentGroup) -> None:
     """Add ``--gpus``."""
     group.add_argument(
-        "--gpus", type=int, metavar="N", dest="cluster_gpus", help="so many GPUs, in nodes of 8: --cluster DEVICE:N"
+        "--gpus",
+        type=number_of_gpus,
+        metavar="N",
+        dest="cluster_gpus",
+        help="so many GPUs, in nodes of 8: --cluster DEVICE:N",
     )
 
 

@@ -13,6 +13,7 @@ from semu.errors import ConfigError, unknown_name
 from semu.hardware.cluster import Cluster
 from semu.job import Recompute, TrainingJob
 from semu.job.experts import mixtures
+from semu.nn import Model
 from semu.nn.masked_kernel import TILE_EDGE
 from semu.nn.trace.sharding import ContextKind
 from semu.parallel.axes import AXES, MESH
@@ -242,8 +243,12 @@ def _every_split(
 
 
 def _usual(job: TrainingJob, fix: Mapping[str, Value]) -> list[str]:
-    axes = [*USUAL, *([Axis.EP] if mixtures(job.model) else [])]
-    return [axis.value for axis in axes if axis.value not in fix]
+    return [name for name in usual_axes(job.model) if name not in fix]
+
+
+def usual_axes(model: Model) -> list[str]:
+    """Axes that vary where none is named."""
+    return [axis.value for axis in (*USUAL, *([Axis.EP] if mixtures(model) else []))]
 
 
 def _axis(name: str, where: str) -> Axis:
