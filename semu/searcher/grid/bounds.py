@@ -22,6 +22,7 @@ from semu.distinct import sorted_distinct
 from semu.hardware.kinds import OpKind
 from semu.hardware.network import wire_factor
 from semu.job import Fp8Weights, Precision, TrainingJob
+from semu.nn.model import Model
 from semu.nn.rules.optimizer import optimizer_bytes
 from semu.parallel.config import Parallel
 from semu.parallel.data import static_bytes
@@ -172,7 +173,7 @@ class _Bounds:
         firsts, place = points.groups(*_CUT)
         for first, rows in zip(firsts.tolist(), members_of(place, len(firsts)), strict=True):
             point = points[first]
-            cut = self._cut(point, self._tables[self._table_of[first]])
+            cut = self._cut(point, first, self._tables[self._table_of[first]])
             for some in np.array_split(rows, -(-len(rows) * point.pp * point.vpp // CELLS)):
                 if cut is None or point.placement.endswith("bidirectional"):
                     time_s[some] = self._uncut(point, some)
@@ -235,13 +236,14 @@ class _Bounds:
         return self._times(cut, some), self._memories(point, cut, some)
 
     # -- what is shared ------------------------------------------------------------------------------------------
-    def _cut(self, point: Point, table: BlockTable) -> _Cut | None:
-        """Where the blocks lie; None: that depends on more than the sizes, or blocks lie on several ranks."""
-        own = job_at(self._job, point)
-        has_gangs = own.parallel.spreads_vocabulary or own.parallel.gathers_towers
-        if own.parallel.cuts_by_time or has_gangs:
+    def _cut(self, point: Point, row: int, table: BlockTable) -> _Cut | None:
+        """Where the blocks of a row lie; None: that depends on more than the sizes, or blocks lie on several ranks."""
+        parallel = self._parallels[self._parallel_of[row]]
+        if parallel.modules:  # the job says where they lie
+            parallel = job_at(self._job, point).parallel
+        if parallel.cuts_by_time or parallel.spreads_vocabulary or parallel.gathers_towers:
             return None
-        chunks = _chunks(own, table)
+        chunks = _chunks(self._job.model, parallel, table)
         rank = np.array([chunk.rank for chunk in chunks])
         offset = np.cumsum([0, *table.blocks_per_module])
         start = offset[[chunk.module for chunk in chunks]]
@@ -423,23 +425,21 @@ class _Bounds:
         return total
 
 
-def _chunks(job: TrainingJob, table: BlockTable) -> list[Chunk]:
+def _chunks(model: Model, parallel: Parallel, table: BlockTable) -> list[Chunk]:
     """As ``build_layout`` cuts the model."""
-    parallel, counts = job.parallel, table.blocks_per_module
-    layout = parallel.stage_layout
+    counts, layout = table.blocks_per_module, parallel.stage_layout
     if layout is not None:
-        bounds = stage_boundaries(job.model, layout, parallel.pp, parallel.vpp)
+        bounds = stage_boundaries(model, layout, parallel.pp, parallel.vpp)
         return deal_chunks(counts, bounds, parallel.pp, parallel.placement)
-    names = [module.name for module in job.model.modules]
     return place_modules(
         parallel.segments,
-        names,
+        [module.name for module in model.modules],
         counts,
         table.weights,
         parallel.pp,
         parallel.vpp,
         parallel.placement,
         parallel.shares,
-        [module.sources for module in job.model.modules],
-        job.model.encoders,
+        [module.sources for module in model.modules],
+        model.encoders,
     )

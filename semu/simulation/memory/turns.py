@@ -77,6 +77,7 @@ class Turns:
         self._shape_of = timed.run.shape[replica]
         self._only_shape = int(self._shape_of[0]) if (self._shape_of == self._shape_of[0]).all() else None
         self._graph = graph_of(timed.run.problem.shape)
+        self._cuts = bool(timed.layout.recipe.cutting.modules)
         self._num_shapes = timed.evaluation.num_shapes
         self._rank_of = np.array(timed.run.problem.shape.chunk_rank, dtype=np.int64)
         is_here = (self._rank_of >= ranks[0]) & (self._rank_of <= ranks[-1])
@@ -182,13 +183,13 @@ class Turns:
         self, chunk: int, part: I64, code: int, number: Callable[[StageProgram, I64 | slice], I64 | int]
     ) -> I64 | int:
         """The change of each of a chunk's parts; ``number``: of those that run a program; of one program as it is."""
-        found: I64 | None = None
+        kinds = self.layout.recipe.numbers[chunk]
+        if len(kinds) == 1:
+            return number(program_of(self.layout, kinds[0], code), _EVERY)
+        found = np.zeros(len(part), dtype=np.int64)
         for program, own in self._programs(chunk, part, code):
-            if isinstance(own, slice):
-                return number(program, own)
-            found = np.zeros(len(part), dtype=np.int64) if found is None else found
             found[own] = number(program, own)
-        return np.zeros(0, dtype=np.int64) if found is None else found
+        return found
 
     def _by_shape_of(self, columns: Callable[[], I64], key: Hashable, make: Callable[[int], Change]) -> I64 | int:
         """The number of the change of every part, which depends on its shape; of one shape, that of all.
@@ -284,7 +285,7 @@ class Turns:
         new, others = tuple[int, ...](), list[int]()
         if code == FORWARD:
             arrivals = layout.chunks[chunk].arrivals
-            new = tuple([k for k, s in enumerate(arrivals) if s < 0 or layout.parts_differ(s, chunk)])
+            new = tuple([k for k, s in enumerate(arrivals) if s < 0 or self._parts_differ(s, chunk, code)])
             others = list(dict.fromkeys(source for source in arrivals if source >= 0))
         else:
             others = [reader for reader in self._graph.readers[chunk] if layout.chunks[reader].backward is not None]
@@ -292,6 +293,8 @@ class Turns:
         return new, tuple([own for own in others if self._rank_of[own] == rank or self._parts_differ(own, chunk, code)])
 
     def _parts_differ(self, sender: int, receiver: int, code: int) -> bool:
+        if not self._cuts:
+            return False
         return self.layout.parts_differ(*((sender, receiver) if code == FORWARD else (receiver, sender)))
 
     def _arriving(self, chunk: int, part: I64, code: int, positions: tuple[int, ...] | None = None) -> I64 | int:
