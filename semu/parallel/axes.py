@@ -128,7 +128,7 @@ class ParallelSizes:
             ConfigError: a part that is not the name of an axis and a size.
         """
         given: dict[str, int] = {}
-        for part in re.split(r"[-,_\s]+|(?<=\d)(?=[a-z])", text.strip().lower()):
+        for part in re.split(r"\s*,\s*|[-_]|\s+|(?<=\d)(?=[a-z])", text.strip().lower()):
             match = re.fullmatch(rf"({'|'.join(AXES)})[=:]?(\d+)", part)
             if match is None or match[1] in given:
                 raise ConfigError(

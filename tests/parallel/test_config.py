@@ -83,13 +83,18 @@ def test_short_form_names_the_extraordinary_only() -> None:
     assert Parallel.parse("pp4-dp8") == Parallel(dp=8, pp=4)
 
 
+@pytest.mark.parametrize("text", ["dp8-tp2", "dp8 tp2", "dp8, tp2", "DP8_TP2", "dp8tp2", "dp=8,tp=2", " dp:8-tp:2 "])
+def test_short_forms_of_other_hands(text: str) -> None:
+    assert Parallel.parse(text) == Parallel(dp=8, tp=2)
+
+
 def test_parsing_keeps_what_is_no_size() -> None:
     plan = {"blocks.*.up": ShardingStyle.COLUMN}
     base = Parallel(dp=8, tp=4, vpp=2, sequence_parallel=False, zero=0, partition="latency", plan=plan)
     assert Parallel.parse("pp2", base) == replace(base, dp=1, tp=1, vpp=1, pp=2)
 
 
-@pytest.mark.parametrize("text", ["", "dp", "8dp", "dp8 tp2", "dp8-dp2", "dp8-xp2", "dp-8", "DP8", "dp8-", "dp8--tp2"])
+@pytest.mark.parametrize("text", ["", "dp", "8dp", "dp8-dp2", "dp8-xp2", "dp-8", "dp8-", "dp8--tp2", "dp8,,tp2"])
 def test_what_is_no_short_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a parallel configuration") as caught:
         Parallel.parse(text)
