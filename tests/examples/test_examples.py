@@ -13,7 +13,7 @@ import pytest
 from benchmarks.readme._weave import PAGES, ROOT, WALKED
 
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
-SLOW = ("08_search", "09_execute", "10_planner", "11_grid", "15_drill")
+SLOW = ("08_search", "09_execute", "10_planner", "11_grid", "14_assign", "15_drill")
 """Examples that take more than a few seconds."""
 
 

@@ -109,6 +109,7 @@ def merged_everywhere(schedule: Schedule, shape: PipelineShape) -> Schedule:
     return result
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(flows(), st.booleans(), st.integers(0, 2**32 - 1), st.booleans(), st.integers(1, 4), st.booleans())
 def test_the_list_scheduler_orders_any_pipeline_within_its_limit(
